@@ -1,0 +1,507 @@
+"""Corpora, one BPE for both languages, the encoded corpus on disk, and the batches of every step.
+
+    corpus = find_corpus("multi30k")                   # or "phrasebook", a PREFIX, a folder, a .tsv or .csv
+    folder = prepare(corpus, vocab_size=8000)          # trains the BPE and encodes, once; later runs find it
+    batches = Batches(Pairs(folder, "train"), batch_tokens=4096, seed=1)
+    for src, tgt_in, tgt_out in batches.step(0, rank=0, world_size=1, accumulate=1): ...
+
+What a step holds is a pure function of the corpus, the seed and the step's number. How many processes
+share it decides only who gets which of its sentences.
+"""
+
+import csv
+import gzip
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice, zip_longest
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+import phrasebook
+
+PAD, BOS, EOS = 0, 1, 2
+PARTS = {"train": ["train"], "valid": ["val", "valid", "dev"], "test": ["test_2016_flickr", "test"]}    # file names
+FORMAT = 1                   # of the encoded corpus: raise it where the same text would be stored otherwise
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "translator"
+
+MULTI30K_URL = ("https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a"
+                "/data/task1/raw/")
+MULTI30K = {                 # file: (bytes, SHA-256); Elliott et al., 2016, for non-commercial research
+    "train.de.gz": (637044, "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6"),
+    "train.en.gz": (568929, "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f"),
+    "val.de.gz": (24681, "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a"),
+    "val.en.gz": (21650, "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28"),
+    "test_2016_flickr.de.gz": (22890, "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8"),
+    "test_2016_flickr.en.gz": (21077, "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9"),
+}
+
+
+# glibc hands every large tensor back to the system and faults it in again; kept, training is 1.3 to 1.7
+# times as fast. It reads these when a process starts, so a parent sets them for its workers.
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
+             "MALLOC_TOP_PAD_": str(1 << 28)}
+
+
+class BadInput(Exception):
+    """The user's input cannot be used; the message says what is wrong, in one line."""
+
+
+@contextmanager
+def answer_bad_input():
+    """Answers BadInput as every script does: one line on stderr and exit status 2."""
+    try:
+        yield
+    except BadInput as problem:
+        print(f"error: {problem}", file=sys.stderr, flush=True)
+        sys.exit(2)
+
+
+def available_cores() -> int:
+    """The cores this process may use: fewer than the machine's under Slurm or taskset."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# --- Corpora: where sentence pairs come from ----------------------------------------------------------------
+
+
+@dataclass
+class Corpus:
+    """A corpus that was found but not read. `parts` maps train, valid, test to a reader of its pairs."""
+
+    name: str
+    parts: dict[str, Callable[[], Iterator[tuple[str, str]]]]
+    columns: tuple[str, str]
+    files: list[Path] = field(default_factory=list)
+
+
+def find_corpus(data="phrasebook", valid="", test="", src="de", tgt="en") -> Corpus:
+    """The corpus that --data, --valid, --test, --src and --tgt name. Raises BadInput if it is not there.
+
+    data: `phrasebook`, `multi30k`, a folder of parallel files (train, val, test), a PREFIX with
+    PREFIX.de and PREFIX.en (.gz too), or a .tsv or .csv file. valid and test: a PREFIX or a table.
+    """
+    if data == "phrasebook":
+        corpus = Corpus(data, {part: (lambda part=part: iter(phrasebook.corpus()[part])) for part in PARTS}, (src, tgt))
+    elif data == "multi30k" or Path(data).is_dir():
+        folder = download_multi30k() if data == "multi30k" else Path(data)
+        corpus = Corpus(folder.resolve().name, {}, (src, tgt))
+        for part, names in PARTS.items():
+            prefix = next((folder / n for n in names if find_file(f"{folder / n}.{src}")), None)
+            if prefix:
+                add_part(corpus, part, str(prefix), src, tgt)
+        if "train" not in corpus.parts:
+            raise BadInput(f"{folder}: no train.{src} and train.{tgt} in this folder")
+        if all(sha256(folder / name) == check for name, (_, check) in MULTI30K.items()):
+            corpus.name = "multi30k"
+    else:
+        corpus = Corpus(Path(data).name.split(".")[0], {}, (src, tgt))
+        add_part(corpus, "train", data, src, tgt)
+    for part, spec in (("valid", valid), ("test", test)):
+        if spec:
+            add_part(corpus, part, spec, src, tgt)
+    return corpus
+
+
+def add_part(corpus: Corpus, part: str, spec: str, src: str, tgt: str) -> None:
+    """Adds the PREFIX or table `spec` to the corpus."""
+    if spec.endswith((".tsv", ".csv")):
+        if not Path(spec).is_file():
+            raise BadInput(f"{spec}: no such file")
+        files, read = [Path(spec)], lambda: read_table(Path(spec), src, tgt)
+    else:
+        files = [find_file(f"{spec}.{side}") for side in (src, tgt)]
+        for side, file in zip((src, tgt), files):
+            if not file:
+                raise BadInput(f"{spec}.{side}: no such file, nor {spec}.{side}.gz")
+        read = lambda: read_parallel(*files)
+    corpus.parts[part] = read
+    corpus.files += files
+
+
+def find_file(path: str) -> Path | None:
+    return next((Path(p) for p in (path, path + ".gz") if Path(p).is_file()), None)
+
+
+def sha256(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def download_multi30k() -> Path:
+    """The folder with Multi30k's files, fetched where they are not there yet and checked each time."""
+    folder = CACHE / "multi30k"
+    base = os.environ.get("MULTI30K_URL", MULTI30K_URL)
+    for name, (size, check) in MULTI30K.items():
+        path = folder / name
+        if sha256(path) == check:
+            continue
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            print(f"fetching {base.rstrip('/')}/{name}", file=sys.stderr)
+            with urllib.request.urlopen(f"{base.rstrip('/')}/{name}", timeout=30) as answer:
+                content = answer.read(size + 1)
+        except OSError as problem:
+            raise BadInput(f"Multi30k cannot be fetched ({problem}); "
+                           f"with its files at hand, name their folder: --data FOLDER")
+        if len(content) != size or hashlib.sha256(content).hexdigest() != check:
+            raise BadInput(f"{base}{name}: not the file that was expected "
+                           f"({len(content)} of {size} bytes, or another SHA-256); nothing was kept")
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+            file.write(content)
+        os.replace(file.name, path)                        # so a half-written file never has the name
+    return folder
+
+
+def read_lines(path: Path | str, file=None) -> Iterator[str]:
+    """The lines of a text file (.gz too), or of an open binary `file` that `path` only names.
+
+    Without line ends; a line ends at a line feed and nowhere else, not at other characters that Unicode
+    calls line separators, so that line N stays line N. Raises BadInput.
+    """
+    number = 0
+    try:
+        with file or (gzip.open(path) if str(path).endswith(".gz") else open(path, "rb")) as file:
+            for number, line in enumerate(file, 1):
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as problem:
+        raise BadInput(f"{path}, line {number}: not UTF-8 (byte {problem.object[problem.start]:#04x})")
+    except (EOFError, zlib.error, OSError) as problem:
+        raise BadInput(f"{path}: cannot be read ({problem})")
+
+
+def read_parallel(src: Path, tgt: Path) -> Iterator[tuple[str, str]]:
+    """Line N of one file with line N of the other."""
+    lines, others = read_lines(src), read_lines(tgt)
+    for number, (a, b) in enumerate(zip_longest(lines, others)):
+        if a is None or b is None:
+            n, m = (number + (x is not None) + sum(1 for _ in rest) for x, rest in ((a, lines), (b, others)))
+            raise BadInput(f"{src} has {n:,} lines, {tgt} has {m:,}: the sides differ by {abs(n - m):,}")
+        yield a, b
+
+
+def read_table(path: Path, src: str, tgt: str) -> Iterator[tuple[str, str]]:
+    """Two columns of a .tsv or .csv file, each given by its header's name or by position, from 1.
+
+    A field in double quotes may hold the delimiter and doubled quotes; in .csv line ends too, which
+    become spaces. The first row is a header if it holds the names, or, with positions, language names.
+    """
+    if path.suffix == ".csv":
+        rows = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
+    else:
+        def unquote(cell: str) -> str:
+            return cell[1:-1].replace('""', '"') if re.fullmatch(r'"(?:[^"]|"")*"', cell) else cell
+        rows = ([unquote(cell) for cell in line.split("\t")] for line in read_lines(path))
+    columns = None
+    try:
+        for number, row in enumerate(rows, 1):
+            if columns is None:
+                names = [cell.strip().lower() for cell in row]
+                if src.isdigit() and tgt.isdigit():
+                    columns = int(src) - 1, int(tgt) - 1
+                elif src.lower() in names and tgt.lower() in names:
+                    columns = names.index(src.lower()), names.index(tgt.lower())
+                else:
+                    missing = next(name for name in (src, tgt) if name.lower() not in names)
+                    raise BadInput(f"{path}: no column {missing!r} (--src, --tgt: a name in the first row, "
+                                   f"or a position from 1); its columns: {', '.join(row)[:120]}")
+                header = {"de", "en", "src", "tgt", "source", "target", "german", "english", "deutsch", "englisch"}
+                if not src.isdigit() or all(names[c] in header for c in columns if 0 <= c < len(names)):
+                    continue
+            if row and not 0 <= min(columns) <= max(columns) < len(row):
+                raise BadInput(f"{path}, row {number}: {len(row)} columns, column {max(columns) + 1} was asked for")
+            if row:
+                yield tuple(" ".join(row[column].split("\n")) for column in columns)
+    except csv.Error as problem:
+        raise BadInput(f"{path}, line {rows.line_num}: {problem}")
+
+
+# --- Byte-level BPE ----------------------------------------------------------------------------------------
+
+
+class BPE:
+    """Text to token ids and back (Sennrich et al., 2016), over bytes: no text is unknown to it."""
+
+    def __init__(self, serialized: str):
+        self.serialized = serialized
+        self.tokenizer = Tokenizer.from_str(serialized)
+        self.tokenizer.encode_special_tokens = True        # a "<eos>" typed by a user is text
+        self.vocab_size = self.tokenizer.get_vocab_size()
+
+    @staticmethod
+    def train(texts: Iterator[str], vocab_size: int) -> "BPE":
+        """Learns at most `vocab_size` tokens (at least the 256 bytes and 3 marks) from `texts`."""
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size, special_tokens=["<pad>", "<bos>", "<eos>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+        tokenizer.train_from_iterator(texts, trainer)
+        return BPE(tokenizer.to_str())
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of each text, without bos and eos; white space around a text is left out."""
+        return [e.ids for e in self.tokenizer.encode_batch_fast([text.strip() for text in texts])]
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of token ids, on one line."""
+        return " ".join(self.tokenizer.decode(ids).split())
+
+
+# --- The encoded corpus on disk ----------------------------------------------------------------------------
+
+
+def prepare(corpus: Corpus, vocab_size: int = 8000, max_length: int = 128, bpe: str | None = None) -> Path:
+    """Encodes a corpus into a folder that any number of processes can map, and returns the folder.
+
+    The folder's name is a hash of the corpus, the BPE (or how to train it) and `max_length`, so what is
+    there is found again. It is made under another name and renamed, so what is there is whole. Without
+    a validation part, about 1,000 pairs (at most one in 20) are held out of training, chosen by a hash
+    of their source so that equal sentences stay together. Raises BadInput.
+    """
+    sums = [sha256(file) for file in corpus.files or [Path(phrasebook.__file__)]]
+    made_of = [FORMAT, corpus.name, sorted(corpus.parts), sums, corpus.columns, vocab_size, max_length, bpe]
+    digest = hashlib.sha256(json.dumps(made_of).encode())
+    folder = CACHE / "encoded" / f"{corpus.name}-{digest.hexdigest()[:16]}"
+    if (folder / "meta.json").is_file():
+        return folder
+    pairs = {part: count_pairs(corpus, part) for part in corpus.parts}
+    held_out = 0 if "valid" in corpus.parts else max(20, pairs["train"] // 1000)
+    stride = -(-pairs["train"] // 1_000_000)               # a million pairs are enough to learn a BPE from
+
+    def split(part: str) -> Iterator[tuple[str, str]]:
+        for pair in corpus.parts["train" if held_out and part == "valid" else part]():
+            if not held_out or part == "test" or (zlib.crc32(pair[0].encode()) % held_out == 0) == (part == "valid"):
+                yield pair
+
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix="partial-"))
+    except OSError as problem:
+        raise BadInput(f"{folder.parent}: the encoded corpus cannot be kept there ({problem.strerror}); "
+                       f"XDG_CACHE_HOME names another place")
+    try:
+        texts = (text.strip() for pair in islice(split("train"), 0, None, stride) for text in pair)
+        encoder = BPE(bpe) if bpe else BPE.train(texts, vocab_size)
+        (partial / "bpe.json").write_text(encoder.serialized, encoding="utf-8")
+        meta = {"name": corpus.name, "held_out": bool(held_out), "parts": {}}
+        for part in [part for part in PARTS if part in {*corpus.parts, "valid"}]:
+            meta["parts"][part] = encode_part(split(part), encoder, partial / part, max_length)
+        for part, what in (("train", "train on"), ("valid", "validate on (--valid names some)"), ("test", "test on")):
+            if not (counts := meta["parts"].get(part, {"pairs": 1}))["pairs"]:
+                raise BadInput(f"{corpus.name}: no sentence pair to {what} ({counts['empty']:,} with an empty side, "
+                               f"{counts['too_long']:,} longer than --max-length {max_length})")
+        (partial / "meta.json").write_text(json.dumps(meta, indent=1))
+        try:
+            partial.rename(folder)
+        except OSError:                                    # another run made the same folder meanwhile
+            if not (folder / "meta.json").is_file():
+                raise
+    except OSError as problem:
+        raise BadInput(f"the encoded corpus cannot be written to {folder.parent} ({problem})")
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def count_pairs(corpus: Corpus, part: str) -> int:
+    """Reads a whole part, so that what is wrong with it is said before anything is made of it."""
+    count = sum(1 for _ in corpus.parts[part]())
+    if not count:
+        raise BadInput(f"the {part} part of {corpus.name} is empty: {', '.join(map(str, corpus.files))}")
+    return count
+
+
+def encode_part(pairs: Iterator[tuple[str, str]], bpe: BPE, path: Path, max_length: int) -> dict:
+    """Writes PATH.src.ids, PATH.src.offsets and the same for tgt, flat arrays, a block of pairs at a time.
+
+    What is translated and scored later, all but the training part, is kept as text as well.
+    """
+    dtype = np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32
+    counts = {"pairs": 0, "too_long": 0, "empty": 0, "tokens": 0, "dtype": np.dtype(dtype).name}
+    ends = {"src": 0, "tgt": 0}
+    kinds = ("ids", "offsets") if path.name == "train" else ("ids", "offsets", "txt")
+    files = {f"{side}.{kind}": open(f"{path}.{side}.{kind}", "wb") for side in ends for kind in kinds}
+    for side in ends:
+        files[f"{side}.offsets"].write(np.zeros(1, np.int64).tobytes())
+    while block := list(islice(pairs, 20_000)):
+        sides = [bpe.encode([pair[i] for pair in block]) for i in (0, 1)]
+        kept = []
+        for pair in zip(*sides):
+            shortest, longest = sorted(map(len, pair))
+            counts["empty"] += shortest == 0
+            counts["too_long"] += shortest > 0 and longest >= max_length        # the end mark counts too
+            if 0 < shortest and longest < max_length:
+                kept.append(pair)
+        for side, sentences in zip(ends, zip(*kept)):
+            lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
+            files[f"{side}.ids"].write(np.concatenate([np.array(ids, dtype=dtype) for ids in sentences]).tobytes())
+            files[f"{side}.offsets"].write((ends[side] + lengths.cumsum()).tobytes())
+            ends[side] += int(lengths.sum())
+        counts["pairs"] += len(kept)
+        for i, side in enumerate(ends):
+            if "txt" in kinds:
+                files[f"{side}.txt"].write("".join(pair[i] + "\n" for pair in block).encode())
+    for file in files.values():
+        file.close()
+    return counts | {"tokens": sum(ends.values()) + 2 * counts["pairs"]}
+
+
+class Pairs:
+    """One part of an encoded corpus, mapped from disk: processes share it, and it needs no memory to speak of."""
+
+    def __init__(self, folder: Path, part: str):
+        self.counts = json.loads((folder / "meta.json").read_text())["parts"][part]
+        self.sides = []
+        for side in ("src", "tgt"):
+            offsets = np.memmap(folder / f"{part}.{side}.offsets", dtype=np.int64, mode="r")
+            self.sides.append((np.memmap(folder / f"{part}.{side}.ids", dtype=self.counts["dtype"], mode="r"), offsets))
+        # Lengths in tokens with the end mark, which both sides get: (pairs,) each.
+        self.src_lengths, self.tgt_lengths = (np.diff(offsets).astype(np.int32) + 1 for _, offsets in self.sides)
+
+    def __len__(self) -> int:
+        return len(self.src_lengths)
+
+    def batch(self, rows: np.ndarray, src_width: int = 0, tgt_width: int = 0) -> tuple[torch.Tensor, ...]:
+        """Sentences as (src, tgt_in, tgt_out), int64, padded to the widths or to the longest of `rows`.
+
+        No rows make a single one of padding, so that a process with nothing to do still takes the step.
+        """
+        padded = []
+        lengths_of = self.src_lengths, self.tgt_lengths
+        for (ids, offsets), width, lengths in zip(self.sides, (src_width, tgt_width), lengths_of):
+            width = width or int(lengths[rows].max())
+            out = np.full((max(len(rows), 1), width + 1), PAD, dtype=np.int64)
+            if len(rows):
+                column, length = np.arange(width)[None], lengths[rows][:, None] - 1
+                at = np.minimum(offsets[rows][:, None] + column, len(ids) - 1)
+                out[:, 1:] = np.where(column < length, ids[at], PAD)
+                out[np.arange(len(rows)), lengths[rows]] = EOS
+                out[:, 0] = BOS
+            padded.append(torch.from_numpy(out))
+        src, tgt = padded
+        tgt_in = tgt[:, :-1].masked_fill(tgt[:, :-1] == EOS, PAD)
+        return src[:, 1:].contiguous(), tgt_in, tgt[:, 1:].contiguous()
+
+
+# --- Batches -----------------------------------------------------------------------------------------------
+
+
+def group_by_length(src_lengths: np.ndarray, tgt_lengths: np.ndarray, batch_tokens: int, rng) -> list[np.ndarray]:
+    """Cuts all sentences into steps: sentences x the longest of them, on either side, <= batch_tokens.
+
+    Sorted by the longer side, then by how the sides differ, shuffled by `rng` among equals: neighbours
+    fit together with little padding. The number of sentences depends on the length alone, in eights, so
+    few distinct shapes occur and most numbers of processes get equal shares. Vectorised: ten million
+    pairs take seconds.
+    """
+    longer = np.maximum(src_lengths, tgt_lengths).astype(np.int64)
+    differ = src_lengths.astype(np.int64) - tgt_lengths + (1 << 15)
+    key = longer << 48 | differ << 32 | rng.permutation(len(longer))
+    order = np.argsort(-key)
+    steps, start = [], 0
+    while start < len(order):
+        width = int(longer[order[start]])
+        rows = max(1, batch_tokens // width)
+        rows -= rows % 8 if rows >= 32 else 0
+        steps.append(order[start : start + rows])
+        start += rows
+    return steps
+
+
+class Batches:
+    """The steps of training: which sentences each takes, and which of them are a process's share."""
+
+    def __init__(self, pairs: Pairs, batch_tokens: int, seed: int):
+        self.pairs, self.batch_tokens, self.seed = pairs, batch_tokens, seed
+        self.epoch, self.steps = -1, []
+        self.plan(0)
+
+    def __len__(self) -> int:
+        """Steps in an epoch: the same in each, since lengths alone decide it."""
+        return len(self.steps)
+
+    def plan(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            rng = np.random.default_rng([self.seed, epoch])
+            steps = group_by_length(self.pairs.src_lengths, self.pairs.tgt_lengths, self.batch_tokens, rng)
+            self.epoch, self.steps = epoch, [steps[i] for i in rng.permutation(len(steps))]
+
+    def rows(self, step: int) -> np.ndarray:
+        """The sentences of a step, counted from 0 over all epochs."""
+        self.plan(step // len(self))
+        return self.steps[step % len(self)]
+
+    def step(self, step: int, rank: int, world_size: int, accumulate: int) -> list[tuple[torch.Tensor, ...]]:
+        """The micro-batches of one process in a step: `accumulate` of them, of the same widths everywhere."""
+        rows = self.rows(step)
+        widths = (int(lengths[rows].max()) for lengths in (self.pairs.src_lengths, self.pairs.tgt_lengths))
+        widths = [width + width % 2 for width in widths]                   # even: half as many shapes
+        shares = world_size * accumulate
+        return [self.pairs.batch(rows[i::shares], *widths) for i in range(rank, shares, world_size)]
+
+
+# --- Text in, text out -------------------------------------------------------------------------------------
+
+
+def sort_into_batches(lines: list[str], sentences: int = 128, characters: int = 16_384) -> list[list[int]]:
+    """The numbers of all lines in batches of like length, longest first; it depends on the lines alone."""
+    order = sorted(range(len(lines)), key=lambda i: -len(lines[i]))
+    batches, start = [], 0
+    while start < len(order):
+        size = min(sentences, max(1, characters // max(1, len(lines[order[start]]))))
+        batches.append(order[start : start + size])
+        start += size
+    return batches
+
+
+def translate_lines(model, bpe: BPE, lines: list[str], beam: int = 1, n_best: int = 1) -> list[list[tuple[float, str]]]:
+    """Translates one batch of lines: for each its `n_best` translations with scores, best first.
+
+    A line with nothing but white space becomes an empty one. One with more tokens than the model has
+    positions is split, at the ends of its sentences where it can be, and the translations are joined; a
+    warning says so.
+    """
+    longest = model.config.max_length - 1                                  # one position is the end mark's
+    pieces, owners = [], []
+    for number, (line, ids) in enumerate(zip(lines, bpe.encode(lines))):
+        parts = [ids]
+        if len(ids) > longest:
+            sentences = bpe.encode(re.split(r"(?<=[.!?])\s+", line.strip()))
+            parts = [s[i : i + longest] for s in sentences for i in range(0, len(s), longest)]
+            print(f"warning: {len(ids):,} tokens in one line, more than the {longest} the model takes: "
+                  f"translated in {len(parts)} pieces", file=sys.stderr)
+        pieces += [part for part in parts if part]
+        owners += [number for part in parts if part]
+    answers = [[] for _ in lines]
+    for batch in sort_into_batches(pieces, characters=8_192):              # of tokens, here
+        src = torch.full((len(batch), len(pieces[batch[0]]) + 1), PAD)
+        for row, i in enumerate(batch):
+            src[row, : len(pieces[i]) + 1] = torch.tensor(pieces[i] + [EOS])
+        found = model.translate(src.to(next(model.parameters()).device), beam, n_best)
+        for i, hypotheses in zip(batch, found):
+            answers[owners[i]].append((i, [(score, bpe.decode(ids)) for score, ids in hypotheses]))
+    result = []
+    for line, parts in zip(lines, answers):
+        parts = [hypotheses for _, hypotheses in sorted(parts)]
+        if len(parts) == 1:
+            result.append(parts[0])
+        else:
+            best = [hypotheses[0] for hypotheses in parts]
+            result.append([(sum(score for score, _ in best), " ".join(text for _, text in best))])
+    return result

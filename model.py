@@ -1,0 +1,384 @@
+"""The Transformer of "Attention Is All You Need" (Vaswani et al., 2017), written out by hand.
+
+    model = Transformer(ModelConfig(vocab_size=8000))
+    loss, nll, tokens = model(src, tgt_in, tgt_out)        # sums over the batch: the trainer divides, once
+    best = model.translate(src, beam=4)                    # token ids and scores, decoded with a KV cache
+
+Section numbers are those of the paper, https://arxiv.org/abs/1706.03762. Shapes stand in comments:
+batch, src and tgt (lengths in tokens), heads, d_model, d_head = d_model / heads.
+"""
+
+import math
+import pickle
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass
+class ModelConfig:
+    """The shape of a model. Raises ValueError, in one line, for a shape that cannot be."""
+
+    vocab_size: int
+    layers: int = 3            # encoder layers, and as many decoder layers
+    d_model: int = 256
+    heads: int = 4
+    d_ff: int = 1024
+    dropout: float = 0.1
+    label_smoothing: float = 0.1
+    norm: str = "pre"          # "post" is the paper's; "pre" trains without a long warm-up
+    max_length: int = 128      # positions: the longest sentence, in tokens, its end mark included
+    pad: int = 0
+    bos: int = 1
+    eos: int = 2
+
+    def __post_init__(self):
+        for name in ("vocab_size", "layers", "d_model", "heads", "d_ff", "max_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if self.d_model % self.heads:
+            raise ValueError(f"d_model {self.d_model} cannot be split over {self.heads} heads")
+        if self.d_model % 2:
+            raise ValueError(f"d_model {self.d_model} is odd: positions need pairs of sine and cosine")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout {self.dropout} is not in [0, 1)")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing {self.label_smoothing} is not in [0, 1)")
+        if self.norm not in ("pre", "post"):
+            raise ValueError(f"norm {self.norm!r} is neither 'pre' nor 'post'")
+
+
+class Dropout(nn.Module):
+    """Dropout (section 5.4). On a CPU the random bits are its cost: one 64-bit draw makes eight masks."""
+
+    def __init__(self, p: float):
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        if x.device.type != "cpu":
+            return F.dropout(x, self.p)
+        dropped = round(self.p * 256)                      # of the 256 values of a byte: p is exact to 1/512
+        draws = torch.empty(x.numel() // 8 + 1, dtype=torch.int64).random_(-2**63, None)
+        keep = draws.view(torch.uint8)[: x.numel()].view(x.shape).ge_(dropped)
+        return x * keep.to(x.dtype).mul_(256 / (256 - dropped))
+
+
+def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: Dropout) -> Tensor:
+    """softmax(q k^T / sqrt(d_head)) v (section 3.2.1), written out.
+
+    q: (batch, heads, tgt, d_head); k, v: (batch, heads, src, d_head); mask: True where attention is
+    allowed, broadcastable to (batch, heads, tgt, src). Returns (batch, heads, tgt, d_head).
+    """
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)            # (batch, heads, tgt, src)
+    if mask is not None:
+        # The lowest finite number, not -inf: a sentence that is all padding gets equal weights, not NaN.
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    # In fp32: that is more exact, and for rows this short several times as fast as in bf16.
+    return dropout(scores.softmax(dim=-1, dtype=torch.float32)).to(v.dtype) @ v
+
+
+class Attention(nn.Module):
+    """Multi-head attention (section 3.2.2), of a sentence to itself or to the encoder's memory."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.heads = config.heads
+        self.query = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.key_value = nn.Linear(config.d_model, 2 * config.d_model, bias=False)
+        self.out = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.dropout = Dropout(config.dropout)
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What may be attended to, x: (batch, src, d_model), as keys and values (batch, heads, src, d_head)."""
+        k, v = self.key_value(x).chunk(2, dim=-1)
+        return tuple(y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (k, v))
+
+    def forward(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """x: (batch, tgt, d_model) attends to k, v of `keys_values` where `mask` allows; same shape out."""
+        q = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)   # (batch, heads, tgt, d_head)
+        if q.device.type == "cpu" and q.dtype == torch.bfloat16:
+            # Measured: on a CPU in bf16 the fused kernel is far slower for sentences than matrix products.
+            y = scaled_dot_product(q, k, v, mask, self.dropout)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, mask, self.dropout.p if self.training else 0.0)
+        return self.out(y.transpose(1, 2).flatten(2))                       # (batch, tgt, d_model)
+
+
+class FeedForward(nn.Sequential):
+    """max(0, x W1 + b1) W2 + b2, at every position alike (section 3.3)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(
+            nn.Linear(config.d_model, config.d_ff),
+            nn.ReLU(),
+            Dropout(config.dropout),
+            nn.Linear(config.d_ff, config.d_model),
+        )
+
+
+class Residual(nn.Module):
+    """The connection around each sub-layer (section 3.1): post-norm as in the paper, or pre-norm."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.pre = config.norm == "pre"
+        self.norm = nn.LayerNorm(config.d_model)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor, sublayer) -> Tensor:
+        if self.pre:
+            return x + self.dropout(sublayer(self.norm(x)))
+        return self.norm(x + self.dropout(sublayer(x)))
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then feed-forward (section 3.1)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+        self.residuals = nn.ModuleList(Residual(config) for _ in range(2))
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """x: (batch, src, d_model); mask: see `scaled_dot_product`. Returns the shape of x."""
+        attend = self.attention
+        x = self.residuals[0](x, lambda y: attend(y, *attend.keys_values(y), mask))
+        return self.residuals[1](x, self.feed_forward)
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention to what is already written, attention to the source, feed-forward (section 3.1)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.self_attention = Attention(config)
+        self.cross_attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+        self.residuals = nn.ModuleList(Residual(config) for _ in range(3))
+
+    def forward(self, x: Tensor, mask: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
+        """x: (batch, tgt, d_model); memory: (batch, src, d_model). Returns the shape of x."""
+        attend, cross = self.self_attention, self.cross_attention
+        x = self.residuals[0](x, lambda y: attend(y, *attend.keys_values(y), mask))
+        x = self.residuals[1](x, lambda y: cross(y, *cross.keys_values(memory), memory_mask))
+        return self.residuals[2](x, self.feed_forward)
+
+    def step(self, x: Tensor, past: Tensor, position: int, memory: tuple, memory_mask: Tensor) -> Tensor:
+        """`forward` for one more token of each hypothesis; its keys and values are written into `past`.
+
+        x: (batch, beam, d_model); past: (2, batch * beam, heads, longest, d_head); memory: keys and
+        values of the source. The hypotheses of one sentence attend to the one copy of its source.
+        """
+        def attend_to_past(y: Tensor) -> Tensor:
+            y = y.flatten(0, 1)[:, None]                                    # (batch * beam, 1, d_model)
+            for cache, new in zip(past, self.self_attention.keys_values(y)):
+                cache[:, :, position] = new[:, :, 0]
+            k, v = past[:, :, :, : position + 1]
+            return self.self_attention(y, k, v, None).view(x.shape)
+
+        x = self.residuals[0](x, attend_to_past)
+        x = self.residuals[1](x, lambda y: self.cross_attention(y, *memory, memory_mask))
+        return self.residuals[2](x, self.feed_forward)
+
+
+class SummedCrossEntropy(torch.autograd.Function):
+    """Label-smoothed cross-entropy (section 5.4) summed over tokens, without keeping the logits.
+
+    (tokens, vocabulary) is by far the largest tensor of the model. The gradient of a sum needs nothing
+    from above but one factor, so it is worked out at once, a block of rows at a time, and only what is
+    (tokens, d_model) and (vocabulary, d_model) is kept.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, target: Tensor, smoothing: float, block: int = 1024):
+        """x: (tokens, d_model); weight: (vocabulary, d_model); target: (tokens,). Returns (loss, nll)."""
+        with torch.autocast(x.device.type, enabled=False):
+            w, uniform = weight.to(x.dtype), smoothing / len(weight)
+            d_x, d_weight = torch.empty_like(x), torch.zeros_like(weight)
+            nll = log_z = torch.zeros((), device=x.device)
+            for rows, d_rows, t in zip(x.split(block), d_x.split(block), target.split(block)):
+                logits = rows @ w.t()                                       # (block, vocabulary)
+                at = torch.arange(len(t), device=t.device), t
+                d_logits = p = logits.softmax(-1)
+                nll_t = -p[at].float().clamp_min(1e-38).log()
+                nll, log_z = nll + nll_t.sum(), log_z + (nll_t + logits[at]).sum()
+                d_logits.sub_(uniform)[at] -= 1 - smoothing
+                torch.mm(d_logits, w, out=d_rows)
+                d_weight += d_logits.t() @ rows
+            # -log p averaged over the whole vocabulary: log z less the mean of the logits, x . mean(w).
+            mean_logits = x.sum(0, dtype=torch.float32) @ weight.float().mean(0)
+            loss = (1 - smoothing) * nll + smoothing * (log_z - mean_logits)
+        ctx.save_for_backward(d_x, d_weight)
+        ctx.mark_non_differentiable(nll)
+        return loss, nll
+
+    @staticmethod
+    def backward(ctx, d_loss: Tensor, _):
+        d_x, d_weight = ctx.saved_tensors
+        return d_x * d_loss.to(d_x.dtype), d_weight * d_loss.to(d_weight.dtype), None, None, None
+
+
+def sinusoids(length: int, d_model: int) -> Tensor:
+    """Positional encodings (section 3.5): (length, d_model), sines in even columns, cosines in odd."""
+    position = torch.arange(length)[:, None]
+    frequency = torch.exp(torch.arange(0, d_model, 2) * (-math.log(10000.0) / d_model))
+    return torch.stack([(position * frequency).sin(), (position * frequency).cos()], dim=-1).flatten(1)
+
+
+class Transformer(nn.Module):
+    """Encoder and decoder (figure 1), with one matrix for both embeddings and the projection (3.4)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
+        # Pre-norm leaves the sum of all sub-layers as it is, so it wants one norm more at the end.
+        last = nn.LayerNorm if config.norm == "pre" else nn.Identity
+        self.encoder_norm, self.decoder_norm = last(config.d_model), last(config.d_model)
+        self.dropout = Dropout(config.dropout)
+        self.register_buffer("positions", sinusoids(config.max_length, config.d_model), persistent=False)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+        nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
+
+    def embed(self, ids: Tensor, first: int = 0) -> Tensor:
+        """ids: (batch, length), at positions from `first` on, to (batch, length, d_model)."""
+        x = self.embedding(ids) * self.config.d_model**0.5
+        x = self.dropout(x + self.positions[first : first + ids.shape[1]])
+        # Under autocast the sum that runs through all layers is kept in the lower precision as well.
+        on = torch.is_autocast_enabled(x.device.type)
+        return x.to(torch.get_autocast_dtype(x.device.type)) if on else x
+
+    def encode(self, src: Tensor) -> tuple[Tensor, Tensor]:
+        """src: (batch, src) ids. Returns the memory (batch, src, d_model) and its mask (batch, 1, 1, src)."""
+        mask = (src != self.config.pad)[:, None, None]
+        x = self.embed(src)
+        for layer in self.encoder:
+            x = layer(x, mask)
+        return self.encoder_norm(x), mask
+
+    def forward(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> tuple[Tensor, Tensor, int]:
+        """One batch with its answers: (loss, nll, tokens), each a sum over the target tokens.
+
+        src: (batch, src); tgt_in: (batch, tgt), begins with bos; tgt_out: (batch, tgt), the same one
+        token further, ends with eos. loss is label-smoothed and has the gradient; nll, the negative
+        log-likelihood in nats, is what gets reported; tokens counts the targets that are not padding.
+        """
+        memory, memory_mask = self.encode(src)
+        length = tgt_in.shape[1]
+        # Padding comes last, so hiding what comes later hides it too from every token that counts.
+        causal = torch.ones(length, length, dtype=torch.bool, device=src.device).tril()
+        x = self.embed(tgt_in)
+        for layer in self.decoder:
+            x = layer(x, causal, memory, memory_mask)
+        x = self.decoder_norm(x)
+        real = (tgt_out != self.config.pad).flatten().nonzero()[:, 0]
+        x = x.flatten(0, 1).index_select(0, real)                           # (tokens, d_model)
+        target = tgt_out.flatten().index_select(0, real)
+        loss, nll = SummedCrossEntropy.apply(x, self.embedding.weight, target, self.config.label_smoothing)
+        return loss, nll, target.numel()
+
+    @torch.inference_mode()
+    def translate(self, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty: float = 1.0):
+        """Beam search over a batch; with beam 1, greedy decoding (section 6.1, with Wu et al., 2016).
+
+        src: (batch, src) ids, padded at the end. Returns for each sentence its `n_best` hypotheses, best
+        first, as (score, ids): the log-probability over length ** length_penalty, and the target ids
+        without bos and eos. What a sentence gets does not depend on the others in its batch.
+        """
+        config, device = self.config, src.device
+        batch, heads = len(src), config.heads
+        limit = ((src != config.pad).sum(1) * 2 + 8).clamp(max=config.max_length)   # longest target allowed
+        encoded, mask = self.encode(src)
+        memory = [layer.cross_attention.keys_values(encoded) for layer in self.decoder]
+        shape = (2, batch * beam, heads, int(limit.max()), config.d_model // heads)
+        past = [encoded.new_empty(shape) for _ in self.decoder]
+        done = [[] for _ in range(batch)]                                   # finished (score, ids)
+        live = torch.arange(batch, device=device)                           # the sentence of each row
+        ids = torch.full((batch, beam, 1), config.bos, device=device)       # what each hypothesis has written
+        scores = torch.full((batch, beam), -math.inf, device=device)
+        scores[:, 0] = 0                                                    # all begin alike: keep one
+
+        for position in range(int(limit.max())):
+            x = self.embed(ids[:, :, -1].reshape(-1, 1), position).view(len(live), beam, -1)
+            for layer, cache, kv in zip(self.decoder, past, memory):
+                x = layer.step(x, cache, position, kv, mask)
+            logits = (self.decoder_norm(x) @ self.embedding.weight.t()).float()     # (live, beam, vocabulary)
+            log_z = logits.logsumexp(-1, keepdim=True)
+            logits[:, :, [config.pad, config.bos]] = -math.inf
+            # Of 2 * beam candidates at most beam end the sentence, so at least beam are left to go on with.
+            each = 2 * beam if beam > 1 else 1
+            score, token = logits.topk(each) if each > 1 else logits.max(-1, keepdim=True)
+            score = scores[:, :, None] + score - log_z
+            score, pick = score.flatten(1).topk(each)                               # (live, candidates)
+            token, parent = token.flatten(1).gather(1, pick), pick // each
+
+            ends = token == config.eos
+            cut = (limit[live] == position + 1)[:, None]                            # no room for more
+            for row, column in (ends | cut)[:, :beam].nonzero().tolist():
+                hypothesis = ids[row, parent[row, column], 1:].tolist()
+                hypothesis += [] if ends[row, column] else [int(token[row, column])]
+                done[live[row]].append((float(score[row, column]) / (position + 1) ** length_penalty, hypothesis))
+
+            going = torch.tensor([len(done[s]) < beam for s in live.tolist()], device=device) & ~cut[:, 0]
+            keep = going.nonzero()[:, 0]
+            if len(keep) == 0:
+                break
+            order = ends[keep].int().sort(dim=1, stable=True).indices[:, :beam]     # those that go on, best first
+            token, scores = token[keep].gather(1, order), score[keep].gather(1, order)
+            rows = (keep[:, None] * beam + parent[keep].gather(1, order)).flatten()
+            ids = torch.cat([ids.flatten(0, 1)[rows].view(len(keep), beam, -1), token[:, :, None]], dim=-1)
+            if beam > 1 or len(keep) < len(live):
+                for i, cache in enumerate(past):
+                    cache[:, : len(rows), :, : position + 1] = cache[:, rows, :, : position + 1]
+                    past[i] = cache[:, : len(rows)]
+            if len(keep) < len(live):
+                live, mask, memory = live[keep], mask[keep], [(k[keep], v[keep]) for k, v in memory]
+        return [sorted(found, key=lambda h: -h[0])[:n_best] for found in done]
+
+
+def flops(config: ModelConfig, src_lengths: Tensor, tgt_lengths: Tensor) -> float:
+    """Floating-point operations to train on sentences of these lengths in tokens, padding left out.
+
+    A product of (a, b) and (b, c) counts 2abc; the backward pass counts twice the forward pass.
+    """
+    s, t, d = src_lengths.double(), tgt_lengths.double(), config.d_model
+    feed_forward = 2 * d * config.d_ff
+    weights = s * (4 * d * d + feed_forward + 2 * d * d) + t * (6 * d * d + feed_forward)   # per layer
+    scores = 2 * d * (s * s + t * (t + 1) / 2 + t * s)                      # q k^T, and the same again for v
+    return float(3 * 2 * (config.layers * (weights + scores) + t * d * config.vocab_size).sum())
+
+
+def fast_dtype(device: str) -> torch.dtype:
+    """bf16 where the hardware multiplies in it, else fp32: without such instructions bf16 is slower."""
+    if device == "cuda":
+        return torch.bfloat16 if torch.cuda.get_device_capability()[0] >= 8 else torch.float32
+    has = getattr(torch.cpu, "get_capabilities", dict)()
+    return torch.bfloat16 if any(has.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")) else torch.float32
+
+
+def load_checkpoint(path: str) -> tuple[Transformer, dict]:
+    """The model in a checkpoint file of any training script, in evaluation mode, and all else it holds.
+
+    Raises OSError where the file cannot be read, ValueError where it is no whole checkpoint. Nothing in
+    the file is run: it may hold tensors, numbers and text only.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        model = Transformer(ModelConfig(**checkpoint["config"]))
+        model.load_state_dict(checkpoint["model"])
+    except pickle.UnpicklingError:
+        raise ValueError(f"{path}: refused, it is not a plain checkpoint (it may hold code, or be no checkpoint)")
+    except (RuntimeError, EOFError, KeyError, TypeError, AttributeError) as problem:
+        reason = str(problem).strip().splitlines()[0] if str(problem) else type(problem).__name__
+        raise ValueError(f"{path}: not a whole checkpoint ({reason[:90]})")
+    return model.eval(), checkpoint

@@ -1,0 +1,83 @@
+"""What the tests share: a cache and a working folder of their own, small corpora, and a way to run the scripts."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+# A model that trains in no time; the tests are about what is computed, not about how well.
+SMALL = ["--layers", "1", "--d-model", "32", "--heads", "2", "--d-ff", "64", "--vocab-size", "300", "--batch-tokens", "512",
+         "--precision", "fp32", "--warmup", "20", "--average", "1", "--log-every", "1"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """The encoded corpora go to a folder of this test run, also those of the scripts that it starts."""
+    folder = tmp_path_factory.mktemp("cache")
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+    import data
+
+    data.CACHE = folder / "translator"
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pairs():
+    """Real sentence pairs: Multi30k's where MULTI30K names its folder, else the phrasebook's."""
+    import data
+
+    corpus = data.find_corpus(os.environ.get("MULTI30K") or "phrasebook")
+    return {part: list(read()) for part, read in corpus.parts.items()}
+
+
+@pytest.fixture(scope="session")
+def small_corpus(tmp_path_factory, pairs):
+    """PREFIX of 600 training pairs, with PREFIX-valid of 60 and PREFIX-test of 40."""
+    prefix = tmp_path_factory.mktemp("corpus") / "small"
+    for name, part, size in (("", "train", 600), ("-valid", "valid", 60), ("-test", "test", 40)):
+        write_pairs(f"{prefix}{name}", pairs[part][:size])
+    return prefix
+
+
+def write_pairs(prefix, pairs) -> None:
+    for i, side in enumerate(("de", "en")):
+        Path(f"{prefix}.{side}").write_text("".join(pair[i] + "\n" for pair in pairs), encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def train(small_corpus):
+    """train(folder, *flags) runs train_cpu.py there, small, on the small corpus; returns the finished process."""
+
+    def run(folder, *flags, script="train_cpu.py", **how):
+        corpus = ["--data", small_corpus, "--valid", f"{small_corpus}-valid", "--test", f"{small_corpus}-test", *SMALL]
+        if "--resume" in flags:
+            corpus = []
+        return run_script(script, *corpus, *flags, cwd=folder, **how)
+
+    return run
+
+
+def run_script(script, *flags, cwd, timeout=120, **how):
+    command = [sys.executable, str(ROOT / script), *map(str, flags)]
+    return subprocess.run(command, cwd=cwd, timeout=timeout, capture_output=True, text="input" not in how or isinstance(how["input"], str), **how)
+
+
+def read_metrics(run) -> list[dict]:
+    import csv
+
+    with open(run / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, train):
+    """The folder in which a small run has been trained to its end, as logs/first."""
+    folder = tmp_path_factory.mktemp("trained")
+    done = train(folder, "--run", "first", "--steps", "30", "--eval-every", "10", "--average", "2")
+    assert done.returncode == 0, done.stderr
+    return folder

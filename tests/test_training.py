@@ -1,0 +1,215 @@
+"""train_cpu.py as a user runs it: the same curve on 1 and 2 processes, resuming, stopping, refusing."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from conftest import ROOT, read_metrics, run_script
+
+TIMED = {"seconds", "tokens_per_second", "mfu"}            # columns that no two runs share
+
+
+def mathematics(rows):
+    return [{name: value for name, value in row.items() if name not in TIMED} for row in rows]
+
+
+def children_of(pid: int) -> set[int]:
+    """Every process that descends from this one."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout
+    parents = {int(a): int(b) for a, b in (line.split() for line in listed.splitlines())}
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_one_and_two_processes_compute_the_same(tmp_path, train):
+    """30 steps without dropout, with processes and micro-batches that do not divide the sentences evenly too."""
+    how = ["--steps", "30", "--eval-every", "15", "--dropout", "0"]
+    for name, flags in {"one": ["--procs", "1"], "two": ["--procs", "2"], "three": ["--procs", "3", "--accumulate", "2"]}.items():
+        done = train(tmp_path, "--run", name, *how, *flags)
+        assert done.returncode == 0, done.stderr
+    one, *others = (read_metrics(tmp_path / "logs" / name) for name in ("one", "two", "three"))
+    assert [int(row["step"]) for row in one] == list(range(1, 31))
+    assert float(one[-1]["train_loss"]) < float(one[0]["train_loss"])
+    for other in others:
+        for a, b in zip(one, other, strict=True):
+            assert float(b["train_loss"]) == pytest.approx(float(a["train_loss"]), rel=1e-4)
+            assert float(b["grad_norm"]) == pytest.approx(float(a["grad_norm"]), rel=1e-3)
+            assert a["tokens"] == b["tokens"]
+            if a["valid_loss"]:
+                assert float(b["valid_loss"]) == pytest.approx(float(a["valid_loss"]), rel=1e-4)
+                assert float(b["valid_bleu"]) == pytest.approx(float(a["valid_bleu"]), abs=0.05)
+    weights = [torch.load(tmp_path / "logs" / name / "last.pt", weights_only=True)["model"] for name in ("one", "two", "three")]
+    for other in weights[1:]:
+        assert max(float((other[name] - weights[0][name]).abs().max()) for name in other) < 1e-4
+
+
+def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, train):
+    """With dropout; stopped twice, in the middle of a log interval and across the end of an epoch."""
+    how = ["--epochs", "2", "--procs", "2", "--dropout", "0.2", "--log-every", "3", "--eval-every", "7"]
+    assert train(tmp_path, "--run", "whole", *how).returncode == 0
+    steps = int(read_metrics(tmp_path / "logs" / "whole")[-1]["step"])
+    first, second = steps // 2 - 1, steps // 2 + 1         # an epoch ends between these
+    assert train(tmp_path, "--run", "parts", *how, "--steps", first).returncode == 0
+    for upto in (["--steps", second], ["--steps", 0]):
+        done = train(tmp_path, "--resume", "logs/parts", *upto)
+        assert done.returncode == 0, done.stderr
+    whole, parts = (read_metrics(tmp_path / "logs" / name) for name in ("whole", "parts"))
+    assert mathematics(parts) == mathematics(whole)
+    a, b = (torch.load(tmp_path / "logs" / name / "last.pt", weights_only=True) for name in ("whole", "parts"))
+    assert all(torch.equal(a["model"][name], b["model"][name]) for name in a["model"])
+    assert all(torch.equal(a["optimizer"]["state"][name]["exp_avg"], b["optimizer"]["state"][name]["exp_avg"]) for name in a["model"])
+
+
+def test_what_a_run_leaves(trained):
+    run = trained / "logs" / "first"
+    config, summary = (json.loads((run / f"{name}.json").read_text()) for name in ("config", "summary"))
+    rows = read_metrics(run)
+    assert list(rows[0]) == "step,epoch,seconds,tokens,train_loss,learning_rate,grad_norm,tokens_per_second,mfu,valid_loss,valid_bleu".split(",")
+    assert config["flags"]["steps"] == 30 and config["world_size"] >= 1 and config["parameters"] > 0
+    assert summary["averaged_checkpoints"] in (1, 2) and "tok:13a" in summary["bleu_signature"] and summary["test_bleu"] >= 0
+    assert [int(row["step"]) for row in rows if row["valid_loss"]] == [10, 20, 30]
+    assert len((run / "translations.txt").read_text().split("\n")) == 41
+    best = torch.load(run / "best.pt", weights_only=True)
+    assert "bpe" in best and best["config"]["d_model"] == 32
+
+
+@pytest.fixture
+def running(tmp_path, train, small_corpus):
+    """A run of very many steps that has logged its tenth: (process, its workers, its folder)."""
+    from conftest import SMALL
+
+    command = [sys.executable, str(ROOT / "train_cpu.py"), "--data", str(small_corpus), "--valid", f"{small_corpus}-valid", *SMALL,
+               "--procs", "2", "--run", "long", "--steps", "100000", "--eval-every", "50000", "--save-every", "5"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    metrics = tmp_path / "logs" / "long" / "metrics.csv"
+    try:
+        wait_for(lambda: process.poll() is not None or metrics.is_file() and metrics.read_text().count("\n") > 10)
+        assert process.poll() is None, process.communicate()[1]
+        yield process, children_of(process.pid), tmp_path / "logs" / "long"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def alive(pids) -> set[int]:
+    return {pid for pid in pids if os.path.exists(f"/proc/{pid}") and open(f"/proc/{pid}/stat").read().rsplit(")")[-1].split()[0] != "Z"}
+
+
+@pytest.mark.parametrize("number, whole_group", [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False)])
+def test_ctrl_c_and_kill_save_say_so_and_leave_nobody_behind(running, number, whole_group):
+    """Ctrl-C at a terminal reaches all processes, `kill` the parent alone."""
+    process, workers, run = running
+    (os.killpg if whole_group else os.kill)(process.pid, number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, err
+    saved = int(re.search(r"saved at step (\d+)", out).group(1))
+    assert torch.load(run / "last.pt", weights_only=True)["step"] == saved
+    assert f"--resume logs/long" in out and not err.strip()
+    assert not alive(workers)
+
+
+def test_kill_9_of_the_parent_or_of_a_worker_leaves_nobody_behind(running):
+    process, workers, run = running
+    process.kill()
+    process.wait()
+    wait_for(lambda: not alive(workers), 60)
+    assert torch.load(run / "last.pt", weights_only=True)["step"] >= 5
+
+
+def test_a_dead_worker_ends_the_run_with_one_line(running):
+    process, workers, run = running
+    victim = max(pid for pid in workers if b"spawn_main" in open(f"/proc/{pid}/cmdline", "rb").read())
+    os.kill(victim, signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "SIGKILL" in err.splitlines()[-1] and "--resume logs/long" in err.splitlines()[-1]
+    assert not alive(workers)
+
+
+@pytest.mark.parametrize("flags, expected", [
+    (["--d-model", "250", "--heads", "4"], "d_model 250 cannot be split over 4 heads"),
+    (["--data", "nowhere"], "nowhere.de: no such file"),
+    (["--device", "cuda"], "--device cuda: this script trains on cpu only"),
+    (["--resume", "logs/nothing"], "logs/nothing/last.pt: no such file"),
+    (["--batch-tokens", "0"], "--batch-tokens 0: it must be at least 1"),
+    (["--layer", "3"], "unrecognized arguments: --layer"),
+    (["--epochs", "many"], "invalid int value"),
+])
+def test_bad_flags_are_answered_in_one_line(tmp_path, train, flags, expected):
+    done = train(tmp_path, *flags)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and expected in done.stderr, done.stderr
+    assert not (tmp_path / "logs").exists()
+
+
+def test_resume_refuses_another_shape_and_a_spoilt_checkpoint(tmp_path, trained):
+    import shutil
+
+    shutil.copytree(trained / "logs", tmp_path / "logs")
+    before = (tmp_path / "logs/first/metrics.csv").read_bytes()
+    done = run_script("train_cpu.py", "--resume", "logs/first", "--d-model", "64", cwd=tmp_path)
+    assert done.returncode == 2 and "--d-model 64: logs/first was started with 32" in done.stderr
+    whole = (tmp_path / "logs/first/last.pt").read_bytes()
+    for content in (whole[: len(whole) // 2], b"", b"text"):
+        (tmp_path / "logs/first/last.pt").write_bytes(content)
+        done = run_script("train_cpu.py", "--resume", "logs/first", cwd=tmp_path)
+        assert done.returncode == 2 and done.stderr.startswith("error: logs/first/last.pt") and done.stderr.count("\n") == 1
+    assert (tmp_path / "logs/first/metrics.csv").read_bytes() == before
+
+
+def test_logs_that_cannot_be_written(tmp_path, train):
+    (tmp_path / "logs").write_text("a file, where the folder should be")
+    done = train(tmp_path, "--steps", "2", "--run", "new")
+    assert done.returncode == 2 and done.stderr.startswith("error: logs/new: cannot be written") and done.stderr.count("\n") == 1
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
+    """A file that may not grow past its limit fails as a full disk does."""
+    import resource
+
+    from data import BadInput
+    from training import save_file
+
+    save_file(tmp_path / "last.pt", {"step": 1, "weights": torch.zeros(1000)})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(BadInput, match="last.pt: the checkpoint cannot be written .*the one from before is whole"):
+            save_file(tmp_path / "last.pt", {"step": 2, "weights": torch.zeros(1_000_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert torch.load(tmp_path / "last.pt", weights_only=True)["step"] == 1
+    assert os.listdir(tmp_path) == ["last.pt"]
+
+
+def test_two_runs_at_once_do_not_disturb_each_other(tmp_path, small_corpus):
+    """Same folder, same corpus that neither has encoded yet, no names given."""
+    from conftest import SMALL
+
+    command = [sys.executable, str(ROOT / "train_cpu.py"), "--data", str(small_corpus), "--valid", f"{small_corpus}-valid", *SMALL,
+               "--vocab-size", "333", "--steps", "8", "--dropout", "0"]
+    both = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in both:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+    runs = sorted((tmp_path / "logs").iterdir())
+    assert len(runs) == 2
+    assert mathematics(read_metrics(runs[0])) == mathematics(read_metrics(runs[1]))

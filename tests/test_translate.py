@@ -1,0 +1,111 @@
+"""translate.py as a user runs it: at a prompt in a real terminal, one sentence, files, scores, odd input."""
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+
+import pytest
+
+from conftest import ROOT, run_script
+
+
+def translate(folder, *flags, **how):
+    return run_script("translate.py", *flags, cwd=folder, **how)
+
+
+def test_one_sentence_beam_and_n_best(trained):
+    one = translate(trained, "Ein Hund läuft im Park.")
+    assert one.returncode == 0 and one.stdout.count("\n") == 1 and one.stdout.strip(), one.stderr
+    best = translate(trained, "Ein Hund läuft im Park.", "--n-best", "3", "--beam", "5").stdout.splitlines()
+    scores = [float(line.split("\t")[0]) for line in best]
+    assert len(best) == 3 and scores == sorted(scores, reverse=True)
+
+
+ODD = ["Ein Hund läuft.", "", "   ", "😀🚀", "你好世界", "a\x07b\x1b[31mc", "mit\x00Null", "Wort " * 5000, "<eos> <pad>", "\u2028 eins \x85 zwei", "q"]
+
+
+def test_odd_lines_come_out_one_for_one(trained):
+    done = translate(trained, input=("\n".join(ODD) + "\n").encode())
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode().split("\n")
+    assert len(lines) == len(ODD) + 1 and lines[-1] == ""
+    assert lines[1] == lines[2] == ""
+    assert re.fullmatch(rb"(warning: [\d,]+ tokens in one line, .*translated in \d+ pieces\n)+", done.stderr)
+    assert not any(ord(c) < 32 for c in "".join(lines))
+
+
+def test_a_file_is_translated_in_order_on_all_cores(trained, pairs):
+    sources = [german for german, _ in pairs["train"][:700]]
+    whole = translate(trained, "--beam", "1", "--procs", "2", input=("\n".join(sources) + "\n").encode())
+    assert whole.returncode == 0, whole.stderr
+    lines = whole.stdout.decode().split("\n")[:-1]
+    few = translate(trained, "--beam", "1", "--procs", "1", input=("\n".join(sources[300:310])).encode()).stdout.decode().split("\n")[:-1]
+    assert len(lines) == 700
+    assert sum(a == b for a, b in zip(lines[300:310], few)) >= 8        # rounding may differ with the batch's shape
+
+
+def test_score_prints_bleu_with_its_signature(trained, small_corpus):
+    done = translate(trained, "--score", f"{small_corpus}-test.de", f"{small_corpus}-test.en")
+    assert re.match(r"BLEU \d+\.\d\d  nrefs:1\|case:mixed\|.*tok:13a", done.stdout), done.stderr
+    done = translate(trained, "--score", f"{small_corpus}-test.de", f"{small_corpus}-valid.en")
+    assert done.returncode == 2 and "40 lines" in done.stderr and "60" in done.stderr
+
+
+def test_what_cannot_be_done_is_said_in_one_line(trained, tmp_path):
+    (tmp_path / "zero.pt").write_bytes(b"")
+    for folder, flags, how, expected in [
+        (tmp_path, ["Hallo"], {}, "train one, in a few minutes: python train_cpu.py"),
+        (trained, ["Hallo", "--checkpoint", "no.pt"], {}, "no.pt"),
+        (trained, ["Hallo", "--checkpoint", str(tmp_path / "zero.pt")], {}, "zero.pt: not a whole checkpoint"),
+        (trained, ["Hallo", "--n-best", "5"], {}, "--n-best 5 with --beam 4"),
+        (trained, [], {"input": b"gut\nsch\xf6n\n"}, "standard input, line 2: not UTF-8"),
+    ]:
+        done = translate(folder, *flags, **how)
+        err = done.stderr if isinstance(done.stderr, str) else done.stderr.decode()
+        assert done.returncode == 2 and err.startswith("error: ") and err.count("\n") == 1 and expected in err, err
+
+
+class Terminal:
+    """translate.py in a terminal of its own."""
+
+    def __init__(self, folder):
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen([sys.executable, str(ROOT / "translate.py")], cwd=folder, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+                                        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0), env=os.environ | {"TERM": "xterm"})
+        os.close(slave)
+
+    def read_until(self, pattern, seconds=60):
+        seen, end = "", time.monotonic() + seconds
+        while not re.search(pattern, seen):
+            assert time.monotonic() < end, f"no {pattern!r} in {seen!r}"
+            if select.select([self.master], [], [], 0.1)[0]:
+                seen += os.read(self.master, 65536).decode(errors="replace")
+        return seen
+
+    def write(self, text):
+        os.write(self.master, text.encode())
+
+
+@pytest.mark.parametrize("end", ["q\n", " q \n", "\x04", "\x03"])
+def test_the_prompt_answers_until_q_ctrl_d_or_ctrl_c(trained, end):
+    terminal = Terminal(trained)
+    try:
+        assert "q ends" in terminal.read_until("de> $")
+        terminal.write("Ein Hund läuft.\n")
+        assert terminal.read_until(r"en> .*\r\n(.*\r\n)*.*de> $")
+        terminal.write("\n")
+        terminal.read_until("de> $")
+        if end == "q\n":
+            terminal.write("\x1b[A\x1b[A")                 # the arrow key brings back an earlier line
+            assert "läuft" in terminal.read_until("läuft")
+            terminal.write("\x15")
+        terminal.write(end)
+        assert terminal.process.wait(30) == 0
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+        os.close(terminal.master)

@@ -1,0 +1,157 @@
+"""Trains a German-to-English Transformer on the CPU: several processes, one copy of the model in each.
+
+    python train_cpu.py                                   # the built-in phrasebook, a few minutes
+    python train_cpu.py --data multi30k --procs 2         # image captions, fetched once
+    python train_cpu.py --data corpus/train --valid corpus/dev
+    python train_cpu.py --resume logs/RUN                 # goes on exactly where it stopped
+
+Data parallelism by hand: every process works out the gradient of its share of a step, one all-reduce
+adds them up, and all take the same step. train_ddp.py leaves that to DistributedDataParallel.
+"""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+from data import ALLOCATOR, BPE, Batches, Pairs, answer_bad_input, available_cores
+from model import Transformer
+from training import (Run, Stop, evaluate, learning_rate, load_run, model_config, name_run, parse_arguments,
+                      prepare_corpus, save_file, seed_step)
+
+
+def train(rank: int, args, port: int, corpus) -> None:
+    """One process of `args.procs`: its share of every step, from the first to the last."""
+    # --- Processes: who takes part
+    stop = Stop()
+    torch.set_num_threads(args.threads)
+    world_size, device = args.procs, torch.device("cpu")
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+
+    # --- Corpus: mapped from disk, shared by all
+    batches = Batches(Pairs(corpus, "train"), args.batch_tokens, args.seed)
+    bpe = BPE((corpus / "bpe.json").read_text(encoding="utf-8"))
+    last = args.steps or args.epochs * len(batches)
+    args.eval_every = args.eval_every or len(batches)
+    args.save_every = args.save_every or args.eval_every
+
+    # --- Model and optimizer: the same everywhere, from the same seed or the same file
+    config = model_config(args, bpe.vocab_size)
+    torch.manual_seed(args.seed)
+    model = Transformer(config).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
+    resumed = load_run(args.resume) if args.resume else None
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    if resumed:
+        set_state_dict(model, optimizer, model_state_dict=resumed["model"],
+                       optim_state_dict=resumed["optimizer"], options=options)
+    step = resumed["step"] if resumed else 0
+    # Every .grad is a view into one flat tensor: one all-reduce carries all of them.
+    parameters = list(model.parameters())
+    gradients = torch.zeros(sum(p.numel() for p in parameters), device=device)
+    for parameter, view in zip(parameters, gradients.split([p.numel() for p in parameters])):
+        parameter.grad = view.view_as(parameter)
+    compiled = torch.compile(model) if args.compile else model
+    run = Run(args, config, batches, last, rank, world_size, resumed)
+
+    # --- The loop: one step of the whole group a turn
+    stopping = False
+    while step < last and not stopping:
+        began = time.perf_counter()
+        seed_step(args.seed, step, rank)
+        lr = learning_rate(step + 1, args.lr, args.warmup)
+        sums = torch.zeros(3, dtype=torch.float64)         # loss, target tokens, wishes to stop
+        for batch in batches.step(step, rank, world_size, args.accumulate):
+            with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
+                loss, nll, tokens = compiled(*batch)
+            loss.backward()
+            sums += torch.tensor([float(nll), tokens, 0], dtype=torch.float64)
+
+        # --- Synchronise: sums over all processes, divided once
+        sums[2] = stop.signal > 0
+        dist.all_reduce(sums)
+        dist.all_reduce(gradients)
+        nll, tokens, stopping = sums.tolist()
+        norm = float(torch.linalg.vector_norm(gradients)) / tokens
+        gradients *= min(1, args.clip / norm if args.clip else 1) / tokens
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        gradients.zero_()
+        step += 1
+        seconds = time.perf_counter() - began
+
+        # --- Evaluate and save
+        valid = {}
+        if not args.benchmark and (step % args.eval_every == 0 or step == last):
+            valid = evaluate(model, corpus, bpe, args, rank, world_size)
+            run.keep_if_best(step, bpe, model.state_dict(), valid)
+            run.keep_for_average(step, bpe, model.state_dict())
+        run.record(step, seconds, nll, tokens, lr, norm, valid)
+        if run.writes and (step % args.save_every == 0 or step == last or stopping):
+            weights, state = get_state_dict(model, optimizer, options=options)
+            save_file(run.folder / "last.pt", run.checkpoint(step, bpe, weights, state))
+
+    # --- The end
+    if stopping:
+        run.say(f"stopped and saved at step {step}; go on with: python train_cpu.py --resume {run.folder}")
+    else:
+        run.finish(model, corpus, bpe)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    cores = available_cores()
+    with answer_bad_input():
+        args = parse_arguments(__doc__, devices=("cpu",), procs=(int, 0, "processes; 0: one a core, up to 8"))
+        # One thread in each of several processes beats several threads in one: nothing waits inside an
+        # operation. Past 8, or with few tokens for each, the sum over the processes costs more than it brings.
+        args.procs = args.procs or max(1, min(cores, 8, args.batch_tokens // 512))
+        args.threads = max(1, cores // args.procs)
+        model_config(args, args.vocab_size)
+        corpus = prepare_corpus(args)
+        name_run(args)
+
+    os.environ.update(ALLOCATOR)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)    # port 0: a free one
+    workers = mp.spawn(worker, (args, store.port, corpus), nprocs=args.procs, join=False)
+    received = []
+
+    def forward(number: int, _frame) -> None:
+        received.append((number, time.monotonic()))
+        again = received[-1][1] - received[0][1] > 2       # asked once more: do not wait for the step's end
+        for process in workers.processes:
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGKILL if again else number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, forward)
+    try:
+        while not workers.join():
+            pass
+    except mp.ProcessExitedException as problem:
+        if received:
+            sys.exit(128 + received[0][0])
+        if problem.exit_code == 2:                         # the worker said why
+            sys.exit(2)
+        name = problem.signal_name or f"exit status {problem.exit_code}"
+        sys.exit(f"error: process {problem.error_index} of {args.procs} died ({name}); "
+                 f"go on with: python train_cpu.py --resume logs/{args.run}")
+    if received:
+        sys.exit(128 + received[0][0])
+
+
+def worker(*args) -> None:
+    with answer_bad_input():
+        train(*args)
+
+
+if __name__ == "__main__":
+    main()

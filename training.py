@@ -1,0 +1,484 @@
+"""What no hardware mode changes: flags, learning rate, evaluation, the log of a run, the checkpoint file.
+
+The training loop is not here: it stands in train_cpu.py, train_ddp.py and train_fsdp.py, top to bottom.
+"""
+
+import argparse
+import copy
+import csv
+import json
+import os
+import platform
+import resource
+import signal
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from data import BPE, BadInput, Pairs, find_corpus, group_by_length, prepare, sort_into_batches, translate_lines
+from model import ModelConfig, Transformer, fast_dtype, flops, load_checkpoint
+
+LOGS = Path("logs")
+
+# --- Flags -------------------------------------------------------------------------------------------------
+
+# What is best for a corpus of this size, found on its validation part; a flag on the command line wins.
+PRESETS = {
+    "phrasebook": dict(vocab_size=2000, epochs=6, warmup=400, lr=3e-3, dropout=0.05, average=1, max_length=64),
+    "multi30k": dict(vocab_size=8000, epochs=30, warmup=1500, lr=2.4e-3, dropout=0.25, average=5),
+}
+
+FLAGS = {
+    "corpus": [
+        ("--data", str, "phrasebook", "phrasebook, multi30k, a folder, PREFIX of two files, .tsv or .csv"),
+        ("--valid", str, "", "PREFIX or table to validate on; else some 1,000 pairs are held out"),
+        ("--test", str, "", "PREFIX or table to score at the end"),
+        ("--src", str, "de", "source language: ending of its file, or column by name or position"),
+        ("--tgt", str, "en", "target language, likewise"),
+        ("--vocab-size", int, 8000, "tokens in the BPE that both languages share"),
+        ("--max-length", int, 128, "longest sentence, in tokens; longer ones are left out and counted"),
+    ],
+    "model": [
+        ("--layers", int, 3, "encoder layers, and as many decoder layers"),
+        ("--d-model", int, 256, "width of the model"),
+        ("--heads", int, 4, "attention heads"),
+        ("--d-ff", int, 1024, "width inside the feed-forward layers"),
+        ("--dropout", float, 0.1, "share of activations dropped in training"),
+        ("--norm", ("pre", "post"), "pre", "layer norm before each sub-layer, or after it as in the paper"),
+    ],
+    "optimisation": [
+        ("--batch-tokens", int, 4096, "tokens a side in one step, over all processes and micro-batches"),
+        ("--accumulate", int, 1, "micro-batches that each process splits its share of a step into"),
+        ("--epochs", int, 10, "times through the corpus"),
+        ("--steps", int, 0, "stop after this many steps instead"),
+        ("--lr", float, 2e-3, "peak learning rate, reached at the end of the warm-up"),
+        ("--warmup", int, 1000, "warm-up steps"),
+        ("--label-smoothing", float, 0.1, "share of the target spread over the whole vocabulary"),
+        ("--clip", float, 1.0, "largest norm of the gradient; 0: no limit"),
+        ("--average", int, 5, "at the end, try the mean of the weights at the last N evaluations"),
+        ("--seed", int, 1, "seed of weights, order and dropout"),
+    ],
+    "speed": [
+        ("--precision", ("auto", "fp32", "bf16"), "auto", "of matrix products; auto: bf16 where the hardware has it"),
+        ("--compile", bool, False, "torch.compile the model"),
+        ("--benchmark", bool, False, "time 200 steps, print tokens/s and MFU, save nothing"),
+    ],
+    "run": [
+        ("--run", str, "", "name of the run's folder under logs/; else made from the corpus"),
+        ("--resume", str, "", "logs/RUN to go on with, with the flags it was started with"),
+        ("--eval-every", int, 0, "steps between evaluations; 0: every epoch"),
+        ("--save-every", int, 0, "steps between checkpoints; 0: at every evaluation"),
+        ("--log-every", int, 10, "steps between rows of metrics.csv"),
+        ("--device", ("auto", "cpu", "cuda"), "auto", "where to train"),
+    ],
+}
+# What --resume may change; all else would make it another curve.
+CHANGEABLE = {"accumulate", "average", "benchmark", "compile", "device", "epochs", "eval_every", "log_every",
+              "precision", "procs", "resume", "save_every", "steps"}
+
+
+def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argparse.Namespace:
+    """The flags of a training script; `extra` adds flags, name=(type, default, help). Raises BadInput.
+
+    A flag's value is, in this order: what the command line says, what the resumed run was started with,
+    what is best for the corpus, the default.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    parser.error = lambda message: (print(f"error: {message}; --help lists the flags", file=sys.stderr), sys.exit(2))
+    added = [(f"--{name}", *flag) for name, flag in extra.items()]
+    defaults = {}
+    for heading, flags in (FLAGS | {"run": FLAGS["run"] + added}).items():
+        group = parser.add_argument_group(heading)
+        for name, kind, default, text in flags:
+            how = ({"action": "store_true"} if kind is bool else {"choices": kind} if isinstance(kind, tuple)
+                   else {"type": kind, "metavar": kind.__name__[:3].upper()})
+            shown = text if kind is bool or default == "" else f"{text} (default {default})"
+            group.add_argument(name, help=shown, **how)
+            defaults[name[2:].replace("-", "_")] = default
+    given = vars(parser.parse_args())
+    if given.get("resume"):
+        stored = load_run(given["resume"])["flags"]
+        for name, value in given.items():
+            if name not in CHANGEABLE and value != stored.get(name):
+                raise BadInput(f"--{name.replace('_', '-')} {value}: "
+                               f"{given['resume']} was started with {stored.get(name)}")
+        flags = defaults | stored | given | {"run": Path(given["resume"]).resolve().name}
+    else:
+        where = {name: given.get(name, defaults[name]) for name in ("data", "valid", "test", "src", "tgt")}
+        flags = defaults | PRESETS.get(find_corpus(**where).name, {}) | given
+    args = argparse.Namespace(**flags)
+    if args.benchmark:
+        args.steps = 200
+    for name in ("batch_tokens", "accumulate", "epochs", "warmup", "log_every", "vocab_size", "average", *extra):
+        if getattr(args, name) < (0 if name in extra else 1):
+            raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)}: it must be at least 1")
+    if args.device == "auto":
+        args.device = "cuda" if "cuda" in devices and torch.cuda.is_available() else "cpu"
+    if args.device not in devices:
+        raise BadInput(f"--device {args.device}: this script trains on {devices[0]} only")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--device cuda: there is no GPU here that PyTorch can use; --device cpu does without")
+    if args.precision == "auto":
+        args.precision = "bf16" if fast_dtype(args.device) == torch.bfloat16 else "fp32"
+    return args
+
+
+def model_config(args: argparse.Namespace, vocab_size: int) -> ModelConfig:
+    """The model's shape from the flags. Raises BadInput for one that cannot be."""
+    shared = ("layers", "d_model", "heads", "d_ff", "dropout", "label_smoothing", "norm", "max_length")
+    try:
+        return ModelConfig(vocab_size, **{name: getattr(args, name) for name in shared})
+    except ValueError as problem:
+        raise BadInput(problem)
+
+
+def prepare_corpus(args) -> Path:
+    """The folder of the encoded corpus, made if it is not there. Raises BadInput."""
+    bpe = load_run(args.resume)["bpe"] if args.resume else None
+    corpus = find_corpus(args.data, args.valid, args.test, args.src, args.tgt)
+    folder = prepare(corpus, args.vocab_size, args.max_length, bpe)
+    meta = json.loads((folder / "meta.json").read_text())
+    for part, counts in meta["parts"].items():
+        left_out = [f"{counts[name]:,} {text}" for name, text in (("too_long", f"over {args.max_length} tokens"),
+                                                                  ("empty", "with an empty side")) if counts[name]]
+        print(f"{corpus.name}, {part}: {counts['pairs']:,} pairs, {counts['tokens']:,} tokens"
+              + (f"; left out: {', '.join(left_out)}" if left_out else "")
+              + ("; held out of training" if meta["held_out"] and part == "valid" else ""), flush=True)
+    return folder
+
+
+def name_run(args) -> None:
+    """Settles the run's name: a new folder under logs/, unless the run is resumed. Raises BadInput."""
+    if args.resume or args.benchmark:
+        return
+    if args.run:
+        if (LOGS / args.run / "metrics.csv").exists():
+            raise BadInput(f"logs/{args.run} is there already: go on with it by --resume logs/{args.run}, "
+                           f"or choose another --run")
+        return
+    names = (f"{Path(args.data).name.split('.')[0]}-{n}" for n in range(1, 10**6))
+    args.run = next(name for name in names if not (LOGS / name).exists())
+
+
+# --- The training step -------------------------------------------------------------------------------------
+
+
+def learning_rate(step: int, peak: float, warmup: int) -> float:
+    """Section 5.3: up in a straight line for `warmup` steps, then down with the root of the step, from 1.
+
+    The paper's peak is (d_model * warmup) ** -0.5.
+    """
+    return peak * min(step / warmup, (warmup / step) ** 0.5)
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seeds dropout for one step of one process, so that a resumed run draws what an unbroken one would."""
+    torch.manual_seed((seed * 1_000_003 + step) * 1_009 + rank)
+
+
+class Stop:
+    """Set by Ctrl-C, SIGTERM or SIGUSR1: the loop looks at it after each step, saves and leaves."""
+
+    def __init__(self):
+        self.signal = 0
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self.set)
+
+    def set(self, number: int, _frame) -> None:
+        self.signal = number
+
+
+# --- Evaluation --------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def validation_loss(model: Transformer, pairs: Pairs, args, rank: int, world_size: int) -> float:
+    """Negative log-likelihood per target token, in nats, each process on its own batches of `pairs`."""
+    device = next(model.parameters()).device
+    sums = torch.zeros(2, dtype=torch.float64)
+    batches = group_by_length(pairs.src_lengths, pairs.tgt_lengths, 4096, np.random.default_rng(0))
+    for rows in batches[rank::world_size]:
+        with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
+            _, nll, tokens = model(*(part.to(device) for part in pairs.batch(rows)))
+        sums += torch.tensor([float(nll), tokens], dtype=torch.float64)
+    sums = sums.to(device)
+    dist.all_reduce(sums)
+    return float(sums[0] / sums[1])
+
+
+def translate_part(model: Transformer, bpe: BPE, sources: list[str], args, beam: int, rank: int, world_size: int):
+    """Translations of all `sources` on rank 0 (None elsewhere), each process doing its own batches."""
+    fast = copy.deepcopy(model).to(torch.bfloat16 if args.precision == "bf16" else torch.float32)
+    mine = {}
+    for batch in sort_into_batches(sources)[rank::world_size]:
+        answers = translate_lines(fast, bpe, [sources[i] for i in batch], beam)
+        mine |= {i: hypotheses[0][1] for i, hypotheses in zip(batch, answers)}
+    shares = [None] * world_size if rank == 0 else None
+    dist.gather_object(mine, shares)
+    if rank == 0:
+        together = {i: text for share in shares for i, text in share.items()}
+        return [together[i] for i in range(len(sources))]
+
+
+def bleu(hypotheses: list[str], references: list[str]) -> tuple[float, str]:
+    """Corpus BLEU and its signature (Post, 2018): cased, tokenized by sacreBLEU's 13a."""
+    import sacrebleu
+
+    metric = sacrebleu.BLEU()
+    score = metric.corpus_score(hypotheses, [references]).score
+    return score, str(metric.get_signature())
+
+
+@torch.inference_mode()
+def evaluate(model: Transformer, corpus: Path, bpe: BPE, args, rank: int, world_size: int) -> dict:
+    """Validation loss and greedy BLEU of a plain model, all processes sharing the work.
+
+    The batches are the same for any number of processes, so the figures are too. The BLEU is known to
+    rank 0 only; the others get 0.
+    """
+    was_training = model.training
+    model.eval()
+    loss = validation_loss(model, Pairs(corpus, "valid"), args, rank, world_size)
+    hypotheses = translate_part(model, bpe, read_text(corpus, "valid", "src"), args, 1, rank, world_size)
+    model.train(was_training)
+    score = bleu(hypotheses, read_text(corpus, "valid", "tgt"))[0] if rank == 0 else 0.0
+    return {"valid_loss": loss, "valid_bleu": score}
+
+
+def read_text(corpus: Path, part: str, side: str) -> list[str]:
+    return (corpus / f"{part}.{side}.txt").read_text(encoding="utf-8").split("\n")[:-1]
+
+
+# --- The checkpoint file -----------------------------------------------------------------------------------
+
+
+def save_file(path: Path, checkpoint: dict) -> None:
+    """Writes under another name, syncs, renames: a file of this name is always whole. Raises BadInput."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with open(partial, "wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+    except (OSError, RuntimeError) as problem:             # torch.save turns a full disk into RuntimeError
+        partial.unlink(missing_ok=True)
+        kept = "; the one from before is whole" if path.is_file() else ""
+        raise BadInput(f"{path}: the checkpoint cannot be written ({str(problem).splitlines()[0]}){kept}")
+
+
+def load_run(folder: str) -> dict:
+    """The checkpoint logs/RUN/last.pt that a run goes on from. Raises BadInput."""
+    path = Path(folder) / "last.pt"
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file; --resume takes the folder of a run, logs/RUN")
+    try:
+        checkpoint = load_checkpoint(str(path))[1]
+    except (OSError, ValueError) as problem:
+        raise BadInput(problem)
+    if "optimizer" not in checkpoint:
+        raise BadInput(f"{path}: it has weights but no optimizer state to go on from")
+    return checkpoint
+
+
+def mean_weights(paths: list[Path]) -> dict[str, Tensor]:
+    """The mean, weight by weight, of several checkpoints (section 6.1)."""
+    states = [load_checkpoint(str(path))[1]["model"] for path in paths]
+    return {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}
+
+
+def share_weights(model: nn.Module, state: dict[str, Tensor], rank: int) -> None:
+    """Rank 0's `state` becomes the weights of every process's `model`."""
+    if rank == 0:
+        model.load_state_dict(state)
+    for parameter in model.parameters():
+        dist.broadcast(parameter.detach(), 0)
+
+
+# --- The log of a run --------------------------------------------------------------------------------------
+
+COLUMNS = ["step", "epoch", "seconds", "tokens", "train_loss", "learning_rate", "grad_norm", "tokens_per_second",
+           "mfu", "valid_loss", "valid_bleu"]
+
+
+class Run:
+    """Counts what a run does; on rank 0 it also keeps logs/RUN/ and shows progress."""
+
+    def __init__(self, args, config: ModelConfig, batches, last: int, rank: int, world_size: int, resumed: dict | None):
+        self.args, self.config, self.batches, self.last = args, config, batches, last
+        self.rank, self.world_size, self.folder = rank, world_size, LOGS / args.run
+        self.writes = rank == 0 and not args.benchmark
+        # Travels in the checkpoint: nll and targets are the sums since the last row of metrics.csv.
+        self.progress = {"seconds": 0.0, "tokens": 0, "nll": 0.0, "targets": 0.0, "best": [-1.0, 0.0], "best_step": 0}
+        self.progress |= resumed["progress"] if resumed else {}
+        self.began = time.perf_counter() - self.progress["seconds"]
+        self.since = [0.0, 0, 0.0]                         # training seconds, tokens, FLOPs since the last row
+        self.timed, self.bar = [], None                    # (tokens/s, MFU) of each row
+        self.peak = matrix_rate(args.device, args.precision) * world_size
+        if self.writes:
+            self.open(resumed)
+        if rank == 0 and sys.stderr.isatty():
+            from tqdm import tqdm
+            self.bar = tqdm(total=last, initial=resumed["step"] if resumed else 0, unit="step", dynamic_ncols=True)
+
+    def is_logged(self, step: int) -> bool:
+        """Whether metrics.csv has a row for this step, apart from the last one of a run."""
+        return step % self.args.log_every == 0 or step % self.args.eval_every == 0
+
+    def open(self, resumed: dict | None) -> None:
+        """Makes the folder, or cuts its metrics.csv back to the step that the checkpoint is of."""
+        path, partial, rows = self.folder / "metrics.csv", self.folder / "metrics.partial", []
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if resumed and path.is_file():
+                rows = [row for row in path.read_text().splitlines()[1:] if row.count(",") == len(COLUMNS) - 1]
+                numbers = [int(row.split(",")[0]) for row in rows]
+                rows = [row for row, n in zip(rows, numbers) if n <= resumed["step"] and self.is_logged(n)]
+            partial.write_text("\n".join([",".join(COLUMNS), *rows]) + "\n")
+            partial.rename(path)
+            self.metrics = open(path, "a", buffering=1)    # line by line, so that others can watch it grow
+            write_json(self.folder / "config.json", {
+                "flags": vars(self.args), "model": asdict(self.config), "world_size": self.world_size,
+                "parameters": sum(p.numel() for p in Transformer(self.config).parameters()),
+                "host": socket.gethostname(), "device": device_name(self.args.device),
+                "threads": torch.get_num_threads(), "python": platform.python_version(), "torch": torch.__version__,
+                "started": time.strftime("%Y-%m-%d %H:%M:%S")})
+        except OSError as problem:
+            raise BadInput(f"{self.folder}: cannot be written ({problem.strerror or problem})")
+
+    def record(self, step: int, seconds: float, nll: float, targets: float, lr: float, norm: float, valid: dict):
+        """One step is done: its training seconds, and its loss and target tokens over all processes."""
+        progress, pairs, rows = self.progress, self.batches.pairs, self.batches.rows(step - 1)
+        lengths = [torch.from_numpy(side[rows]) for side in (pairs.src_lengths, pairs.tgt_lengths)]
+        tokens = int(sum(side.sum() for side in lengths))
+        progress["seconds"] = time.perf_counter() - self.began
+        progress["tokens"] += tokens
+        progress["nll"] += nll
+        progress["targets"] += targets
+        self.since = [a + b for a, b in zip(self.since, (seconds, tokens, flops(self.config, *lengths)))]
+        loss, speed = progress["nll"] / progress["targets"], self.since[1] / self.since[0]
+        if self.bar is not None:
+            self.bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s", refresh=False)
+            self.bar.update()
+        if not (self.is_logged(step) or step == self.last):
+            return
+        self.timed.append((speed, self.since[2] / self.since[0] / self.peak))
+        self.since = [0.0, 0, 0.0]
+        if self.is_logged(step):                           # a last row between two others leaves their sums alone
+            progress["nll"] = progress["targets"] = 0.0
+        if not self.writes:
+            return
+        epoch = (step - 1) // len(self.batches)
+        found = [f"{valid[name]:.6f}" if valid else "" for name in ("valid_loss", "valid_bleu")]
+        self.metrics.write(f"{step},{epoch},{progress['seconds']:.2f},{progress['tokens']},{loss:.6f},{lr:.4e},"
+                           f"{norm:.6f},{speed:.0f},{self.timed[-1][1]:.4f},{','.join(found)}\n")
+        if valid or self.bar is None and step % (10 * self.args.log_every) == 0:
+            found = f", validation loss {valid['valid_loss']:.3f}, BLEU {valid['valid_bleu']:.1f}" if valid else ""
+            left = (self.last - step) * progress["seconds"] / step
+            self.say(f"step {step}/{self.last}, epoch {epoch + 1}: loss {loss:.3f}{found}, {speed:,.0f} tokens/s, "
+                     f"{minutes(progress['seconds'])} gone, {minutes(left)} left")
+
+    def say(self, text: str) -> None:
+        """A line from rank 0, above the progress bar."""
+        if self.rank == 0:
+            (self.bar.write if self.bar is not None else print)(text)
+            sys.stdout.flush()
+
+    def checkpoint(self, step: int, bpe: BPE, model: dict, optimizer: dict | None = None) -> dict:
+        """What every mode's checkpoint file holds; `model` and `optimizer` by plain parameter names."""
+        return {"format": 1, "step": step, "config": asdict(self.config), "model": model, "bpe": bpe.serialized,
+                "flags": vars(self.args), "progress": self.progress} | ({"optimizer": optimizer} if optimizer else {})
+
+    def keep_if_best(self, step: int, bpe: BPE, model: dict, valid: dict, averaged: int = 1) -> None:
+        """Writes best.pt if no weights before had a higher BLEU on validation, or the same and a lower loss."""
+        reached = [valid["valid_bleu"], -valid["valid_loss"]]
+        if self.writes and reached > self.progress["best"]:
+            self.progress |= {"best": reached, "best_step": step}
+            save_file(self.folder / "best.pt", self.checkpoint(step, bpe, model) | {"averaged": averaged})
+
+    def keep_for_average(self, step: int, bpe: BPE, model: dict) -> None:
+        """Writes step-N.pt if this is one of the last --average evaluations."""
+        if self.writes and self.args.average > 1 and self.last - step < self.args.average * self.args.eval_every:
+            save_file(self.folder / f"step-{step:07d}.pt", self.checkpoint(step, bpe, model))
+
+    def finish(self, model: Transformer, corpus: Path, bpe: BPE) -> None:
+        """Averages, scores the best weights on the test part, sums up. `model` is a plain one, and is changed."""
+        args, rank, world_size = self.args, self.rank, self.world_size
+        if args.benchmark:
+            speed, mfu = (statistics.median(column) for column in zip(*self.timed[len(self.timed) // 4 :]))
+            return self.say(f"{speed:,.0f} source+target tokens/s, MFU {mfu:.1%} of {self.peak / 1e9:,.0f} GFLOP/s; "
+                            f"processes x threads: {world_size} x {torch.get_num_threads()}, {args.precision}")
+        state = model.state_dict()
+        if args.average > 1:
+            paths = sorted(self.folder.glob("step-*.pt"))[-args.average :] if self.writes else []
+            state = mean_weights(paths) if paths else state
+            share_weights(model, state, rank)
+            self.keep_if_best(self.last, bpe, state, evaluate(model, corpus, bpe, args, rank, world_size), len(paths))
+        best = load_checkpoint(str(self.folder / "best.pt"))[1] if self.writes else {"model": state}
+        share_weights(model, best["model"], rank)
+
+        part = "test" if (corpus / "test.src.txt").is_file() else "valid"
+        sources, references = read_text(corpus, part, "src"), read_text(corpus, part, "tgt")
+        hypotheses = translate_part(model.eval(), bpe, sources, args, 4, rank, world_size)
+        memory = [None] * world_size if rank == 0 else None
+        dist.gather_object(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10, memory)
+        if not self.writes:
+            return
+        score, signature = bleu(hypotheses, references)
+        (self.folder / "translations.txt").write_text("\n".join(hypotheses) + "\n", encoding="utf-8")
+        with open(self.folder / "metrics.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        seconds = time.perf_counter() - self.began
+        write_json(self.folder / "summary.json", {
+            "steps": self.last, "tokens": self.progress["tokens"], "wall_seconds": round(seconds, 1),
+            "median_tokens_per_second": statistics.median(float(row["tokens_per_second"]) for row in rows),
+            "median_mfu": statistics.median(float(row["mfu"]) for row in rows),
+            "best_valid_bleu": round(self.progress["best"][0], 2),
+            "best_valid_loss": round(-self.progress["best"][1], 4),
+            "best_step": self.progress["best_step"], "averaged_checkpoints": best["averaged"],
+            f"{part}_bleu": round(score, 2), "bleu_signature": signature, "beam": 4,
+            "peak_memory_mib": {"largest_process": round(max(memory)), "all_processes": round(sum(memory))}})
+        if self.bar is not None:
+            self.bar.close()
+        print(f"\nBLEU {score:.1f} on {len(sources):,} sentences of the {part} part, beam 4 ({signature})\n")
+        for i in range(0, len(sources), max(1, len(sources) // 5)):
+            print(f"  source       {sources[i]}\n  translation  {hypotheses[i]}\n  reference    {references[i]}\n")
+        print(f"{minutes(seconds)} in all; {self.folder}/ has the log and the checkpoints. Now talk to it:\n\n"
+              f"  python translate.py\n", flush=True)
+
+
+def matrix_rate(device: str, precision: str) -> float:
+    """FLOP/s of a large matrix product on this device, in this process: what MFU is a share of."""
+    size, times = (8192 if device == "cuda" else 1024), []
+    a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    for _ in range(6):
+        began = time.perf_counter()
+        a @ a
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return 2 * size**3 / min(times)
+
+
+def device_name(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", platform.machine())
+
+
+def write_json(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def minutes(seconds: float) -> str:
+    return f"{int(seconds // 60)}:{int(seconds % 60):02d}"

@@ -1,0 +1,163 @@
+"""Translates with a trained model: at a prompt, one sentence, a file, or a test set with its BLEU score.
+
+    python translate.py                                   # a prompt, until q; the newest run's best checkpoint
+    python translate.py "Ein Hund läuft im Park."         # one sentence
+    python translate.py < in.de > out.en                  # as many lines out as in
+    python translate.py --score test.de test.en           # BLEU with its sacreBLEU signature
+"""
+
+import argparse
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from data import (ALLOCATOR, BPE, CACHE, BadInput, answer_bad_input, available_cores, read_parallel, read_lines,
+                  sort_into_batches, translate_lines)
+from model import fast_dtype, load_checkpoint
+
+BLOCK = 20_000               # lines read at a time, so that a file of any size needs no more memory
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", nargs="?", help="a sentence to translate; without it: a prompt, or standard input")
+    parser.add_argument("--checkpoint", help="a .pt file of a run (default: best.pt of the newest run in logs/)")
+    parser.add_argument("--beam", type=int, default=4, help="hypotheses kept while searching; 1 is greedy (default 4)")
+    parser.add_argument("--n-best", type=int, default=1, help="translations to show, with their scores (default 1)")
+    parser.add_argument("--score", nargs=2, metavar=("SRC", "REF"), help="translate SRC and score it against REF")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run (default auto)")
+    parser.add_argument("--procs", type=int, default=0, help="processes for a file (default: one a core)")
+    parser.error = lambda message: (print(f"error: {message}; --help lists the flags", file=sys.stderr), sys.exit(2))
+    args = parser.parse_args()
+    if not 1 <= args.n_best <= args.beam:
+        raise BadInput(f"--n-best {args.n_best} with --beam {args.beam}: it takes at least 1, and a beam no smaller")
+    if args.device == "auto":
+        args.device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif args.device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--device cuda: there is no GPU here that PyTorch can use; --device cpu does without")
+    return args
+
+
+class Translator:
+    """A model ready to translate: text in, text out."""
+
+    def __init__(self, args: argparse.Namespace):
+        path = args.checkpoint or max(Path("logs").glob("*/best.pt"), key=lambda p: p.stat().st_mtime, default=None)
+        if path is None:
+            raise BadInput("there is no checkpoint under logs/ yet; train one, in a few minutes: python train_cpu.py")
+        try:
+            model, checkpoint = load_checkpoint(str(path))
+        except (OSError, ValueError) as problem:
+            raise BadInput(problem)
+        self.args, self.path, self.languages = args, path, (checkpoint["flags"]["src"], checkpoint["flags"]["tgt"])
+        self.model, self.bpe = model.to(args.device, fast_dtype(args.device)), BPE(checkpoint["bpe"])
+
+    def __call__(self, lines: list[str]) -> list[str]:
+        """One translation for each line, or its n best, tab-separated from their scores, a line each."""
+        answers = translate_lines(self.model, self.bpe, lines, self.args.beam, self.args.n_best)
+        if self.args.n_best == 1:
+            return [hypotheses[0][1] for hypotheses in answers]
+        return ["\n".join(f"{score:.3f}\t{text}" for score, text in hypotheses) for hypotheses in answers]
+
+
+def start_worker(args: argparse.Namespace) -> None:
+    """Makes a pool's process ready: one thread, its own copy of the model, Ctrl-C left to the parent."""
+    global translator
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    translator = Translator(args)
+
+
+def translate_batch(lines: list[str]) -> list[str]:
+    return translator(lines)
+
+
+class Many:
+    """Translates many lines, in batches of like length, on all cores (or on the GPU)."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args, self.pool = args, None
+        self.here = Translator(args)
+
+    def __call__(self, lines: list[str]) -> list[str]:
+        procs = 1 if self.args.device == "cuda" else self.args.procs or available_cores()
+        batches = sort_into_batches(lines)
+        texts = [[lines[i] for i in batch] for batch in batches]
+        if procs > 1 and len(batches) > procs and self.pool is None:
+            os.environ.update(ALLOCATOR)
+            self.pool = multiprocessing.get_context("spawn").Pool(procs, start_worker, (self.args,))
+        translated = {}
+        results = self.pool.imap(translate_batch, texts) if self.pool else map(self.here, texts)
+        for batch, answers in zip(batches, results):
+            translated |= zip(batch, answers)
+        return [translated[i] for i in range(len(lines))]
+
+
+def prompt(translator: Translator) -> None:
+    """Reads and answers until q, Ctrl-D or Ctrl-C; arrow keys edit the line and find earlier ones."""
+    try:
+        import readline
+
+        history = CACHE / "history"
+        history.parent.mkdir(parents=True, exist_ok=True)
+        history.touch()
+        readline.read_history_file(history)
+        readline.set_history_length(1000)
+    except (ImportError, OSError):                         # no such library or no such folder: no history
+        readline = None
+    src, tgt = translator.languages
+    print(f"{translator.path}: {src} to {tgt}. Type a sentence; q ends.")
+    try:
+        while (line := input(f"{src}> ")).strip() != "q":
+            if line.strip():
+                for answer in translator([line.encode("utf-8", "replace").decode()])[0].split("\n"):
+                    print(f"{tgt}> {answer}")
+    except (EOFError, KeyboardInterrupt):
+        print()
+    finally:
+        if readline:
+            readline.write_history_file(history)
+
+
+def score(args: argparse.Namespace) -> None:
+    """Prints the BLEU of the translation of a file, how it was computed, and how long it took."""
+    import sacrebleu
+
+    sources, references = zip(*read_parallel(*map(Path, args.score)))
+    many = Many(args)
+    began = time.perf_counter()
+    hypotheses = many(list(sources))
+    seconds = time.perf_counter() - began
+    metric = sacrebleu.BLEU()
+    print(f"BLEU {metric.corpus_score(hypotheses, [references]).score:.2f}  {metric.get_signature()}\n"
+          f"{len(sources):,} sentences, beam {args.beam}, {seconds:.1f} s, {len(sources) / seconds:,.0f} sentences/s")
+
+
+def main() -> None:
+    args = parse_arguments()
+    if args.score:
+        score(args)
+    elif args.text is not None:
+        print(Translator(args)([args.text])[0])
+    elif sys.stdin.isatty():
+        prompt(Translator(args))
+    else:
+        many, lines = Many(args), read_lines("standard input", sys.stdin.buffer)
+        while block := list(islice(lines, BLOCK)):
+            print("\n".join(many(block)), flush=True)
+
+
+if __name__ == "__main__":
+    with answer_bad_input():
+        try:
+            main()
+        except KeyboardInterrupt:
+            sys.exit(130)
+        except BrokenPipeError:                            # `| head` has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
