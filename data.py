@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice, zip_longest
 from pathlib import Path
 
@@ -94,7 +95,8 @@ def find_corpus(data="phrasebook", valid="", test="", src="de", tgt="en") -> Cor
     PREFIX.de and PREFIX.en (.gz too), or a .tsv or .csv file. valid and test: a PREFIX or a table.
     """
     if data == "phrasebook":
-        corpus = Corpus(data, {part: (lambda part=part: iter(phrasebook.corpus()[part])) for part in PARTS}, (src, tgt))
+        book = cache(phrasebook.corpus)
+        corpus = Corpus(data, {part: (lambda part=part: iter(book()[part])) for part in PARTS}, (src, tgt))
     elif data == "multi30k" or Path(data).is_dir():
         folder = download_multi30k() if data == "multi30k" else Path(data)
         corpus = Corpus(folder.resolve().name, {}, (src, tgt))

@@ -33,8 +33,9 @@ LOGS = Path("logs")
 
 # What is best for a corpus of this size, found on its validation part; a flag on the command line wins.
 PRESETS = {
-    "phrasebook": dict(vocab_size=2000, epochs=6, warmup=400, lr=3e-3, dropout=0.05, average=1, max_length=64),
-    "multi30k": dict(vocab_size=8000, epochs=30, warmup=1500, lr=2.4e-3, dropout=0.25, average=5),
+    "phrasebook": dict(vocab_size=3000, layers=2, batch_tokens=3072, epochs=5, warmup=300, lr=3e-3, dropout=0.05,
+                       average=2),
+    "multi30k": dict(vocab_size=6000, d_ff=512, batch_tokens=3072, epochs=24, dropout=0.3, average=6),
 }
 
 FLAGS = {
@@ -118,7 +119,7 @@ def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argp
         flags = defaults | PRESETS.get(find_corpus(**where).name, {}) | given
     args = argparse.Namespace(**flags)
     if args.benchmark:
-        args.steps = 200
+        args.steps = args.steps or 200
     for name in ("batch_tokens", "accumulate", "epochs", "warmup", "log_every", "vocab_size", "average", *extra):
         if getattr(args, name) < (0 if name in extra else 1):
             raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)}: it must be at least 1")

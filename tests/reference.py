@@ -50,7 +50,7 @@ class TorchTransformer(nn.Module):
                 if is_decoder:
                     attention(theirs.multihead_attn, mine.cross_attention)
                 theirs.linear1.load_state_dict(mine.feed_forward[0].state_dict())
-                theirs.linear2.load_state_dict(mine.feed_forward[3].state_dict())
+                theirs.linear2.load_state_dict(mine.feed_forward[2].state_dict())
                 for norm, residual in zip([theirs.norm1, theirs.norm2, getattr(theirs, "norm3", None)], mine.residuals):
                     norm.load_state_dict(residual.norm.state_dict())
             if self.config.norm == "pre":

@@ -43,7 +43,7 @@ def test_attention_written_out_is_pytorchs(dtype, tolerance):
     q, k, v = (torch.randn(3, 4, n, 16, dtype=dtype) for n in (5, 7, 7))
     mask = torch.rand(3, 1, 5, 7) > 0.3
     mask[..., 0] = True
-    ours = scaled_dot_product(q, k, v, mask, Dropout(0.0))
+    ours = scaled_dot_product(q, k, v, mask)
     torch.testing.assert_close(ours, F.scaled_dot_product_attention(q, k, v, mask), atol=tolerance, rtol=tolerance)
 
 
