@@ -12,6 +12,7 @@ share it decides only who gets which of its sentences.
 import csv
 import gzip
 import hashlib
+import http.client
 import json
 import os
 import re
@@ -30,8 +31,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-import phrasebook
 
 PAD, BOS, EOS = 0, 1, 2
 PARTS = {"train": ["train"], "valid": ["val", "valid", "dev"], "test": ["test_2016_flickr", "test"]}    # file names
@@ -62,12 +61,14 @@ class BadInput(Exception):
 
 @contextmanager
 def answer_bad_input():
-    """Answers BadInput as every script does: one line on stderr and exit status 2."""
+    """Answers BadInput as every script does, by one line on stderr and exit status 2; Ctrl-C by 130."""
     try:
         yield
     except BadInput as problem:
         print(f"error: {problem}", file=sys.stderr, flush=True)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def available_cores() -> int:
@@ -85,7 +86,12 @@ class Corpus:
     name: str
     parts: dict[str, Callable[[], Iterator[tuple[str, str]]]]
     columns: tuple[str, str]
-    files: list[Path] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)        # what it is made from
+
+    def checksum(self) -> str:
+        """Of what the files hold, and of how they are read."""
+        parts = [sorted(self.parts), self.columns, [sha256(file) for file in self.files]]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def find_corpus(data="phrasebook", valid="", test="", src="de", tgt="en") -> Corpus:
@@ -95,8 +101,11 @@ def find_corpus(data="phrasebook", valid="", test="", src="de", tgt="en") -> Cor
     PREFIX.de and PREFIX.en (.gz too), or a .tsv or .csv file. valid and test: a PREFIX or a table.
     """
     if data == "phrasebook":
+        import phrasebook                                  # only here: translating does not need it
+
         book = cache(phrasebook.corpus)
         corpus = Corpus(data, {part: (lambda part=part: iter(book()[part])) for part in PARTS}, (src, tgt))
+        corpus.files = [Path(phrasebook.__file__)]
     elif data == "multi30k" or Path(data).is_dir():
         folder = download_multi30k() if data == "multi30k" else Path(data)
         corpus = Corpus(folder.resolve().name, {}, (src, tgt))
@@ -138,34 +147,38 @@ def find_file(path: str) -> Path | None:
 
 
 def sha256(path: Path) -> str:
-    if not path.is_file():
+    """In hexadecimal; empty where there is no file."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
         return ""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as problem:
+        raise BadInput(f"{path}: cannot be read ({problem.strerror})")
 
 
 def download_multi30k() -> Path:
     """The folder with Multi30k's files, fetched where they are not there yet and checked each time."""
     folder = CACHE / "multi30k"
-    base = os.environ.get("MULTI30K_URL", MULTI30K_URL)
+    base = os.environ.get("MULTI30K_URL", MULTI30K_URL).rstrip("/")
     for name, (size, check) in MULTI30K.items():
         path = folder / name
         if sha256(path) == check:
             continue
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            print(f"fetching {base.rstrip('/')}/{name}", file=sys.stderr)
-            with urllib.request.urlopen(f"{base.rstrip('/')}/{name}", timeout=30) as answer:
+            print(f"fetching {base}/{name}", file=sys.stderr)
+            with urllib.request.urlopen(f"{base}/{name}", timeout=30) as answer:
                 content = answer.read(size + 1)
-        except OSError as problem:
+            if len(content) != size or hashlib.sha256(content).hexdigest() != check:
+                raise BadInput(f"{base}/{name}: not the file that was expected "
+                               f"({len(content)} of {size} bytes, or another SHA-256); nothing was kept")
+            with tempfile.TemporaryDirectory(dir=folder) as partial:
+                (Path(partial) / name).write_bytes(content)
+                (Path(partial) / name).rename(path)        # so a half-written file never has the name
+        except (OSError, http.client.HTTPException, ValueError) as problem:
             raise BadInput(f"Multi30k cannot be fetched ({problem}); "
                            f"with its files at hand, name their folder: --data FOLDER")
-        if len(content) != size or hashlib.sha256(content).hexdigest() != check:
-            raise BadInput(f"{base}{name}: not the file that was expected "
-                           f"({len(content)} of {size} bytes, or another SHA-256); nothing was kept")
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, path)                        # so a half-written file never has the name
     return folder
 
 
@@ -199,19 +212,20 @@ def read_parallel(src: Path, tgt: Path) -> Iterator[tuple[str, str]]:
 def read_table(path: Path, src: str, tgt: str) -> Iterator[tuple[str, str]]:
     """Two columns of a .tsv or .csv file, each given by its header's name or by position, from 1.
 
-    A field in double quotes may hold the delimiter and doubled quotes; in .csv line ends too, which
-    become spaces. The first row is a header if it holds the names, or, with positions, language names.
+    A field may stand in double quotes, with its own quotes doubled; in .csv it may then hold commas and
+    line ends, which become spaces. The first row is a header if it has the names, or, with positions,
+    names of languages. Empty rows are passed over.
     """
     if path.suffix == ".csv":
         rows = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
     else:
         def unquote(cell: str) -> str:
             return cell[1:-1].replace('""', '"') if re.fullmatch(r'"(?:[^"]|"")*"', cell) else cell
-        rows = ([unquote(cell) for cell in line.split("\t")] for line in read_lines(path))
+        rows = ([unquote(cell) for cell in line.split("\t")] if line else [] for line in read_lines(path))
     columns = None
     try:
         for number, row in enumerate(rows, 1):
-            if columns is None:
+            if row and columns is None:
                 names = [cell.strip().lower() for cell in row]
                 if src.isdigit() and tgt.isdigit():
                     columns = int(src) - 1, int(tgt) - 1
@@ -276,8 +290,7 @@ def prepare(corpus: Corpus, vocab_size: int = 8000, max_length: int = 128, bpe: 
     a validation part, about 1,000 pairs (at most one in 20) are held out of training, chosen by a hash
     of their source so that equal sentences stay together. Raises BadInput.
     """
-    sums = [sha256(file) for file in corpus.files or [Path(phrasebook.__file__)]]
-    made_of = [FORMAT, corpus.name, sorted(corpus.parts), sums, corpus.columns, vocab_size, max_length, bpe]
+    made_of = [FORMAT, corpus.name, corpus.checksum(), vocab_size, max_length, bpe]
     digest = hashlib.sha256(json.dumps(made_of).encode())
     folder = CACHE / "encoded" / f"{corpus.name}-{digest.hexdigest()[:16]}"
     if (folder / "meta.json").is_file():
@@ -461,6 +474,9 @@ class Batches:
 # --- Text in, text out -------------------------------------------------------------------------------------
 
 
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")            # a terminal would obey these
+
+
 def sort_into_batches(lines: list[str], sentences: int = 128, characters: int = 16_384) -> list[list[int]]:
     """The numbers of all lines in batches of like length, longest first; it depends on the lines alone."""
     order = sorted(range(len(lines)), key=lambda i: -len(lines[i]))
@@ -497,7 +513,8 @@ def translate_lines(model, bpe: BPE, lines: list[str], beam: int = 1, n_best: in
             src[row, : len(pieces[i]) + 1] = torch.tensor(pieces[i] + [EOS])
         found = model.translate(src.to(next(model.parameters()).device), beam, n_best)
         for i, hypotheses in zip(batch, found):
-            answers[owners[i]].append((i, [(score, bpe.decode(ids)) for score, ids in hypotheses]))
+            texts = [(score, CONTROL.sub(" ", bpe.decode(ids))) for score, ids in hypotheses]
+            answers[owners[i]].append((i, texts))
     result = []
     for line, parts in zip(lines, answers):
         parts = [hypotheses for _, hypotheses in sorted(parts)]

@@ -65,7 +65,7 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu":
             return F.dropout(x, self.p)
-        dropped = round(self.p * 256)                      # of the 256 values of a byte: p is exact to 1/512
+        dropped = min(round(self.p * 256), 255)             # of the 256 values of a byte: p is exact to 1/512
         draws = torch.empty(x.numel() // 8 + 1, dtype=torch.int64).random_(-2**63, None)
         keep = draws.view(torch.uint8)[: x.numel()].view(x.shape).ge_(dropped)
         return x * keep.to(x.dtype).mul_(256 / (256 - dropped))
@@ -245,7 +245,8 @@ class Transformer(nn.Module):
         last = nn.LayerNorm if config.norm == "pre" else nn.Identity
         self.encoder_norm, self.decoder_norm = last(config.d_model), last(config.d_model)
         self.dropout = Dropout(config.dropout)
-        self.register_buffer("positions", sinusoids(config.max_length, config.d_model), persistent=False)
+        # One more than the longest sentence: batches are padded to even widths.
+        self.register_buffer("positions", sinusoids(config.max_length + 1, config.d_model), persistent=False)
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
@@ -297,6 +298,8 @@ class Transformer(nn.Module):
         without bos and eos. What a sentence gets does not depend on the others in its batch.
         """
         config, device = self.config, src.device
+        if not 1 <= beam <= config.vocab_size // 2:
+            raise ValueError(f"beam {beam}: it must be from 1 to half the vocabulary, {config.vocab_size // 2}")
         batch, heads = len(src), config.heads
         limit = ((src != config.pad).sum(1) * 2 + 8).clamp(max=config.max_length)   # longest target allowed
         encoded, mask = self.encode(src)
@@ -375,6 +378,8 @@ def load_checkpoint(path: str) -> tuple[Transformer, dict]:
     """
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if not isinstance(checkpoint, dict) or not {"config", "model", "bpe", "flags"} <= checkpoint.keys():
+            raise KeyError("parts are missing")
         model = Transformer(ModelConfig(**checkpoint["config"]))
         model.load_state_dict(checkpoint["model"])
     except pickle.UnpicklingError:

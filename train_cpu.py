@@ -9,6 +9,7 @@ Data parallelism by hand: every process works out the gradient of its share of a
 adds them up, and all take the same step. train_ddp.py leaves that to DistributedDataParallel.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -19,9 +20,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from data import ALLOCATOR, BPE, Batches, Pairs, answer_bad_input, available_cores
+from data import ALLOCATOR, BPE, BadInput, Batches, Pairs, answer_bad_input, available_cores
 from model import Transformer
-from training import (Run, Stop, evaluate, learning_rate, load_run, model_config, name_run, parse_arguments,
+from training import (STOPPING, Run, Stop, evaluate, learning_rate, load_run, model_config, name_run, parse_arguments,
                       prepare_corpus, save_file, seed_step)
 
 
@@ -74,7 +75,7 @@ def train(rank: int, args, port: int, corpus) -> None:
             sums += torch.tensor([float(nll), tokens, 0], dtype=torch.float64)
 
         # --- Synchronise: sums over all processes, divided once
-        sums[2] = stop.signal > 0
+        sums[2] = bool(stop)
         dist.all_reduce(sums)
         dist.all_reduce(gradients)
         nll, tokens, stopping = sums.tolist()
@@ -99,15 +100,16 @@ def train(rank: int, args, port: int, corpus) -> None:
             save_file(run.folder / "last.pt", run.checkpoint(step, bpe, weights, state))
 
     # --- The end
-    if stopping:
+    if stopping and run.writes:
         run.say(f"stopped and saved at step {step}; go on with: python train_cpu.py --resume {run.folder}")
-    else:
+    elif not stopping:
         run.finish(model, corpus, bpe)
     dist.destroy_process_group()
 
 
 def main() -> None:
     cores = available_cores()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))        # so that what is half-made goes
     with answer_bad_input():
         args = parse_arguments(__doc__, devices=("cpu",), procs=(int, 0, "processes; 0: one a core, up to 8"))
         # One thread in each of several processes beats several threads in one: nothing waits inside an
@@ -121,6 +123,8 @@ def main() -> None:
     os.environ.update(ALLOCATOR)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)    # port 0: a free one
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)     # until those who answer them are there
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     workers = mp.spawn(worker, (args, store.port, corpus), nprocs=args.procs, join=False)
     received = []
 
@@ -131,26 +135,32 @@ def main() -> None:
             if process.is_alive():
                 os.kill(process.pid, signal.SIGKILL if again else number)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in STOPPING:
         signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     try:
         while not workers.join():
             pass
-    except mp.ProcessExitedException as problem:
-        if received:
-            sys.exit(128 + received[0][0])
-        if problem.exit_code == 2:                         # the worker said why
+    except mp.ProcessException as problem:
+        codes = [process.exitcode for process in workers.processes]
+        if not received and 2 in codes:                    # that worker said why
             sys.exit(2)
-        name = problem.signal_name or f"exit status {problem.exit_code}"
-        sys.exit(f"error: process {problem.error_index} of {args.procs} died ({name}); "
-                 f"go on with: python train_cpu.py --resume logs/{args.run}")
+        if not received:
+            killed = next((rank for rank, code in enumerate(codes) if code == -signal.SIGKILL), None)
+            what = str(problem) if killed is None else f"process {killed} of {args.procs} was killed (SIGKILL)"
+            run = args.resume or f"logs/{args.run}"
+            then = f"go on with: python train_cpu.py --resume {run}" if os.path.exists(f"{run}/last.pt") else "nothing was saved"
+            sys.exit(f"error: {what}; {then}")
     if received:
         sys.exit(128 + received[0][0])
 
 
 def worker(*args) -> None:
     with answer_bad_input():
-        train(*args)
+        try:
+            train(*args)
+        except OSError as problem:                         # a full disk, a folder that went away
+            raise BadInput(f"{problem.filename or args[1].run}: {problem.strerror or problem}")
 
 
 if __name__ == "__main__":

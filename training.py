@@ -6,6 +6,8 @@ The training loop is not here: it stands in train_cpu.py, train_ddp.py and train
 import argparse
 import copy
 import csv
+import fcntl
+import itertools
 import json
 import os
 import platform
@@ -14,7 +16,6 @@ import signal
 import socket
 import statistics
 import sys
-import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +29,7 @@ from data import BPE, BadInput, Pairs, find_corpus, group_by_length, prepare, so
 from model import ModelConfig, Transformer, fast_dtype, flops, load_checkpoint
 
 LOGS = Path("logs")
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 # --- Flags -------------------------------------------------------------------------------------------------
 
@@ -113,16 +115,21 @@ def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argp
             if name not in CHANGEABLE and value != stored.get(name):
                 raise BadInput(f"--{name.replace('_', '-')} {value}: "
                                f"{given['resume']} was started with {stored.get(name)}")
-        flags = defaults | stored | given | {"run": Path(given["resume"]).resolve().name}
+        flags = defaults | stored | ({"steps": 0} if "epochs" in given else {}) | given
     else:
         where = {name: given.get(name, defaults[name]) for name in ("data", "valid", "test", "src", "tgt")}
         flags = defaults | PRESETS.get(find_corpus(**where).name, {}) | given
     args = argparse.Namespace(**flags)
     if args.benchmark:
         args.steps = args.steps or 200
-    for name in ("batch_tokens", "accumulate", "epochs", "warmup", "log_every", "vocab_size", "average", *extra):
-        if getattr(args, name) < (0 if name in extra else 1):
+    if args.benchmark and args.resume:
+        raise BadInput("--benchmark saves nothing, so there is nothing for it to --resume")
+    for name in ("batch_tokens", "accumulate", "epochs", "warmup", "log_every", "vocab_size", "average"):
+        if getattr(args, name) < 1:
             raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)}: it must be at least 1")
+    for name in ("steps", "lr", "clip", "seed", "eval_every", "save_every", *extra):
+        if not 0 <= getattr(args, name) < 2**31:
+            raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)}: it must be 0 or more, below 2^31")
     if args.device == "auto":
         args.device = "cuda" if "cuda" in devices and torch.cuda.is_available() else "cpu"
     if args.device not in devices:
@@ -147,6 +154,9 @@ def prepare_corpus(args) -> Path:
     """The folder of the encoded corpus, made if it is not there. Raises BadInput."""
     bpe = load_run(args.resume)["bpe"] if args.resume else None
     corpus = find_corpus(args.data, args.valid, args.test, args.src, args.tgt)
+    checksum, args.checksum = getattr(args, "checksum", ""), corpus.checksum()
+    if args.resume and checksum != args.checksum:
+        raise BadInput(f"--resume {args.resume}: the corpus {corpus.name} has changed since the run was started")
     folder = prepare(corpus, args.vocab_size, args.max_length, bpe)
     meta = json.loads((folder / "meta.json").read_text())
     for part, counts in meta["parts"].items():
@@ -159,16 +169,26 @@ def prepare_corpus(args) -> Path:
 
 
 def name_run(args) -> None:
-    """Settles the run's name: a new folder under logs/, unless the run is resumed. Raises BadInput."""
+    """Makes the run's folder under logs/, so that no other run takes its name. Raises BadInput."""
     if args.resume or args.benchmark:
         return
-    if args.run:
-        if (LOGS / args.run / "metrics.csv").exists():
-            raise BadInput(f"logs/{args.run} is there already: go on with it by --resume logs/{args.run}, "
-                           f"or choose another --run")
+    if args.run and (LOGS / args.run / "last.pt").is_file():
+        raise BadInput(f"logs/{args.run} is there already: go on with it by --resume logs/{args.run}, "
+                       f"or choose another --run")
+    try:
+        LOGS.mkdir(exist_ok=True)
+    except OSError as problem:
+        raise BadInput(f"{LOGS}: cannot be written ({problem.strerror})")
+    corpus = Path(args.data).name.split(".")[0]
+    for name in [args.run] if args.run else (f"{corpus}-{n}" for n in itertools.count(1)):
+        try:
+            (LOGS / name).mkdir(parents=True, exist_ok=bool(args.run))
+        except OSError as problem:
+            if isinstance(problem, FileExistsError) and not args.run:
+                continue
+            raise BadInput(f"{LOGS / name}: cannot be written ({problem.strerror})")
+        args.run = name
         return
-    names = (f"{Path(args.data).name.split('.')[0]}-{n}" for n in range(1, 10**6))
-    args.run = next(name for name in names if not (LOGS / name).exists())
 
 
 # --- The training step -------------------------------------------------------------------------------------
@@ -188,15 +208,19 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 
 
 class Stop:
-    """Set by Ctrl-C, SIGTERM or SIGUSR1: the loop looks at it after each step, saves and leaves."""
+    """True after Ctrl-C, SIGTERM, SIGUSR1 or the parent's death: the loop then saves and leaves."""
 
     def __init__(self):
-        self.signal = 0
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self.set)
+        self.received, self.parent = 0, os.getppid()
+        for number in STOPPING:
+            signal.signal(number, self.receive)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)     # the parent may have them wait until here
 
-    def set(self, number: int, _frame) -> None:
-        self.signal = number
+    def receive(self, number: int, _frame) -> None:
+        self.received = number
+
+    def __bool__(self) -> bool:
+        return bool(self.received) or os.getppid() != self.parent
 
 
 # --- Evaluation --------------------------------------------------------------------------------------------
@@ -235,6 +259,7 @@ def bleu(hypotheses: list[str], references: list[str]) -> tuple[float, str]:
     """Corpus BLEU and its signature (Post, 2018): cased, tokenized by sacreBLEU's 13a."""
     import sacrebleu
 
+    assert len(hypotheses) == len(references)              # sacreBLEU would not say
     metric = sacrebleu.BLEU()
     score = metric.corpus_score(hypotheses, [references]).score
     return score, str(metric.get_signature())
@@ -257,7 +282,8 @@ def evaluate(model: Transformer, corpus: Path, bpe: BPE, args, rank: int, world_
 
 
 def read_text(corpus: Path, part: str, side: str) -> list[str]:
-    return (corpus / f"{part}.{side}.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    """Its lines; read as bytes, since in text mode a lone carriage return would end one as well."""
+    return (corpus / f"{part}.{side}.txt").read_bytes().decode().split("\n")[:-1]
 
 
 # --- The checkpoint file -----------------------------------------------------------------------------------
@@ -317,11 +343,13 @@ class Run:
 
     def __init__(self, args, config: ModelConfig, batches, last: int, rank: int, world_size: int, resumed: dict | None):
         self.args, self.config, self.batches, self.last = args, config, batches, last
-        self.rank, self.world_size, self.folder = rank, world_size, LOGS / args.run
+        self.rank, self.world_size = rank, world_size
+        self.folder = Path(args.resume) if args.resume else LOGS / args.run
         self.writes = rank == 0 and not args.benchmark
         # Travels in the checkpoint: nll and targets are the sums since the last row of metrics.csv.
-        self.progress = {"seconds": 0.0, "tokens": 0, "nll": 0.0, "targets": 0.0, "best": [-1.0, 0.0], "best_step": 0}
+        self.progress = {"seconds": 0.0, "tokens": 0, "nll": 0.0, "targets": 0.0, "best": [-1.0, 0.0]}
         self.progress |= resumed["progress"] if resumed else {}
+        self.best = self.progress["best"]
         self.began = time.perf_counter() - self.progress["seconds"]
         self.since = [0.0, 0, 0.0]                         # training seconds, tokens, FLOPs since the last row
         self.timed, self.bar = [], None                    # (tokens/s, MFU) of each row
@@ -339,12 +367,19 @@ class Run:
     def open(self, resumed: dict | None) -> None:
         """Makes the folder, or cuts its metrics.csv back to the step that the checkpoint is of."""
         path, partial, rows = self.folder / "metrics.csv", self.folder / "metrics.partial", []
+        if resumed and resumed["step"] > self.last:
+            raise BadInput(f"{self.folder} is at step {resumed['step']} already, past the last one wanted, {self.last}")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.claim()
             if resumed and path.is_file():
                 rows = [row for row in path.read_text().splitlines()[1:] if row.count(",") == len(COLUMNS) - 1]
                 numbers = [int(row.split(",")[0]) for row in rows]
-                rows = [row for row, n in zip(rows, numbers) if n <= resumed["step"] and self.is_logged(n)]
+                end = resumed["step"] - (not self.is_logged(resumed["step"]))   # a last row of its own goes again
+                rows = [row for row, n in zip(rows, numbers) if n <= end]
+                for kept in self.folder.glob("step-*.pt"):                      # and so do its weights
+                    number = int(kept.stem[5:])
+                    if number > resumed["step"] or number % self.args.eval_every:
+                        kept.unlink()
             partial.write_text("\n".join([",".join(COLUMNS), *rows]) + "\n")
             partial.rename(path)
             self.metrics = open(path, "a", buffering=1)    # line by line, so that others can watch it grow
@@ -356,6 +391,16 @@ class Run:
                 "started": time.strftime("%Y-%m-%d %H:%M:%S")})
         except OSError as problem:
             raise BadInput(f"{self.folder}: cannot be written ({problem.strerror or problem})")
+
+    def claim(self) -> None:
+        """Holds the folder's lock until this process ends, so that two runs never write to one folder."""
+        self.lock = open(self.folder / ".lock", "w")
+        for _ in range(200):                               # a run that was just killed may still be saving
+            try:
+                return fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.1)
+        raise BadInput(f"{self.folder}: another run is writing to it")
 
     def record(self, step: int, seconds: float, nll: float, targets: float, lr: float, norm: float, valid: dict):
         """One step is done: its training seconds, and its loss and target tokens over all processes."""
@@ -403,9 +448,12 @@ class Run:
     def keep_if_best(self, step: int, bpe: BPE, model: dict, valid: dict, averaged: int = 1) -> None:
         """Writes best.pt if no weights before had a higher BLEU on validation, or the same and a lower loss."""
         reached = [valid["valid_bleu"], -valid["valid_loss"]]
-        if self.writes and reached > self.progress["best"]:
-            self.progress |= {"best": reached, "best_step": step}
-            save_file(self.folder / "best.pt", self.checkpoint(step, bpe, model) | {"averaged": averaged})
+        if not self.writes or reached <= self.best:
+            return
+        self.best = reached
+        if step % self.args.eval_every == 0:               # an evaluation for being last is not one if resumed
+            self.progress["best"] = reached
+        save_file(self.folder / "best.pt", self.checkpoint(step, bpe, model) | {"averaged": averaged})
 
     def keep_for_average(self, step: int, bpe: BPE, model: dict) -> None:
         """Writes step-N.pt if this is one of the last --average evaluations."""
@@ -432,7 +480,8 @@ class Run:
         sources, references = read_text(corpus, part, "src"), read_text(corpus, part, "tgt")
         hypotheses = translate_part(model.eval(), bpe, sources, args, 4, rank, world_size)
         memory = [None] * world_size if rank == 0 else None
-        dist.gather_object(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10, memory)
+        unit = 2**20 if sys.platform == "darwin" else 2**10
+        dist.gather_object(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit, memory)
         if not self.writes:
             return
         score, signature = bleu(hypotheses, references)
@@ -444,9 +493,8 @@ class Run:
             "steps": self.last, "tokens": self.progress["tokens"], "wall_seconds": round(seconds, 1),
             "median_tokens_per_second": statistics.median(float(row["tokens_per_second"]) for row in rows),
             "median_mfu": statistics.median(float(row["mfu"]) for row in rows),
-            "best_valid_bleu": round(self.progress["best"][0], 2),
-            "best_valid_loss": round(-self.progress["best"][1], 4),
-            "best_step": self.progress["best_step"], "averaged_checkpoints": best["averaged"],
+            "best_valid_bleu": round(self.best[0], 2), "best_valid_loss": round(-self.best[1], 4),
+            "best_step": best["step"], "averaged_checkpoints": best["averaged"],
             f"{part}_bleu": round(score, 2), "bleu_signature": signature, "beam": 4,
             "peak_memory_mib": {"largest_process": round(max(memory)), "all_processes": round(sum(memory))}})
         if self.bar is not None:

@@ -12,6 +12,9 @@ import os
 import signal
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -37,6 +40,8 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if not 1 <= args.n_best <= args.beam:
         raise BadInput(f"--n-best {args.n_best} with --beam {args.beam}: it takes at least 1, and a beam no smaller")
+    if args.score and args.n_best > 1:
+        raise BadInput("--score takes the best translation: leave out --n-best")
     if args.device == "auto":
         args.device = "cuda" if torch.cuda.is_available() else "cpu"
     elif args.device == "cuda" and not torch.cuda.is_available():
@@ -55,6 +60,8 @@ class Translator:
             model, checkpoint = load_checkpoint(str(path))
         except (OSError, ValueError) as problem:
             raise BadInput(problem)
+        if 2 * args.beam > model.config.vocab_size:
+            raise BadInput(f"--beam {args.beam}: more than half the vocabulary, {model.config.vocab_size}")
         self.args, self.path, self.languages = args, path, (checkpoint["flags"]["src"], checkpoint["flags"]["tgt"])
         self.model, self.bpe = model.to(args.device, fast_dtype(args.device)), BPE(checkpoint["bpe"])
 
@@ -84,6 +91,7 @@ class Many:
     def __init__(self, args: argparse.Namespace):
         self.args, self.pool = args, None
         self.here = Translator(args)
+        args.checkpoint = str(self.here.path)              # for the pool too, though a newer one may appear
 
     def __call__(self, lines: list[str]) -> list[str]:
         procs = 1 if self.args.device == "cuda" else self.args.procs or available_cores()
@@ -91,11 +99,15 @@ class Many:
         texts = [[lines[i] for i in batch] for batch in batches]
         if procs > 1 and len(batches) > procs and self.pool is None:
             os.environ.update(ALLOCATOR)
-            self.pool = multiprocessing.get_context("spawn").Pool(procs, start_worker, (self.args,))
+            spawn = multiprocessing.get_context("spawn")
+            self.pool = ProcessPoolExecutor(procs, spawn, start_worker, (self.args,))
         translated = {}
-        results = self.pool.imap(translate_batch, texts) if self.pool else map(self.here, texts)
-        for batch, answers in zip(batches, results):
-            translated |= zip(batch, answers)
+        try:
+            results = self.pool.map(translate_batch, texts) if self.pool else map(self.here, texts)
+            for batch, answers in zip(batches, results):
+                translated |= zip(batch, answers)
+        except BrokenProcessPool:
+            raise BadInput("a process that translated has died (out of memory?); fewer of them: --procs N")
         return [translated[i] for i in range(len(lines))]
 
 
@@ -105,31 +117,40 @@ def prompt(translator: Translator) -> None:
         import readline
 
         history = CACHE / "history"
-        history.parent.mkdir(parents=True, exist_ok=True)
-        history.touch()
-        readline.read_history_file(history)
         readline.set_history_length(1000)
-    except (ImportError, OSError):                         # no such library or no such folder: no history
+        if history.exists():
+            readline.read_history_file(history)
+    except (ImportError, OSError):                         # no such library, or another's file: no history
         readline = None
     src, tgt = translator.languages
     print(f"{translator.path}: {src} to {tgt}. Type a sentence; q ends.")
     try:
         while (line := input(f"{src}> ")).strip() != "q":
             if line.strip():
-                for answer in translator([line.encode("utf-8", "replace").decode()])[0].split("\n"):
+                for answer in translator([readable(line)])[0].split("\n"):
                     print(f"{tgt}> {answer}")
     except (EOFError, KeyboardInterrupt):
         print()
     finally:
-        if readline:
-            readline.write_history_file(history)
+        with suppress(OSError):
+            if readline:
+                history.parent.mkdir(parents=True, exist_ok=True)
+                readline.write_history_file(history)
+
+
+def readable(text: str) -> str:
+    """Text that was typed or passed as an argument, with what is not UTF-8 in it replaced."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def score(args: argparse.Namespace) -> None:
     """Prints the BLEU of the translation of a file, how it was computed, and how long it took."""
     import sacrebleu
 
-    sources, references = zip(*read_parallel(*map(Path, args.score)))
+    pairs = list(read_parallel(*map(Path, args.score)))
+    if not pairs:
+        raise BadInput(f"{args.score[0]} and {args.score[1]} are empty")
+    sources, references = zip(*pairs)
     many = Many(args)
     began = time.perf_counter()
     hypotheses = many(list(sources))
@@ -144,7 +165,7 @@ def main() -> None:
     if args.score:
         score(args)
     elif args.text is not None:
-        print(Translator(args)([args.text])[0])
+        print(Translator(args)([readable(args.text)])[0])
     elif sys.stdin.isatty():
         prompt(Translator(args))
     else:
@@ -157,7 +178,5 @@ if __name__ == "__main__":
     with answer_bad_input():
         try:
             main()
-        except KeyboardInterrupt:
-            sys.exit(130)
         except BrokenPipeError:                            # `| head` has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

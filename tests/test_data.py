@@ -32,14 +32,14 @@ def test_parallel_files_plain_and_gz_with_bom_and_crlf(tmp_path):
 
 
 def test_a_line_ends_at_a_line_feed_only(tmp_path):
-    odd = [("eins\u2028zwei\x0bdrei\x85vier", "one\x0ctwo\x1cthree\u2029four"), ("fünf", "five")]
+    odd = [("a\rb", "c\rd"), ("eins\u2028zwei\x0bdrei\x85vier", "one\x0ctwo\x1cthree\u2029four"), ("fünf", "five")]
     write_pairs(tmp_path / "a", odd)
     assert read(tmp_path / "a") == odd
 
 
 TABLES = {
     "header.csv": 'id,DE,en\r\n1,"Ein ""Hund"", hier",A dog\r\n2,"Zwei\nZeilen",Two lines\r\n',
-    "header.tsv": 'en\tde\nA dog\t"Ein ""Hund"", hier"\nTwo lines\tZwei Zeilen\n',
+    "header.tsv": 'en\tde\nA dog\t"Ein ""Hund"", hier"\n\nTwo lines\tZwei Zeilen\n\n',
 }
 
 

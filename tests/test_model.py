@@ -147,6 +147,12 @@ def test_the_flop_count_is_that_of_pytorchs_counter():
     assert counter.get_total_flops() == pytest.approx(ours, rel=0.02)
 
 
+def test_a_sentence_of_exactly_the_longest_length_in_a_batch_padded_to_even():
+    model = Transformer(ModelConfig(**CONFIG | dict(max_length=31)))
+    ids = torch.cat([torch.randint(3, 50, (1, 31)), torch.zeros(1, 1, dtype=torch.long)], dim=1)
+    assert model(ids, ids, ids)[2] == 31
+
+
 @pytest.mark.parametrize("wrong", [dict(d_model=250), dict(heads=5), dict(d_model=33, heads=3), dict(layers=0), dict(dropout=1.0), dict(norm="mid")])
 def test_an_impossible_shape_is_refused(wrong):
     with pytest.raises(ValueError):
@@ -160,17 +166,18 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path, model):
         def __reduce__(self):
             return exec, (f"open({str(tmp_path / 'ran')!r}, 'w')",)
 
-    good = {"config": asdict(model.config), "model": model.state_dict()}
+    good = {"config": asdict(model.config), "model": model.state_dict(), "bpe": "", "flags": {}}
     torch.save(good, tmp_path / "good.pt")
     assert load_checkpoint(tmp_path / "good.pt")[0].config == model.config
     whole = (tmp_path / "good.pt").read_bytes()
     torch.save(good | {"code": Code()}, tmp_path / "code.pt")
     torch.save([1, 2], tmp_path / "list.pt")
+    torch.save(torch.zeros(3), tmp_path / "tensor.pt")
     torch.save({"model": {}}, tmp_path / "empty.pt")
     (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "zero.pt").write_bytes(b"")
     (tmp_path / "text.pt").write_text("no checkpoint")
-    for name in ("code", "list", "empty", "cut", "zero", "text"):
+    for name in ("code", "list", "tensor", "empty", "cut", "zero", "text"):
         with pytest.raises(ValueError) as problem:
             load_checkpoint(tmp_path / f"{name}.pt")
         assert f"{name}.pt" in str(problem.value) and "\n" not in str(problem.value)

@@ -1,6 +1,5 @@
 """train_cpu.py as a user runs it: the same curve on 1 and 2 processes, resuming, stopping, refusing."""
 
-import csv
 import json
 import os
 import re
@@ -12,7 +11,7 @@ import time
 import pytest
 import torch
 
-from conftest import ROOT, read_metrics, run_script
+from conftest import ROOT, SMALL, read_metrics, run_script
 
 TIMED = {"seconds", "tokens_per_second", "mfu"}            # columns that no two runs share
 
@@ -62,7 +61,7 @@ def test_one_and_two_processes_compute_the_same(tmp_path, train):
 
 def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, train):
     """With dropout; stopped twice, in the middle of a log interval and across the end of an epoch."""
-    how = ["--epochs", "2", "--procs", "2", "--dropout", "0.2", "--log-every", "3", "--eval-every", "7"]
+    how = ["--epochs", "2", "--procs", "2", "--dropout", "0.2", "--log-every", "3", "--eval-every", "7", "--average", "3"]
     assert train(tmp_path, "--run", "whole", *how).returncode == 0
     steps = int(read_metrics(tmp_path / "logs" / "whole")[-1]["step"])
     first, second = steps // 2 - 1, steps // 2 + 1         # an epoch ends between these
@@ -72,6 +71,8 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, train):
         assert done.returncode == 0, done.stderr
     whole, parts = (read_metrics(tmp_path / "logs" / name) for name in ("whole", "parts"))
     assert mathematics(parts) == mathematics(whole)
+    summaries = [json.loads((tmp_path / "logs" / name / "summary.json").read_text()) for name in ("whole", "parts")]
+    assert len({(s["best_step"], s["best_valid_bleu"], s["averaged_checkpoints"], s["test_bleu"]) for s in summaries}) == 1
     a, b = (torch.load(tmp_path / "logs" / name / "last.pt", weights_only=True) for name in ("whole", "parts"))
     assert all(torch.equal(a["model"][name], b["model"][name]) for name in a["model"])
     assert all(torch.equal(a["optimizer"]["state"][name]["exp_avg"], b["optimizer"]["state"][name]["exp_avg"]) for name in a["model"])
@@ -91,22 +92,27 @@ def test_what_a_run_leaves(trained):
 
 
 @pytest.fixture
-def running(tmp_path, train, small_corpus):
-    """A run of very many steps that has logged its tenth: (process, its workers, its folder)."""
-    from conftest import SMALL
+def started(tmp_path, small_corpus):
+    """A run of very many steps, just started."""
+    command = [sys.executable, str(ROOT / "train_cpu.py"), "--data", str(small_corpus), "--valid", f"{small_corpus}-valid",
+               *SMALL, "--procs", "2", "--run", "long", "--steps", "100000", "--eval-every", "50000", "--save-every", "5"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               start_new_session=True)
+    yield process
+    workers = children_of(process.pid)
+    for pid in {process.pid, *workers}:
+        if alive({pid}):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
 
-    command = [sys.executable, str(ROOT / "train_cpu.py"), "--data", str(small_corpus), "--valid", f"{small_corpus}-valid", *SMALL,
-               "--procs", "2", "--run", "long", "--steps", "100000", "--eval-every", "50000", "--save-every", "5"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+@pytest.fixture
+def running(tmp_path, started):
+    """The same, once it has logged its tenth step: (process, its workers, its folder)."""
     metrics = tmp_path / "logs" / "long" / "metrics.csv"
-    try:
-        wait_for(lambda: process.poll() is not None or metrics.is_file() and metrics.read_text().count("\n") > 10)
-        assert process.poll() is None, process.communicate()[1]
-        yield process, children_of(process.pid), tmp_path / "logs" / "long"
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    wait_for(lambda: started.poll() is not None or metrics.is_file() and metrics.read_text().count("\n") > 10)
+    assert started.poll() is None, started.communicate()[1]
+    return started, children_of(started.pid), tmp_path / "logs" / "long"
 
 
 def alive(pids) -> set[int]:
@@ -123,6 +129,18 @@ def test_ctrl_c_and_kill_save_say_so_and_leave_nobody_behind(running, number, wh
     saved = int(re.search(r"saved at step (\d+)", out).group(1))
     assert torch.load(run / "last.pt", weights_only=True)["step"] == saved
     assert f"--resume logs/long" in out and not err.strip()
+    assert not alive(workers)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_processes_start_ends_the_run_too(started, number):
+    """Whatever they are doing at that moment: importing, meeting, or their first step."""
+    wait_for(lambda: started.poll() is not None or len(children_of(started.pid)) >= 2)
+    workers = children_of(started.pid)
+    os.killpg(started.pid, number)
+    _, err = started.communicate(timeout=60)
+    assert started.returncode == 128 + number, err
+    assert "Traceback" not in err
     assert not alive(workers)
 
 
@@ -152,6 +170,8 @@ def test_a_dead_worker_ends_the_run_with_one_line(running):
     (["--batch-tokens", "0"], "--batch-tokens 0: it must be at least 1"),
     (["--layer", "3"], "unrecognized arguments: --layer"),
     (["--epochs", "many"], "invalid int value"),
+    (["--seed", "-1"], "--seed -1: it must be 0 or more"),
+    (["--dropout", "1.5"], "dropout 1.5 is not in [0, 1)"),
 ])
 def test_bad_flags_are_answered_in_one_line(tmp_path, train, flags, expected):
     done = train(tmp_path, *flags)
@@ -175,10 +195,29 @@ def test_resume_refuses_another_shape_and_a_spoilt_checkpoint(tmp_path, trained)
     assert (tmp_path / "logs/first/metrics.csv").read_bytes() == before
 
 
+def test_resume_keeps_the_rows_it_has_and_refuses_another_corpus(tmp_path, train, pairs):
+    """The rows from before stay, also when rows are now wanted less often."""
+    from conftest import write_pairs
+
+    write_pairs(tmp_path / "own", pairs["train"][:300])
+    flags = ["--data", "own", *SMALL, "--run", "r", "--eval-every", "4"]
+    assert run_script("train_cpu.py", *flags, "--steps", "6", cwd=tmp_path).returncode == 0
+    done = run_script("train_cpu.py", "--resume", "logs/r", "--steps", "12", "--log-every", "5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [int(row["step"]) for row in read_metrics(tmp_path / "logs/r")] == [1, 2, 3, 4, 5, 6, 8, 10, 12]
+    done = run_script("train_cpu.py", "--resume", "logs/r", "--steps", "6", cwd=tmp_path)
+    assert done.returncode == 2 and "at step 12 already" in done.stderr
+    write_pairs(tmp_path / "own", pairs["train"][1:301])
+    done = run_script("train_cpu.py", "--resume", "logs/r", "--steps", "20", cwd=tmp_path)
+    assert done.returncode == 2 and "has changed since the run was started" in done.stderr
+    done = run_script("train_cpu.py", *flags, cwd=tmp_path)
+    assert done.returncode == 2 and "logs/r is there already" in done.stderr
+
+
 def test_logs_that_cannot_be_written(tmp_path, train):
     (tmp_path / "logs").write_text("a file, where the folder should be")
     done = train(tmp_path, "--steps", "2", "--run", "new")
-    assert done.returncode == 2 and done.stderr.startswith("error: logs/new: cannot be written") and done.stderr.count("\n") == 1
+    assert done.returncode == 2 and done.stderr.startswith("error: logs: cannot be written") and done.stderr.count("\n") == 1
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
@@ -202,8 +241,6 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
 
 def test_two_runs_at_once_do_not_disturb_each_other(tmp_path, small_corpus):
     """Same folder, same corpus that neither has encoded yet, no names given."""
-    from conftest import SMALL
-
     command = [sys.executable, str(ROOT / "train_cpu.py"), "--data", str(small_corpus), "--valid", f"{small_corpus}-valid", *SMALL,
                "--vocab-size", "333", "--steps", "8", "--dropout", "0"]
     both = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]

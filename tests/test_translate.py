@@ -62,6 +62,8 @@ def test_what_cannot_be_done_is_said_in_one_line(trained, tmp_path):
         (trained, ["Hallo", "--checkpoint", "no.pt"], {}, "no.pt"),
         (trained, ["Hallo", "--checkpoint", str(tmp_path / "zero.pt")], {}, "zero.pt: not a whole checkpoint"),
         (trained, ["Hallo", "--n-best", "5"], {}, "--n-best 5 with --beam 4"),
+        (trained, ["Hallo", "--beam", "2000"], {}, "--beam 2000: more than half the vocabulary"),
+        (trained, ["--score", os.devnull + ".de", os.devnull], {}, "cannot be read"),
         (trained, [], {"input": b"gut\nsch\xf6n\n"}, "standard input, line 2: not UTF-8"),
     ]:
         done = translate(folder, *flags, **how)
