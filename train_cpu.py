@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from multiprocessing import resource_tracker
 
 import torch
 import torch.distributed as dist
@@ -123,6 +124,7 @@ def main() -> None:
     os.environ.update(ALLOCATOR)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)    # port 0: a free one
+    resource_tracker.ensure_running()                      # now, as starting it lets signals through
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)     # until those who answer them are there
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     workers = mp.spawn(worker, (args, store.port, corpus), nprocs=args.procs, join=False)
@@ -141,7 +143,7 @@ def main() -> None:
     try:
         while not workers.join():
             pass
-    except mp.ProcessException as problem:
+    except (mp.ProcessExitedException, mp.ProcessRaisedException) as problem:
         codes = [process.exitcode for process in workers.processes]
         if not received and 2 in codes:                    # that worker said why
             sys.exit(2)

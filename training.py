@@ -37,7 +37,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 PRESETS = {
     "phrasebook": dict(vocab_size=3000, layers=2, batch_tokens=3072, epochs=5, warmup=300, lr=3e-3, dropout=0.05,
                        average=2),
-    "multi30k": dict(vocab_size=6000, d_ff=512, batch_tokens=3072, epochs=24, dropout=0.3, average=6),
+    "multi30k": dict(vocab_size=6000, d_ff=512, batch_tokens=3072, epochs=27, dropout=0.3, average=6),
 }
 
 FLAGS = {
@@ -445,7 +445,7 @@ class Run:
         return {"format": 1, "step": step, "config": asdict(self.config), "model": model, "bpe": bpe.serialized,
                 "flags": vars(self.args), "progress": self.progress} | ({"optimizer": optimizer} if optimizer else {})
 
-    def keep_if_best(self, step: int, bpe: BPE, model: dict, valid: dict, averaged: int = 1) -> None:
+    def keep_if_best(self, step: int, bpe: BPE, model: dict, valid: dict) -> None:
         """Writes best.pt if no weights before had a higher BLEU on validation, or the same and a lower loss."""
         reached = [valid["valid_bleu"], -valid["valid_loss"]]
         if not self.writes or reached <= self.best:
@@ -453,7 +453,7 @@ class Run:
         self.best = reached
         if step % self.args.eval_every == 0:               # an evaluation for being last is not one if resumed
             self.progress["best"] = reached
-        save_file(self.folder / "best.pt", self.checkpoint(step, bpe, model) | {"averaged": averaged})
+        save_file(self.folder / "best.pt", self.checkpoint(step, bpe, model) | {"averaged": 1})
 
     def keep_for_average(self, step: int, bpe: BPE, model: dict) -> None:
         """Writes step-N.pt if this is one of the last --average evaluations."""
@@ -467,24 +467,29 @@ class Run:
             speed, mfu = (statistics.median(column) for column in zip(*self.timed[len(self.timed) // 4 :]))
             return self.say(f"{speed:,.0f} source+target tokens/s, MFU {mfu:.1%} of {self.peak / 1e9:,.0f} GFLOP/s; "
                             f"processes x threads: {world_size} x {torch.get_num_threads()}, {args.precision}")
-        state = model.state_dict()
+        def translate(part: str, weights: dict | None) -> tuple[list[str], float, str]:
+            """As the model will be used, with beam search: translations and BLEU, on rank 0."""
+            share_weights(model, weights, rank)
+            hypotheses = translate_part(model.eval(), bpe, read_text(corpus, part, "src"), args, 4, rank, world_size)
+            return hypotheses, *(bleu(hypotheses, read_text(corpus, part, "tgt")) if rank == 0 else (0.0, ""))
+
+        best = load_checkpoint(str(self.folder / "best.pt"))[1] if self.writes else {"model": None}
+        valid_bleu = translate("valid", best["model"])[1]
         if args.average > 1:
             paths = sorted(self.folder.glob("step-*.pt"))[-args.average :] if self.writes else []
-            state = mean_weights(paths) if paths else state
-            share_weights(model, state, rank)
-            self.keep_if_best(self.last, bpe, state, evaluate(model, corpus, bpe, args, rank, world_size), len(paths))
-        best = load_checkpoint(str(self.folder / "best.pt"))[1] if self.writes else {"model": state}
-        share_weights(model, best["model"], rank)
-
+            mean = mean_weights(paths) if self.writes else None
+            mean_bleu = translate("valid", mean)[1]
+            if mean_bleu > valid_bleu:
+                valid_bleu, best = mean_bleu, self.checkpoint(self.last, bpe, mean) | {"averaged": len(paths)}
+                save_file(self.folder / "best.pt", best)
         part = "test" if (corpus / "test.src.txt").is_file() else "valid"
-        sources, references = read_text(corpus, part, "src"), read_text(corpus, part, "tgt")
-        hypotheses = translate_part(model.eval(), bpe, sources, args, 4, rank, world_size)
+        hypotheses, score, signature = translate(part, best["model"])
         memory = [None] * world_size if rank == 0 else None
         unit = 2**20 if sys.platform == "darwin" else 2**10
         dist.gather_object(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit, memory)
         if not self.writes:
             return
-        score, signature = bleu(hypotheses, references)
+        sources, references = read_text(corpus, part, "src"), read_text(corpus, part, "tgt")
         (self.folder / "translations.txt").write_text("\n".join(hypotheses) + "\n", encoding="utf-8")
         with open(self.folder / "metrics.csv", newline="") as file:
             rows = list(csv.DictReader(file))
@@ -493,9 +498,8 @@ class Run:
             "steps": self.last, "tokens": self.progress["tokens"], "wall_seconds": round(seconds, 1),
             "median_tokens_per_second": statistics.median(float(row["tokens_per_second"]) for row in rows),
             "median_mfu": statistics.median(float(row["mfu"]) for row in rows),
-            "best_valid_bleu": round(self.best[0], 2), "best_valid_loss": round(-self.best[1], 4),
-            "best_step": best["step"], "averaged_checkpoints": best["averaged"],
-            f"{part}_bleu": round(score, 2), "bleu_signature": signature, "beam": 4,
+            "best_step": best["step"], "averaged_checkpoints": best["averaged"], "beam": 4,
+            "valid_bleu": round(valid_bleu, 2), f"{part}_bleu": round(score, 2), "bleu_signature": signature,
             "peak_memory_mib": {"largest_process": round(max(memory)), "all_processes": round(sum(memory))}})
         if self.bar is not None:
             self.bar.close()

@@ -109,9 +109,9 @@ def test_dropout_drops_its_share_and_keeps_the_mean():
 def test_scores_of_translations_are_the_models_own(model, beam):
     """The KV cache, the beam's bookkeeping and the batch change nothing: scoring again gives the same."""
     src = make_batch()[0]
-    found = model.translate(src, beam, n_best=beam)
+    found = model.translate(src, beam, n_best=beam, length_penalty=1.0)
     for sentence, hypotheses in zip(src, found):
-        alone = model.translate(sentence[sentence != data.PAD][None], beam, n_best=beam)[0]
+        alone = model.translate(sentence[sentence != data.PAD][None], beam, n_best=beam, length_penalty=1.0)[0]
         assert [ids for _, ids in alone] == [ids for _, ids in hypotheses]
         assert [score for score, _ in hypotheses] == sorted((score for score, _ in hypotheses), reverse=True)
         limit = min(32, 2 * int((sentence != data.PAD).sum()) + 8)
@@ -129,7 +129,7 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds():
     src, words = torch.tensor([[3, 4, 2]]), range(3, 34)
     targets = [[data.EOS], *([a, data.EOS] for a in words), *([a, b] for a in words for b in words)]    # all there are
     scores = [-model(src, torch.tensor([[data.BOS, *t[:-1]]]), torch.tensor([t]))[1].item() / len(t) for t in targets]
-    score, ids = model.translate(src, beam=16)[0][0]
+    score, ids = model.translate(src, beam=16, length_penalty=1.0)[0][0]
     assert score == pytest.approx(max(scores), rel=1e-4)
     assert ids == [i for i in targets[scores.index(max(scores))] if i != data.EOS]
 
