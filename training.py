@@ -374,9 +374,11 @@ class Run:
             if resumed and path.is_file():
                 rows = [row for row in path.read_text().splitlines()[1:] if row.count(",") == len(COLUMNS) - 1]
                 numbers = [int(row.split(",")[0]) for row in rows]
-                end = resumed["step"] - (not self.is_logged(resumed["step"]))   # a last row of its own goes again
+                # What the stopped run did at its last step for being the last, a row and weights, goes again.
+                every = resumed["flags"]["log_every"], resumed["flags"]["eval_every"]
+                end = resumed["step"] - all(resumed["step"] % n for n in every)
                 rows = [row for row, n in zip(rows, numbers) if n <= end]
-                for kept in self.folder.glob("step-*.pt"):                      # and so do its weights
+                for kept in self.folder.glob("step-*.pt"):
                     number = int(kept.stem[5:])
                     if number > resumed["step"] or number % self.args.eval_every:
                         kept.unlink()
