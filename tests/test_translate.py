@@ -1,11 +1,14 @@
 """translate.py as a user runs it: at a prompt in a real terminal, one sentence, files, scores, odd input."""
 
+import fcntl
 import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -76,17 +79,23 @@ class Terminal:
 
     def __init__(self, folder):
         self.master, slave = pty.openpty()
-        self.process = subprocess.Popen([sys.executable, str(ROOT / "translate.py")], cwd=folder, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-                                        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0), env=os.environ | {"TERM": "xterm"})
+
+        def take_the_terminal():
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)   # whoever runs the tests may ignore it
+
+        self.process = subprocess.Popen([sys.executable, str(ROOT / "translate.py")], cwd=folder, stdin=slave, stdout=slave,
+                                        stderr=slave, start_new_session=True, preexec_fn=take_the_terminal,
+                                        env=os.environ | {"TERM": "xterm"})
         os.close(slave)
 
     def read_until(self, pattern, seconds=60):
-        seen, end = "", time.monotonic() + seconds
-        while not re.search(pattern, seen):
+        seen, end = b"", time.monotonic() + seconds
+        while not re.search(pattern, seen.decode(errors="replace")):
             assert time.monotonic() < end, f"no {pattern!r} in {seen!r}"
             if select.select([self.master], [], [], 0.1)[0]:
-                seen += os.read(self.master, 65536).decode(errors="replace")
-        return seen
+                seen += os.read(self.master, 65536)        # a character may come in two parts
+        return seen.decode()
 
     def write(self, text):
         os.write(self.master, text.encode())
