@@ -128,7 +128,7 @@ def test_ctrl_c_and_kill_save_say_so_and_leave_nobody_behind(running, number, wh
     assert process.returncode == 128 + number, err
     saved = int(re.search(r"saved at step (\d+)", out).group(1))
     assert torch.load(run / "last.pt", weights_only=True)["step"] == saved
-    assert f"--resume logs/long" in out and not err.strip()
+    assert "--resume logs/long" in out and not err.strip()
     wait_for(lambda: not alive(workers), 10)
 
 
