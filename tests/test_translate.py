@@ -114,7 +114,8 @@ def test_the_prompt_answers_until_q_ctrl_d_or_ctrl_c(trained, end):
             terminal.write("\x1b[A\x1b[A")                 # the arrow key brings back an earlier line
             assert "läuft" in terminal.read_until("läuft")
             terminal.write("\x15")
-        terminal.write(end)
+        time.sleep(0.5)                                    # a person's: between printing a prompt and waiting for
+        terminal.write(end)                                # a key, Python's input() does not notice a signal
         assert terminal.process.wait(30) == 0
     finally:
         terminal.process.kill()
