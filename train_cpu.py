@@ -6,7 +6,7 @@
     python train_cpu.py --resume logs/RUN                 # goes on exactly where it stopped
 
 Data parallelism by hand: every process works out the gradient of its share of a step, one all-reduce
-adds them up, and all take the same step. train_ddp.py leaves that to DistributedDataParallel.
+adds them up, and all take the same step. DistributedDataParallel does the same behind the scenes.
 """
 
 import logging

@@ -104,7 +104,7 @@ def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argp
         group = parser.add_argument_group(heading)
         for name, kind, default, text in flags:
             how = ({"action": "store_true"} if kind is bool else {"choices": kind} if isinstance(kind, tuple)
-                   else {"type": kind, "metavar": kind.__name__[:3].upper()})
+                   else {"type": kind, "metavar": {str: "TEXT", int: "N", float: "X"}[kind]})
             shown = text if kind is bool or default == "" else f"{text} (default {default})"
             group.add_argument(name, help=shown, **how)
             defaults[name[2:].replace("-", "_")] = default
