@@ -3,7 +3,7 @@
     corpus = find_corpus("multi30k")                   # or "phrasebook", a PREFIX, a folder, a .tsv or .csv
     folder = prepare(corpus, vocab_size=8000)          # trains the BPE and encodes, once; later runs find it
     batches = Batches(Pairs(folder, "train"), batch_tokens=4096, seed=1)
-    for src, tgt_in, tgt_out in batches.step(0, rank=0, world_size=1, accumulate=1): ...
+    for src, tgt_in, tgt_out in batches.share(0, rank=0, world_size=1, accumulate=1): ...
 
 What a step holds is a pure function of the corpus, the seed and the step's number. How many processes
 share it decides only who gets which of its sentences.
@@ -19,12 +19,14 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice, zip_longest
 from pathlib import Path
 
@@ -61,11 +63,20 @@ class BadInput(Exception):
 
 
 @contextmanager
-def answer_bad_input():
-    """Answers BadInput as every script does, by one line on stderr and exit status 2; Ctrl-C by 130."""
+def answer_bad_input(rank: int = 0):
+    """Answers BadInput as every script does, by one line on stderr and exit status 2; Ctrl-C by 130.
+
+    A full disk or a folder that went away is answered alike. What all processes run into, the first says:
+    the others give it time to, and are ended with it.
+    """
     try:
         yield
-    except BadInput as problem:
+    except (BadInput, OSError) as problem:
+        if isinstance(problem, OSError):
+            if not problem.filename:
+                raise
+            problem = f"{problem.filename}: {problem.strerror}"
+        time.sleep(3 * (rank > 0))
         print(f"error: {problem}", file=sys.stderr, flush=True)
         sys.exit(2)
     except KeyboardInterrupt:
@@ -291,11 +302,12 @@ def prepare(corpus: Corpus, vocab_size: int = 8000, max_length: int = 128, bpe: 
     a validation part, about 1,000 pairs (at most one in 20) are held out of training, chosen by a hash
     of their source so that equal sentences stay together. Raises BadInput.
     """
-    made_of = [FORMAT, corpus.name, corpus.checksum(), vocab_size, max_length, bpe]
-    digest = hashlib.sha256(json.dumps(made_of).encode())
-    folder = CACHE / "encoded" / f"{corpus.name}-{digest.hexdigest()[:16]}"
-    if (folder / "meta.json").is_file():
-        return folder
+    for how in (None, bpe):                                # a BPE that is given may be the one that was trained
+        made_of = [FORMAT, corpus.name, corpus.checksum(), vocab_size, max_length, how]
+        digest = hashlib.sha256(json.dumps(made_of).encode())
+        folder = CACHE / "encoded" / f"{corpus.name}-{digest.hexdigest()[:16]}"
+        if (folder / "meta.json").is_file() and bpe in (how, (folder / "bpe.json").read_text(encoding="utf-8")):
+            return folder
     pairs = {part: count_pairs(corpus, part) for part in corpus.parts}
     held_out = 0 if "valid" in corpus.parts else max(20, pairs["train"] // 1000)
     stride = -(-pairs["train"] // 1_000_000)               # a million pairs are enough to learn a BPE from
@@ -445,26 +457,42 @@ class Batches:
 
     def __init__(self, pairs: Pairs, batch_tokens: int, seed: int):
         self.pairs, self.batch_tokens, self.seed = pairs, batch_tokens, seed
-        self.epoch, self.steps = -1, []
-        self.plan(0)
+        self.plan = lru_cache(maxsize=2)(self.plan)
+        self.steps = len(self.plan(0))
+        self.thread, self.ahead = ThreadPoolExecutor(1), {}
 
     def __len__(self) -> int:
         """Steps in an epoch: the same in each, since lengths alone decide it."""
-        return len(self.steps)
+        return self.steps
 
-    def plan(self, epoch: int) -> None:
-        if epoch != self.epoch:
-            rng = np.random.default_rng([self.seed, epoch])
-            steps = group_by_length(self.pairs.src_lengths, self.pairs.tgt_lengths, self.batch_tokens, rng)
-            self.epoch, self.steps = epoch, [steps[i] for i in rng.permutation(len(steps))]
+    def plan(self, epoch: int) -> list[np.ndarray]:
+        """The sentences of each step of an epoch."""
+        rng = np.random.default_rng([self.seed, epoch])
+        steps = group_by_length(self.pairs.src_lengths, self.pairs.tgt_lengths, self.batch_tokens, rng)
+        return [steps[i] for i in rng.permutation(len(steps))]
 
     def rows(self, step: int) -> np.ndarray:
         """The sentences of a step, counted from 0 over all epochs."""
-        self.plan(step // len(self))
-        return self.steps[step % len(self)]
+        return self.plan(step // len(self))[step % len(self)]
 
-    def step(self, step: int, rank: int, world_size: int, accumulate: int) -> list[tuple[torch.Tensor, ...]]:
-        """The micro-batches of one process in a step: `accumulate` of them, of the same widths everywhere."""
+    def step(self, step: int, rank: int, world_size: int, accumulate: int, device: torch.device):
+        """The micro-batches of one process in a step, on `device`, each with the number that are still to come.
+
+        There are `accumulate` of them, of the same widths everywhere. Those for a GPU are made a step ahead
+        and copied while it computes.
+        """
+        def make(step: int) -> list[tuple[torch.Tensor, ...]]:
+            parts = self.share(step, rank, world_size, accumulate)
+            return [[part.pin_memory() for part in batch] for batch in parts] if device.type == "cuda" else parts
+
+        parts = self.ahead.pop(step).result() if step in self.ahead else make(step)
+        if device.type == "cuda":
+            self.ahead = {step + 1: self.thread.submit(make, step + 1)}
+        for left, batch in zip(reversed(range(accumulate)), parts):
+            yield left, [part.to(device, non_blocking=True) for part in batch]
+
+    def share(self, step: int, rank: int, world_size: int, accumulate: int) -> list[tuple[torch.Tensor, ...]]:
+        """What `step` gives, made on the CPU."""
         rows = self.rows(step)
         widths = [int(lengths[rows].max()) for lengths in (self.pairs.src_lengths, self.pairs.tgt_lengths)]
         shares = world_size * accumulate

@@ -371,16 +371,22 @@ def fast_dtype(device: str) -> torch.dtype:
     return torch.bfloat16 if any(has.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")) else torch.float32
 
 
-def load_checkpoint(path: str) -> tuple[Transformer, dict]:
+def load_checkpoint(path: str, sharded: bool = False) -> tuple[Transformer | None, dict]:
     """The model in a checkpoint file of any training script, in evaluation mode, and all else it holds.
 
-    Raises OSError where the file cannot be read, ValueError where it is no whole checkpoint. Nothing in
-    the file is run: it may hold tensors, numbers and text only.
+    Where the weights are in a folder beside it (train_fsdp.py --sharded), only `sharded` accepts that, and
+    the model is None. Raises OSError where the file cannot be read, ValueError where it is no whole
+    checkpoint. Nothing in the file is run: it may hold tensors, numbers and text only.
     """
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if not isinstance(checkpoint, dict) or not {"config", "model", "bpe", "flags"} <= checkpoint.keys():
             raise KeyError("parts are missing")
+        if "sharded" in checkpoint:
+            if not sharded:
+                raise ValueError(f"{path}: its weights are in {checkpoint['sharded']}/; train_fsdp.py goes on with it, "
+                                 f"and without --sharded writes one file")
+            return None, checkpoint
         model = Transformer(ModelConfig(**checkpoint["config"]))
         model.load_state_dict(checkpoint["model"])
     except pickle.UnpicklingError:

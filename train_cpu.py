@@ -10,31 +10,34 @@ adds them up, and all take the same step. DistributedDataParallel does the same 
 """
 
 import logging
+import math
 import os
 import signal
 import sys
 import time
+from datetime import timedelta
 from multiprocessing import resource_tracker
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.nn.utils import clip_grad_norm_
 
-from data import ALLOCATOR, BPE, BadInput, Batches, Pairs, answer_bad_input, available_cores
+from data import ALLOCATOR, BPE, Batches, Pairs, answer_bad_input, available_cores
 from model import Transformer
-from training import (STOPPING, Run, Stop, evaluate, learning_rate, load_run, model_config, name_run, parse_arguments,
-                      prepare_corpus, save_file, seed_step)
+from training import (STOPPING, Run, Stop, evaluate, learning_rate, load_run, model_config, name_lost_processes,
+                      name_run, parse_arguments, prepare_corpus, save_file, seed_step)
 
 
-def train(rank: int, args, port: int, corpus) -> None:
+def train(rank: int, world_size: int, args, store, corpus) -> None:
     """One process of `args.procs`: its share of every step, from the first to the last."""
     # --- Processes: who takes part
     stop = Stop()
     torch.set_num_threads(args.threads)
-    world_size, device = args.procs, torch.device("cpu")
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    device = torch.device("cpu")
+    patience = timedelta(seconds=args.timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=patience)
 
     # --- Corpus: mapped from disk, shared by all
     batches = Batches(Pairs(corpus, "train"), args.batch_tokens, args.seed)
@@ -47,7 +50,8 @@ def train(rank: int, args, port: int, corpus) -> None:
     config = model_config(args, bpe.vocab_size)
     torch.manual_seed(args.seed)
     model = Transformer(config).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.98), eps=1e-9, fused=True)
     resumed = load_run(args.resume) if args.resume else None
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     if resumed:
@@ -55,7 +59,6 @@ def train(rank: int, args, port: int, corpus) -> None:
                        optim_state_dict=resumed["optimizer"], options=options)
     step = resumed["step"] if resumed else 0
     # Every .grad is a view into one flat tensor: one all-reduce carries all of them.
-    parameters = list(model.parameters())
     gradients = torch.zeros(sum(p.numel() for p in parameters), device=device)
     for parameter, view in zip(parameters, gradients.split([p.numel() for p in parameters])):
         parameter.grad = view.view_as(parameter)
@@ -68,20 +71,21 @@ def train(rank: int, args, port: int, corpus) -> None:
         began = time.perf_counter()
         seed_step(args.seed, step, rank)
         lr = learning_rate(step + 1, args.lr, args.warmup)
-        sums = torch.zeros(3, dtype=torch.float64)         # loss, target tokens, wishes to stop
-        for batch in batches.step(step, rank, world_size, args.accumulate):
+        sums = torch.zeros(3, dtype=torch.float64, device=device)      # loss, target tokens, wishes to stop
+        for _, batch in batches.step(step, rank, world_size, args.accumulate, device):
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
                 loss, nll, tokens = compiled(*batch)
             loss.backward()
-            sums += torch.tensor([float(nll), tokens, 0], dtype=torch.float64)
+            sums += torch.stack([nll.double(), nll.new_tensor(tokens), nll.new_tensor(0)])
 
         # --- Synchronise: sums over all processes, divided once
         sums[2] = bool(stop)
         dist.all_reduce(sums)
         dist.all_reduce(gradients)
         nll, tokens, stopping = sums.tolist()
-        norm = float(torch.linalg.vector_norm(gradients)) / tokens
-        gradients *= min(1, args.clip / norm if args.clip else 1) / tokens
+        gradients *= 1 / tokens
+        norm = float(clip_grad_norm_(parameters, args.clip or math.inf))
+        run.check_finite(step + 1, nll, norm)
         for group in optimizer.param_groups:
             group["lr"] = lr
         optimizer.step()
@@ -93,17 +97,17 @@ def train(rank: int, args, port: int, corpus) -> None:
         valid = {}
         if not args.benchmark and (step % args.eval_every == 0 or step == last):
             valid = evaluate(model, corpus, bpe, args, rank, world_size)
-            run.keep_if_best(step, bpe, model.state_dict(), valid)
-            run.keep_for_average(step, bpe, model.state_dict())
+            run.keep(step, bpe, model.state_dict(), valid)
         run.record(step, seconds, nll, tokens, lr, norm, valid)
-        if run.writes and (step % args.save_every == 0 or step == last or stopping):
+        if not args.benchmark and (step % args.save_every == 0 or step == last or stopping):
             weights, state = get_state_dict(model, optimizer, options=options)
-            save_file(run.folder / "last.pt", run.checkpoint(step, bpe, weights, state))
+            if rank == 0:
+                save_file(run.folder / "last.pt", run.checkpoint(step, bpe, weights, state))
 
     # --- The end
-    if stopping and run.writes:
+    if stopping:
         run.say(f"stopped and saved at step {step}; go on with: python train_cpu.py --resume {run.folder}")
-    elif not stopping:
+    else:
         run.finish(model, corpus, bpe)
     dist.destroy_process_group()
 
@@ -157,12 +161,11 @@ def main() -> None:
         sys.exit(128 + received[0][0])
 
 
-def worker(*args) -> None:
-    with answer_bad_input():
-        try:
-            train(*args)
-        except OSError as problem:                         # a full disk, a folder that went away
-            raise BadInput(f"{problem.filename or args[1].run}: {problem.strerror or problem}")
+def worker(rank: int, args, port: int, corpus) -> None:
+    with answer_bad_input(rank):
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        with name_lost_processes(store, rank, args.procs):
+            train(rank, args.procs, args, store, corpus)
 
 
 if __name__ == "__main__":

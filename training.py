@@ -9,14 +9,18 @@ import csv
 import fcntl
 import itertools
 import json
+import math
 import os
 import platform
 import resource
+import shutil
 import signal
 import socket
 import statistics
+import struct
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from data import BPE, BadInput, Pairs, find_corpus, group_by_length, prepare, sort_into_batches, translate_lines
+from data import ALLOCATOR, BPE, BadInput, Pairs, find_corpus, group_by_length, prepare, sort_into_batches, translate_lines
 from model import ModelConfig, Transformer, fast_dtype, flops, load_checkpoint
 
 LOGS = Path("logs")
@@ -83,11 +87,12 @@ FLAGS = {
         ("--save-every", int, 0, "steps between checkpoints; 0: at every evaluation"),
         ("--log-every", int, 10, "steps between rows of metrics.csv"),
         ("--device", ("auto", "cpu", "cuda"), "auto", "where to train"),
+        ("--timeout", int, 600, "seconds to wait for another process before giving it up"),
     ],
 }
 # What --resume may change; all else would make it another curve.
 CHANGEABLE = {"accumulate", "average", "benchmark", "compile", "device", "epochs", "eval_every", "log_every",
-              "precision", "procs", "resume", "save_every", "steps"}
+              "offload", "precision", "procs", "recompute", "resume", "save_every", "sharded", "steps", "timeout"}
 
 
 def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argparse.Namespace:
@@ -107,16 +112,18 @@ def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argp
             how = ({"action": "store_true"} if kind is bool else {"choices": kind} if isinstance(kind, tuple)
                    else {"type": kind, "metavar": {str: "TEXT", int: "N", float: "X"}[kind]})
             shown = text if kind is bool or default == "" else f"{text} (default {default})"
-            group.add_argument(name, help=shown, **how)
+            # torchrun takes a --run for its own --run-path.
+            group.add_argument(name, *(["--name"] if name == "--run" else []), help=shown, **how)
             defaults[name[2:].replace("-", "_")] = default
     given = vars(parser.parse_args())
     if given.get("resume"):
-        stored = load_run(given["resume"])["flags"]
+        stored = load_run(given["resume"], "sharded" in extra)["flags"]
         for name, value in given.items():
             if name not in CHANGEABLE and value != stored.get(name):
                 raise BadInput(f"--{name.replace('_', '-')} {value}: "
                                f"{given['resume']} was started with {stored.get(name)}")
-        flags = defaults | stored | ({"steps": 0} if "epochs" in given else {}) | given
+        here = {name: defaults[name] for name in ("device", "sharded") if name in defaults}
+        flags = defaults | stored | here | ({"steps": 0} if "epochs" in given else {}) | given
     else:
         where = {name: given.get(name, defaults[name]) for name in ("data", "valid", "test", "src", "tgt")}
         flags = defaults | PRESETS.get(find_corpus(**where).name, {}) | given
@@ -125,7 +132,7 @@ def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argp
         args.steps = args.steps or 200
     if args.benchmark and args.resume:
         raise BadInput("--benchmark saves nothing, so there is nothing for it to --resume")
-    for name in ("batch_tokens", "accumulate", "epochs", "warmup", "log_every", "vocab_size", "average"):
+    for name in ("batch_tokens", "accumulate", "epochs", "warmup", "log_every", "vocab_size", "average", "timeout"):
         if getattr(args, name) < 1:
             raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)}: it must be at least 1")
     for name in ("steps", "lr", "clip", "seed", "eval_every", "save_every", *extra):
@@ -137,6 +144,10 @@ def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argp
         raise BadInput(f"--device {args.device}: this script trains on {devices[0]} only")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device cuda: there is no GPU here that PyTorch can use; --device cpu does without")
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if args.device == "cuda" and local > torch.cuda.device_count():
+        raise BadInput(f"--nproc-per-node {local}: there are {torch.cuda.device_count()} GPUs here, one for each process; "
+                       f"--device cpu does without")
     if args.precision == "auto":
         args.precision = "bf16" if fast_dtype(args.device) == torch.bfloat16 else "fp32"
     return args
@@ -151,16 +162,16 @@ def model_config(args: argparse.Namespace, vocab_size: int) -> ModelConfig:
         raise BadInput(problem)
 
 
-def prepare_corpus(args) -> Path:
-    """The folder of the encoded corpus, made if it is not there. Raises BadInput."""
-    bpe = load_run(args.resume)["bpe"] if args.resume else None
+def prepare_corpus(args, rank: int = 0) -> Path:
+    """The folder of the encoded corpus, made if it is not there; rank 0 says what is in it. Raises BadInput."""
+    bpe = load_run(args.resume, True)["bpe"] if args.resume else None
     corpus = find_corpus(args.data, args.valid, args.test, args.src, args.tgt)
     checksum, args.checksum = getattr(args, "checksum", ""), corpus.checksum()
     if args.resume and checksum != args.checksum:
         raise BadInput(f"--resume {args.resume}: the corpus {corpus.name} has changed since the run was started")
     folder = prepare(corpus, args.vocab_size, args.max_length, bpe)
     meta = json.loads((folder / "meta.json").read_text())
-    for part, counts in meta["parts"].items():
+    for part, counts in meta["parts"].items() if rank == 0 else ():
         left_out = [f"{counts[name]:,} {text}" for name, text in (("too_long", f"over {args.max_length} tokens"),
                                                                   ("empty", "with an empty side")) if counts[name]]
         print(f"{corpus.name}, {part}: {counts['pairs']:,} pairs, {counts['tokens']:,} tokens"
@@ -222,6 +233,73 @@ class Stop:
 
     def __bool__(self) -> bool:
         return bool(self.received) or os.getppid() != self.parent
+
+
+# --- Processes ---------------------------------------------------------------------------------------------
+
+
+def join_torchrun() -> tuple[dist.Store | None, int, int]:
+    """The store that torchrun's processes share, this one's rank, and how many they are. Raises BadInput.
+
+    When one has died, torchrun (--max-restarts) starts all again with the same command: they then go on
+    with the run that the store has the name of.
+    """
+    if "RANK" not in os.environ:
+        if {"-h", "--help"} & {*sys.argv}:
+            return None, 0, 1
+        raise BadInput(f"start it with torchrun: torchrun --standalone --nproc-per-node 2 {' '.join(sys.argv)}")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)           # until there is something to save
+    if not torch.cuda.is_available() and not os.environ.keys() >= ALLOCATOR.keys():
+        os.environ.update(ALLOCATOR)
+        os.execv(sys.executable, sys.orig_argv)            # begins again, as these count from a process's start
+    if name := interface_to(os.environ["MASTER_ADDR"]):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    store, rank, world_size = next(dist.rendezvous("env://"))
+    # Each attempt has keys of its own: the addresses of processes that are gone are not for this one.
+    *earlier, own = [dist.PrefixStore(f"attempt {n}", store) for n in range(1 + int(os.environ["TORCHELASTIC_RESTART_COUNT"]))]
+    for attempt in earlier:
+        if attempt.check(["run"]):
+            run = f"logs/{attempt.get('run').decode()}"
+            sys.argv += ["--resume", run] if os.path.isfile(f"{run}/last.pt") else ["--run", run[5:]]
+            break
+    return own, rank, world_size
+
+
+def interface_to(address: str) -> str | None:
+    """The network interface through which `address` is reached; None where Linux does not say.
+
+    Gloo would take the one that this machine's name stands for, which often is a loopback address.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 1))                    # of a datagram socket: nothing is sent
+            for _, name in socket.if_nameindex():
+                try:
+                    answer = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()))      # SIOCGIFADDR
+                except OSError:                            # it has no address
+                    continue
+                if socket.inet_ntoa(answer[20:24]) == probe.getsockname()[0]:
+                    return name
+    except OSError:
+        pass
+    return None
+
+
+@contextmanager
+def name_lost_processes(store: dist.Store, rank: int, world_size: int):
+    """If the processes lose one of them, says which: all that notice sign in the store, who is missing is lost."""
+    try:
+        yield
+    except RuntimeError as problem:
+        if "gloo" not in str(problem) and not isinstance(problem, dist.DistError):
+            raise
+        store.set(f"noticed/{rank}", "")
+        time.sleep(2)
+        lost = [r for r in range(world_size) if not store.check([f"noticed/{r}"])]
+        if not lost:
+            raise
+        raise BadInput(f"process {', '.join(map(str, lost))} of {world_size} has died or does not answer "
+                       f"({str(problem).splitlines()[0][:200]})")
 
 
 # --- Evaluation --------------------------------------------------------------------------------------------
@@ -305,16 +383,16 @@ def save_file(path: Path, checkpoint: dict) -> None:
         raise BadInput(f"{path}: the checkpoint cannot be written ({str(problem).splitlines()[0]}){kept}")
 
 
-def load_run(folder: str) -> dict:
-    """The checkpoint logs/RUN/last.pt that a run goes on from. Raises BadInput."""
+def load_run(folder: str, sharded: bool = False) -> dict:
+    """The checkpoint logs/RUN/last.pt that a run goes on from, also one in parts if `sharded`. Raises BadInput."""
     path = Path(folder) / "last.pt"
     if not path.is_file():
         raise BadInput(f"{path}: no such file; --resume takes the folder of a run, logs/RUN")
     try:
-        checkpoint = load_checkpoint(str(path))[1]
+        checkpoint = load_checkpoint(str(path), sharded)[1]
     except (OSError, ValueError) as problem:
         raise BadInput(problem)
-    if "optimizer" not in checkpoint:
+    if "optimizer" not in checkpoint and "sharded" not in checkpoint:
         raise BadInput(f"{path}: it has weights but no optimizer state to go on from")
     return checkpoint
 
@@ -372,6 +450,8 @@ class Run:
             raise BadInput(f"{self.folder} is at step {resumed['step']} already, past the last one wanted, {self.last}")
         try:
             self.claim()
+            for left in self.folder.glob("*.partial"):     # by a run that was killed while it wrote
+                left.unlink()
             if resumed and path.is_file():
                 rows = [row for row in path.read_text().splitlines()[1:] if row.count(",") == len(COLUMNS) - 1]
                 numbers = [int(row.split(",")[0]) for row in rows]
@@ -448,20 +528,36 @@ class Run:
         return {"format": 1, "step": step, "config": asdict(self.config), "model": model, "bpe": bpe.serialized,
                 "flags": vars(self.args), "progress": self.progress} | ({"optimizer": optimizer} if optimizer else {})
 
-    def keep_if_best(self, step: int, bpe: BPE, model: dict, valid: dict) -> None:
-        """Writes best.pt if no weights before had a higher BLEU on validation, or the same and a lower loss."""
-        reached = [valid["valid_bleu"], -valid["valid_loss"]]
-        if not self.writes or reached <= self.best:
-            return
-        self.best = reached
-        if step % self.args.eval_every == 0:               # an evaluation for being last is not one if resumed
-            self.progress["best"] = reached
-        save_file(self.folder / "best.pt", self.checkpoint(step, bpe, model) | {"averaged": 1})
+    def keep(self, step: int, bpe: BPE, model: dict, valid: dict) -> None:
+        """After an evaluation: weights that are the best so far go to best.pt, those to be averaged to step-N.pt.
 
-    def keep_for_average(self, step: int, bpe: BPE, model: dict) -> None:
-        """Writes step-N.pt if this is one of the last --average evaluations."""
+        The best have the highest BLEU on validation, and of the same BLEU the lowest loss.
+        """
+        reached, checkpoint = [valid["valid_bleu"], -valid["valid_loss"]], self.checkpoint(step, bpe, model)
+        if self.writes and reached > self.best:
+            self.best = reached
+            if step % self.args.eval_every == 0:           # an evaluation for being last is not one if resumed
+                self.progress["best"] = reached
+            save_file(self.folder / "best.pt", checkpoint | {"averaged": 1})
         if self.writes and self.args.average > 1 and self.last - step < self.args.average * self.args.eval_every:
-            save_file(self.folder / f"step-{step:07d}.pt", self.checkpoint(step, bpe, model))
+            save_file(self.folder / f"step-{step:07d}.pt", checkpoint)
+
+    def keep_parts(self, step: int, bpe: BPE) -> None:
+        """Writes last.pt for the weights that are now in sharded-STEP/, and removes those of other steps."""
+        if not self.writes:
+            return
+        name = f"sharded-{step:07d}"
+        save_file(self.folder / "last.pt", self.checkpoint(step, bpe, {}) | {"sharded": name})
+        for other in self.folder.glob("sharded-*"):
+            if other.name != name:
+                shutil.rmtree(other)
+
+    def check_finite(self, step: int, nll: float, norm: float) -> None:
+        """Ends the run if its loss or gradient is no number; what was saved before is as it was. Raises BadInput."""
+        if not math.isfinite(nll + norm):
+            saved = f"{self.folder}/last.pt is from before" if (self.folder / "last.pt").is_file() else "nothing was saved"
+            raise BadInput(f"step {step}: the {'loss' if not math.isfinite(nll) else 'gradient'} is not finite; {saved} "
+                           f"(a lower --lr, a longer --warmup or --precision fp32 may help)")
 
     def finish(self, model: Transformer, corpus: Path, bpe: BPE) -> None:
         """Averages, scores the best weights on the test part, sums up. `model` is a plain one, and is changed."""

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -50,11 +51,16 @@ def write_pairs(prefix, pairs) -> None:
 
 
 @pytest.fixture(scope="session")
-def train(small_corpus):
+def corpus_flags(small_corpus):
+    return ["--data", str(small_corpus), "--valid", f"{small_corpus}-valid", "--test", f"{small_corpus}-test"]
+
+
+@pytest.fixture(scope="session")
+def train(corpus_flags):
     """train(folder, *flags) runs train_cpu.py there, small, on the small corpus; returns the finished process."""
 
     def run(folder, *flags, script="train_cpu.py", **how):
-        corpus = ["--data", small_corpus, "--valid", f"{small_corpus}-valid", "--test", f"{small_corpus}-test", *SMALL]
+        corpus = [*corpus_flags, *SMALL]
         if "--resume" in flags:
             corpus = []
         return run_script(script, *corpus, *flags, cwd=folder, **how)
@@ -72,6 +78,31 @@ def read_metrics(run) -> list[dict]:
 
     with open(run / "metrics.csv", newline="") as file:
         return list(csv.DictReader(file))
+
+
+TIMED = {"seconds", "tokens_per_second", "mfu"}            # columns that no two runs share
+
+
+def mathematics(rows):
+    """The rows without what was measured by a clock."""
+    return [{name: value for name, value in row.items() if name not in TIMED} for row in rows]
+
+
+def children_of(pid: int) -> set[int]:
+    """Every process that descends from this one."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout
+    parents = {int(a): int(b) for a, b in (line.split() for line in listed.splitlines())}
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")

@@ -212,7 +212,7 @@ def test_an_epoch_has_every_sentence_once_little_padding_and_few_shapes(batches)
     real = padded = 0
     seen, shapes = [], set()
     for step in range(len(batches)):
-        (src, _, tgt_out), = batches.step(step, 0, 1, 1)
+        (src, _, tgt_out), = batches.share(step, 0, 1, 1)
         seen.append(batches.rows(step))
         real += int((src > 0).sum() + (tgt_out > 0).sum())
         padded += src.numel() + tgt_out.numel()
@@ -236,8 +236,8 @@ def test_order_is_a_function_of_seed_and_epoch(batches):
 def test_any_number_of_processes_shares_the_same_step(batches, world_size, accumulate):
     """Also more processes than sentences: some get one row of padding."""
     for step in (0, 7):
-        whole, = batches.step(step, 0, 1, 1)
-        shares = [batches.step(step, rank, world_size, accumulate) for rank in range(world_size)]
+        whole, = batches.share(step, 0, 1, 1)
+        shares = [batches.share(step, rank, world_size, accumulate) for rank in range(world_size)]
         assert {len(share) for share in shares} == {accumulate}
         rows = [tuple(row.tolist()) for share in shares for src, _, _ in share for row in src if row.any()]
         assert sorted(rows) == sorted(tuple(row.tolist()) for row in whole[0])

@@ -6,36 +6,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 
-from conftest import ROOT, SMALL, read_metrics, run_script
-
-TIMED = {"seconds", "tokens_per_second", "mfu"}            # columns that no two runs share
-
-
-def mathematics(rows):
-    return [{name: value for name, value in row.items() if name not in TIMED} for row in rows]
-
-
-def children_of(pid: int) -> set[int]:
-    """Every process that descends from this one."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout
-    parents = {int(a): int(b) for a, b in (line.split() for line in listed.splitlines())}
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
-
-
-def wait_for(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-
+from conftest import ROOT, SMALL, children_of, mathematics, read_metrics, run_script, wait_for
 
 def test_one_and_two_processes_compute_the_same(tmp_path, train):
     """30 steps without dropout, with processes and micro-batches that do not divide the sentences evenly too."""

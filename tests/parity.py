@@ -1,0 +1,73 @@
+"""Shows that every mode computes the same thing: one table of the largest differences.
+
+    python tests/parity.py                                # 40 short runs, some minutes
+    python tests/parity.py --data multi30k                # on another corpus; flags are passed on to all runs
+
+50 steps in fp32 without dropout, by each script on 1 to 4 processes with 1 to 4 micro-batches, from the same
+seed. Compared with train_cpu.py on one process: train_loss at each step, relative to its value, and every
+weight after the last step.
+"""
+
+import csv
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+STEPS = 50
+FLAGS = ["--layers", "2", "--d-model", "64", "--d-ff", "128", "--vocab-size", "1000", "--batch-tokens", "1024", "--dropout", "0",
+         "--precision", "fp32", "--warmup", "20", "--log-every", "1", "--average", "1"]
+
+
+def command(mode: str, procs: int, *flags: str) -> list[str]:
+    """How a user starts `mode` (cpu, ddp or fsdp) on so many processes of this machine's CPU."""
+    if mode == "cpu":
+        return [sys.executable, str(ROOT / "train_cpu.py"), "--procs", str(procs), *flags]
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(procs),
+            str(ROOT / f"train_{mode}.py"), "--device", "cpu", *flags]
+
+
+def run(folder: Path, mode: str, procs: int, accumulate: int, *flags: str) -> tuple[list[float], dict]:
+    """Trains in `folder`; returns train_loss of each step, and the weights after the last."""
+    name = f"{mode}-{procs}-{accumulate}"
+    done = subprocess.run(command(mode, procs, "--name", name, "--steps", str(STEPS), "--accumulate", str(accumulate), *FLAGS, *flags),
+                          cwd=folder, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        raise RuntimeError(f"{name}: exit status {done.returncode}\n{done.stderr}")
+    with open(folder / "logs" / name / "metrics.csv", newline="") as file:
+        losses = [float(row["train_loss"]) for row in csv.DictReader(file)]
+    return losses, torch.load(folder / "logs" / name / "last.pt", weights_only=True)["model"]
+
+
+def differences(one: tuple, other: tuple) -> tuple[float, float]:
+    """The largest relative difference of train_loss, and the largest absolute one of a weight."""
+    assert len(one[0]) == len(other[0]) == STEPS
+    assert one[1].keys() == other[1].keys()
+    return (max(abs(a - b) / a for a, b in zip(one[0], other[0])),
+            max(float((one[1][name] - other[1][name]).abs().max()) for name in one[1]))
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        reference = run(Path(folder), "cpu", 1, 1, *sys.argv[1:])
+        print(f"train_loss falls from {reference[0][0]:.4f} to {reference[0][-1]:.4f}\n")
+        print("| script | processes | --accumulate | train_loss, relative | weights |\n| --- | --- | --- | --- | --- |", flush=True)
+        worst = [0.0, 0.0]
+        for mode in ("cpu", "ddp", "fsdp"):
+            for procs in (1, 2, 3, 4):
+                for accumulate in (1, 2, 4):
+                    if (mode, procs, accumulate) == ("cpu", 1, 1):
+                        continue
+                    found = differences(reference, run(Path(folder), mode, procs, accumulate, *sys.argv[1:]))
+                    worst = [max(pair) for pair in zip(worst, found)]
+                    print(f"| train_{mode}.py | {procs} | {accumulate} | {found[0]:.1e} | {found[1]:.1e} |", flush=True)
+        print(f"| largest | | | {worst[0]:.1e} | {worst[1]:.1e} |")
+    if max(worst) > 1e-4:
+        sys.exit("error: more than 1e-4 apart")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""train_ddp.py and train_fsdp.py as torchrun starts them: stopping, dying, hanging, refusing; two at once, two nodes."""
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import kill
+from conftest import ROOT, SMALL, children_of, mathematics, read_metrics, run_script, wait_for
+from parity import command
+
+
+def start(folder, mode, procs, *flags, **how):
+    return subprocess.Popen(command(mode, procs, *map(str, flags)), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how)
+
+
+def started(folder, mode, procs, *flags, **how):
+    """A run that has saved for the first time."""
+    run = start(folder, mode, procs, *flags, **how)
+    wait_for(lambda: list(folder.glob("logs/*/last.pt")) or run.poll() is not None)
+    assert run.poll() is None, run.communicate()[1]
+    return run
+
+
+def ends(run, seconds=60):
+    """Waits for the end of a run and of all its processes."""
+    everyone = children_of(run.pid)
+    output = run.communicate(timeout=seconds)
+    wait_for(lambda: not [pid for pid in everyone if os.path.exists(f"/proc/{pid}")], 40)
+    return output
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_without_torchrun_it_says_what_to_type(tmp_path, mode):
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
+    done = run_script(f"train_{mode}.py", "--device", "cpu", cwd=tmp_path, env=environment)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert re.match(rf"error: .*torchrun --standalone --nproc-per-node 2 .*train_{mode}.py --device cpu", done.stderr)
+    done = run_script(f"train_{mode}.py", "--help", cwd=tmp_path, env=environment)
+    assert done.returncode == 0 and "--accumulate" in done.stdout and not done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_a_gpu_that_is_not_there(tmp_path, mode):
+    run = start(tmp_path, mode, 2, "--device", "cuda")
+    errors = ends(run)[1]
+    assert run.returncode != 0
+    assert [line for line in errors.splitlines() if line.startswith("error:")] == [
+        "error: --device cuda: there is no GPU here that PyTorch can use; --device cpu does without"]
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize("mode, number", [("ddp", signal.SIGTERM), ("fsdp", signal.SIGINT)])
+def test_a_signal_to_torchrun_saves_one_step_everywhere(tmp_path, corpus_flags, mode, number):
+    flags = [*corpus_flags, *SMALL, "--save-every", "5", "--eval-every", "40"]
+    run = started(tmp_path, mode, 2, "--name", "stopped", "--steps", "100000", *flags)
+    os.kill(run.pid, number)
+    output, _ = ends(run)
+    assert run.returncode != 0
+    step = int(re.search(r"stopped and saved at step (\d+); go on with: torchrun \.\.\. train_", output)[1])
+    checkpoint = torch.load(tmp_path / "logs/stopped/last.pt", weights_only=True)
+    assert checkpoint["step"] == step == int(read_metrics(tmp_path / "logs/stopped")[-1]["step"])
+    until = str(step + 7)
+    for folder, how in ((tmp_path, ["--resume", "logs/stopped"]), (tmp_path / "calm", ["--name", "calm", *flags])):
+        folder.mkdir(exist_ok=True)
+        run = start(folder, mode, 2, *how, "--steps", until)
+        assert ends(run)[0] and run.returncode == 0
+    assert mathematics(read_metrics(tmp_path / "logs/stopped")) == mathematics(read_metrics(tmp_path / "calm/logs/calm"))
+
+
+def test_torchrun_restarts_the_run_when_a_process_has_died(tmp_path, corpus_flags):
+    """Without --run and without --resume: the restarted processes find their run."""
+    flags = [*corpus_flags, *SMALL, "--save-every", "5", "--eval-every", "40", "--steps", "80"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2",
+                ROOT / "train_ddp.py", "--device", "cpu", *flags]
+    run = subprocess.Popen(torchrun, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: list(tmp_path.glob("logs/*/last.pt")) or run.poll() is not None)
+    os.kill(random.choice(sorted(children_of(run.pid))), signal.SIGKILL)
+    output, errors = ends(run, 120)
+    assert run.returncode == 0, errors
+    assert len(list(tmp_path.glob("logs/*"))) == 1
+    folder = next(tmp_path.glob("logs/*"))
+    assert [int(row["step"]) for row in read_metrics(folder)] == list(range(1, 81))
+    calm = start(tmp_path, "ddp", 2, "--name", "calm", *flags)
+    assert ends(calm)[0] and calm.returncode == 0
+    assert mathematics(read_metrics(folder)) == mathematics(read_metrics(tmp_path / "logs/calm"))
+
+
+@pytest.mark.parametrize("mode", ["cpu", "ddp"])
+def test_kill_9_again_and_again(tmp_path, corpus_flags, mode):
+    kill.check(tmp_path, mode, 2, 3, 300, random.randrange(1000), *corpus_flags)
+
+
+@pytest.mark.parametrize("mode", ["cpu", "ddp", "fsdp"])
+def test_a_process_that_hangs_is_named(tmp_path, corpus_flags, mode):
+    flags = [*corpus_flags, *SMALL, "--save-every", "5", "--steps", "100000", "--timeout", "5", "--name", "hanging"]
+    run = started(tmp_path, mode, 3, *flags)
+    everyone = children_of(run.pid)
+    workers = [pid for pid in everyone if b"train_" in Path(f"/proc/{pid}/cmdline").read_bytes() or b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    victim = max(workers)
+    os.kill(victim, signal.SIGSTOP)
+    try:
+        _, errors = ends(run, 90)
+    finally:
+        if os.path.exists(f"/proc/{victim}"):
+            os.kill(victim, signal.SIGKILL)
+    assert run.returncode != 0
+    assert re.search(r"^error: process \d of 3 has died or does not answer", errors, re.MULTILINE), errors
+
+
+@pytest.mark.parametrize("mode", ["cpu", "ddp", "fsdp"])
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path, corpus_flags, mode):
+    """At a learning rate that no model survives; the checkpoint from before is whole and finite."""
+    run = start(tmp_path, mode, 2, *corpus_flags, *SMALL, "--lr", "1e6", "--clip", "0", "--save-every", "1", "--steps", "200", "--name", "wild")
+    _, errors = ends(run)
+    assert run.returncode != 0
+    said = [line for line in errors.splitlines() if line.startswith("error:")]
+    step = int(re.match(r"error: step (\d+): the (loss|gradient) is not finite; logs/wild/last.pt is from before", said[0])[1])
+    saved = torch.load(tmp_path / "logs/wild/last.pt", weights_only=True)
+    assert len(said) == 1 and saved["step"] == step - 1
+    assert [int(row["step"]) for row in read_metrics(tmp_path / "logs/wild")] == list(range(1, step))
+
+
+def test_two_runs_at_once_do_not_disturb_each_other(tmp_path, corpus_flags):
+    """Started in the same moment in one folder, with no name given: two runs, and both right."""
+    flags = [*corpus_flags, *SMALL, "--steps", "20", "--eval-every", "10"]
+    runs = [start(tmp_path, mode, 2, *flags) for mode in ("ddp", "ddp", "cpu")]
+    for run in runs:
+        _, errors = run.communicate(timeout=120)
+        assert run.returncode == 0, errors
+    folders = sorted(tmp_path.glob("logs/*"))
+    assert len(folders) == 3
+    one, *others = (read_metrics(folder) for folder in folders)
+    for other in others:
+        assert [row["tokens"] for row in other] == [row["tokens"] for row in one]
+        for a, b in zip(one, other):
+            assert float(b["train_loss"]) == pytest.approx(float(a["train_loss"]), rel=0.05)      # dropout differs by mode
+
+
+NETWORK = os.geteuid() == 0 and shutil.which("ip") and subprocess.run(["ip", "netns", "add", "probe"], capture_output=True).returncode == 0
+if NETWORK:
+    subprocess.run(["ip", "netns", "delete", "probe"], check=True)
+
+
+@pytest.mark.skipif(not NETWORK, reason="network namespaces need root, iproute2 and a kernel that has them")
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_two_nodes_on_a_network(tmp_path, corpus_flags, mode):
+    """Two torchrun, each in a network namespace of its own, over a link between addresses that are not loopback."""
+    def ip(*words):
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    names = [f"n{os.getpid()}a", f"n{os.getpid()}b"]
+    runs = []
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", "eth7", "netns", names[0], "type", "veth", "peer", "name", "eth7", "netns", names[1])
+        for number, name in enumerate(names, 1):
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "eth7")
+            ip("-n", name, "link", "set", "eth7", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        for number, name in enumerate(names, 1):
+            runs.append(subprocess.Popen(
+                ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
+                 "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.77.0.1:29400", "--local-addr", f"10.77.0.{number}",
+                 ROOT / f"train_{mode}.py", "--device", "cpu", "--name", "nodes", *corpus_flags, *SMALL, "--steps", "10"],
+                cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        for run in runs:
+            _, errors = run.communicate(timeout=120)
+            assert run.returncode == 0, errors
+        traffic = subprocess.run(["ip", "-n", names[0], "-s", "link", "show", "eth7"], capture_output=True, text=True).stdout
+        sent = int(re.search(r"TX:.*\n\s+(\d+)", traffic)[1])
+        parameters = sum(p.numel() for p in torch.load(tmp_path / "logs/nodes/last.pt", weights_only=True)["model"].values())
+        assert sent > 10 * parameters * 4 / 2                # the gradients of ten steps went this way
+        assert [int(row["step"]) for row in read_metrics(tmp_path / "logs/nodes")] == list(range(1, 11))
+    finally:
+        for run in runs:
+            run.kill()
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+        time.sleep(0.1)
