@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -76,7 +77,9 @@ def answer_bad_input(rank: int = 0):
             if not problem.filename:
                 raise
             problem = f"{problem.filename}: {problem.strerror}"
-        time.sleep(3 * (rank > 0))
+        if rank > 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(3)
         print(f"error: {problem}", file=sys.stderr, flush=True)
         sys.exit(2)
     except KeyboardInterrupt:

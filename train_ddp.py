@@ -59,7 +59,7 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
         set_state_dict(model, optimizer, model_state_dict=resumed["model"],
                        optim_state_dict=resumed["optimizer"], options=options)
     step = resumed["step"] if resumed else 0
-    replica = DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
+    replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
     compiled = torch.compile(replica) if args.compile else replica
     run = Run(args, config, batches, last, rank, world_size, resumed)
 

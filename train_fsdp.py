@@ -40,7 +40,7 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
     stop = Stop()
     device, backend = torch.device("cpu"), "gloo"
     if args.device == "cuda":
-        device, backend = torch.device("cuda", int(os.environ["LOCAL_RANK"])), "nccl"    # not by rank: nodes are many
+        device, backend = torch.device("cuda", int(os.environ["LOCAL_RANK"])), "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(device)
     patience = timedelta(seconds=args.timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=patience)
@@ -59,7 +59,7 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
     mesh = init_device_mesh(device.type, (world_size,))
     # What is gathered travels in bf16, what is summed in fp32; the shards stay in fp32.
     how = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(torch.bfloat16 if args.precision == "bf16" else None, torch.float32),
-           "offload_policy": CPUOffloadPolicy() if args.offload else OffloadPolicy()}
+           "offload_policy": CPUOffloadPolicy(args.device == "cuda") if args.offload else OffloadPolicy()}
     for layer in [*model.encoder, *model.decoder]:
         if args.recompute:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)

@@ -97,10 +97,10 @@ def test_torchrun_restarts_the_run_when_a_process_has_died(tmp_path, corpus_flag
 
 @pytest.mark.parametrize("mode", ["cpu", "ddp"])
 def test_kill_9_again_and_again(tmp_path, corpus_flags, mode):
-    kill.check(tmp_path, mode, 2, 3, 300, random.randrange(1000), *corpus_flags)
+    kill.check(tmp_path, mode, 2, 2, 240, random.randrange(1000), *corpus_flags)
 
 
-@pytest.mark.parametrize("mode", ["cpu", "ddp", "fsdp"])
+@pytest.mark.parametrize("mode", ["cpu", "ddp"])
 def test_a_process_that_hangs_is_named(tmp_path, corpus_flags, mode):
     flags = [*corpus_flags, *SMALL, "--save-every", "5", "--steps", "100000", "--timeout", "5", "--name", "hanging"]
     run = started(tmp_path, mode, 3, *flags)
@@ -171,7 +171,7 @@ def test_two_nodes_on_a_network(tmp_path, corpus_flags, mode):
         for number, name in enumerate(names, 1):
             runs.append(subprocess.Popen(
                 ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
-                 "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.77.0.1:29400", "--local-addr", f"10.77.0.{number}",
+                 "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.77.0.1:29400", "--local-addr", f"10.77.0.{number}", "--rdzv-conf", f"is_host={number == 1}",
                  ROOT / f"train_{mode}.py", "--device", "cpu", "--name", "nodes", *corpus_flags, *SMALL, "--steps", "10"],
                 cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         for run in runs:
