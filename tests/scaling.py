@@ -1,0 +1,46 @@
+"""What a second process brings, for each script, next to what the machine allows.
+
+    python tests/scaling.py --data multi30k               # flags are passed on to all runs
+
+Tokens a second with 1 and with 2 processes of one thread, and the ceiling: two runs of 1 process side by side
+that know nothing of each other, each with half the tokens a step. What is missing to the ceiling is the time
+that goes into communication, waiting included. Three rounds, in turn; the median of each is shown.
+"""
+
+import re
+import statistics
+import subprocess
+import sys
+
+from parity import command
+
+
+def speed(*runs: list[str]) -> float:
+    """Tokens a second of commands that run at the same time, together."""
+    running = [subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for run in runs]
+    said = [run.communicate() for run in running]
+    for run, (_, errors) in zip(running, said):
+        if run.returncode:
+            sys.exit(errors)
+    return sum(float(re.search(r"^([\d,]+) source\+target", output, re.MULTILINE)[1].replace(",", "")) for output, _ in said)
+
+
+def main() -> None:
+    tokens = 3072
+    flags = ["--benchmark", "--steps", "60", *sys.argv[1:]]
+    found = {}
+    for _ in range(3):
+        for mode in ("cpu", "ddp", "fsdp"):
+            whole, half = ([*flags, "--batch-tokens", str(n)] for n in (tokens, tokens // 2))
+            for what, runs in (("one", [["taskset", "-c", "0", *command(mode, 1, *whole)]]),
+                               ("two", [command(mode, 2, *whole)]),
+                               ("ceiling", [["taskset", "-c", str(core), *command(mode, 1, *half)] for core in (0, 1)])):
+                found.setdefault((mode, what), []).append(speed(*runs))
+    print("| script | 1 process | 2 processes | two runs side by side | of that ceiling | in communication |\n|" + " --- |" * 6)
+    for mode in ("cpu", "ddp", "fsdp"):
+        one, two, ceiling = (statistics.median(found[mode, what]) for what in ("one", "two", "ceiling"))
+        print(f"| train_{mode}.py | {one:,.0f} | {two:,.0f} | {ceiling:,.0f} | {two / ceiling:.0%} | {1 - two / ceiling:.0%} |")
+
+
+if __name__ == "__main__":
+    main()
