@@ -12,7 +12,6 @@ summed while the backward pass still runs. --max-restarts N goes on by itself wh
 import math
 import os
 import signal
-import sys
 import time
 from contextlib import nullcontext
 from datetime import timedelta
@@ -25,8 +24,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from data import BPE, Batches, Pairs, answer_bad_input
 from model import Transformer
-from training import (Run, Stop, evaluate, join_torchrun, learning_rate, load_run, model_config, name_lost_processes,
-                      name_run, parse_arguments, prepare_corpus, save_file, seed_step)
+from training import (Run, Stop, evaluate, join_torchrun, learning_rate, leave, load_run, model_config,
+                      name_lost_processes, name_run, parse_arguments, prepare_corpus, save_file, seed_step)
 
 
 def train(rank: int, world_size: int, args, store, corpus) -> None:
@@ -110,8 +109,7 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
         run.finish(model, corpus, bpe)
     dist.barrier()                                         # torchrun ends all as soon as one has left in error
     dist.destroy_process_group()
-    if stopping:
-        sys.exit(128 + (stop.received or signal.SIGTERM))
+    leave(128 + (stop.received or signal.SIGTERM) if stopping else 0)
 
 
 def main() -> None:

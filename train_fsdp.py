@@ -13,7 +13,6 @@ process has died.
 import math
 import os
 import signal
-import sys
 import time
 from datetime import timedelta
 from functools import partial
@@ -30,8 +29,8 @@ from torch.utils.checkpoint import checkpoint
 
 from data import BPE, Batches, Pairs, answer_bad_input
 from model import Transformer
-from training import (Run, Stop, evaluate, join_torchrun, learning_rate, load_run, model_config, name_lost_processes,
-                      name_run, parse_arguments, prepare_corpus, save_file, seed_step)
+from training import (Run, Stop, evaluate, join_torchrun, learning_rate, leave, load_run, model_config,
+                      name_lost_processes, name_run, parse_arguments, prepare_corpus, save_file, seed_step)
 
 
 def train(rank: int, world_size: int, args, store, corpus) -> None:
@@ -132,8 +131,7 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
         run.finish(whole, corpus, bpe)
     dist.barrier()                                         # torchrun ends all as soon as one has left in error
     dist.destroy_process_group()
-    if stopping:
-        sys.exit(128 + (stop.received or signal.SIGTERM))
+    leave(128 + (stop.received or signal.SIGTERM) if stopping else 0)
 
 
 def main() -> None:

@@ -222,14 +222,16 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 class Stop:
     """True after Ctrl-C, SIGTERM, SIGUSR1 or the parent's death: the loop then saves and leaves."""
 
+    received = 0                                           # the last signal, in this process
+
     def __init__(self):
-        self.received, self.parent = 0, os.getppid()
+        self.parent = os.getppid()
         for number in STOPPING:
             signal.signal(number, self.receive)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)     # the parent may have them wait until here
 
     def receive(self, number: int, _frame) -> None:
-        self.received = number
+        Stop.received = number
 
     def __bool__(self) -> bool:
         return bool(self.received) or os.getppid() != self.parent
@@ -293,6 +295,9 @@ def name_lost_processes(store: dist.Store, rank: int, world_size: int):
     except RuntimeError as problem:
         if "gloo" not in str(problem) and not isinstance(problem, dist.DistError):
             raise
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)      # who started a process that died ends the others so,
+        if Stop.received:                                  # and says itself who it was
+            sys.exit(128 + Stop.received)
         store.set(f"noticed/{rank}", "")
         time.sleep(2)
         lost = [r for r in range(world_size) if not store.check([f"noticed/{r}"])]
@@ -300,6 +305,13 @@ def name_lost_processes(store: dist.Store, rank: int, world_size: int):
             raise
         raise BadInput(f"process {', '.join(map(str, lost))} of {world_size} has died or does not answer "
                        f"({str(problem).splitlines()[0][:200]})")
+
+
+def leave(status: int) -> None:
+    """Ends this process at once: at Python's own end a thread of Gloo's may still hold a tensor, and abort."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 # --- Evaluation --------------------------------------------------------------------------------------------

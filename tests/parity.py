@@ -19,7 +19,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 STEPS = 50
 FLAGS = ["--layers", "2", "--d-model", "64", "--d-ff", "128", "--vocab-size", "1000", "--batch-tokens", "1024", "--dropout", "0",
-         "--precision", "fp32", "--warmup", "20", "--log-every", "1", "--average", "1"]
+         "--lr", "2e-3", "--warmup", "1000", "--precision", "fp32", "--log-every", "1", "--average", "1"]
 
 
 def command(mode: str, procs: int, *flags: str) -> list[str]:

@@ -217,10 +217,11 @@ def test_an_epoch_has_every_sentence_once_little_padding_and_few_shapes(batches)
         real += int((src > 0).sum() + (tgt_out > 0).sum())
         padded += src.numel() + tgt_out.numel()
         shapes.add((*src.shape, tgt_out.shape[1]))
-        assert max(src.numel(), tgt_out.numel()) <= 4096 + 2 * len(src)     # widths are rounded up to even ones
+        assert max(src.numel(), tgt_out.numel()) <= 4096
     assert sorted(np.concatenate(seen)) == list(range(len(batches.pairs)))
-    assert real / padded >= 0.92
-    assert len(shapes) <= 64
+    # Even widths would make 58 shapes, but 92.9 % real tokens: together with huge pages, 2.5 % slower.
+    assert real / padded >= (0.95 if os.environ.get("MULTI30K") else 0.92)
+    assert len(shapes) <= 90
 
 
 def test_order_is_a_function_of_seed_and_epoch(batches):
