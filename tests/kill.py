@@ -36,7 +36,7 @@ def train_and_kill(folder: Path, mode: str, procs: int, kills: int, steps: int, 
             training = rng.random() < 0.8                  # else while it starts
             while training and run.poll() is None and (last.stat().st_mtime_ns if last.exists() else 0) == before:
                 time.sleep(0.01)
-            moment = rng.uniform(0, 2 if training else 6)
+            moment = rng.uniform(0, 0.5 if training else 6)
             time.sleep(moment)
             if run.poll() is None:
                 everyone = sorted(children_of(run.pid))
@@ -77,7 +77,7 @@ def main() -> None:
     kills = int(sys.argv[2]) if len(sys.argv) > 2 else 25
     for mode in sys.argv[1:2] or ("cpu", "ddp"):
         with tempfile.TemporaryDirectory() as folder:
-            for number, what in enumerate(check(Path(folder), mode, 2, kills, 60 * kills, 1), 1):
+            for number, what in enumerate(check(Path(folder), mode, 2, kills, 400 * kills, 1), 1):
                 print(f"train_{mode}.py, kill {number}: {what}")
         print(f"train_{mode}.py: after {kills} kills metrics.csv and the weights are those of an undisturbed run")
 

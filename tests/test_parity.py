@@ -14,7 +14,7 @@ def test_every_mode_gives_the_same_curve_and_weights(tmp_path, corpus_flags, mon
     monkeypatch.setattr(parity, "STEPS", 20)
     flags = [*corpus_flags, "--batch-tokens", "512"]
     one = parity.run(tmp_path, "cpu", 1, 1, *flags)
-    assert one[0][-1] < one[0][0] - 0.5
+    assert one[0][-1] < one[0][0] - 0.05
     for mode, procs, accumulate in (("cpu", 4, 2), ("ddp", 1, 2), ("ddp", 2, 1), ("ddp", 3, 4), ("fsdp", 2, 4), ("fsdp", 3, 1)):
         loss, weights = parity.differences(one, parity.run(tmp_path, mode, procs, accumulate, *flags))
         assert loss < 1e-4 and weights < 1e-4, (mode, procs, accumulate)

@@ -97,7 +97,7 @@ def test_torchrun_restarts_the_run_when_a_process_has_died(tmp_path, corpus_flag
 
 @pytest.mark.parametrize("mode", ["cpu", "ddp"])
 def test_kill_9_again_and_again(tmp_path, corpus_flags, mode):
-    kill.check(tmp_path, mode, 2, 2, 240, random.randrange(1000), *corpus_flags)
+    kill.check(tmp_path, mode, 2, 2, 1500, random.randrange(1000), *corpus_flags)
 
 
 @pytest.mark.parametrize("mode", ["cpu", "ddp"])
