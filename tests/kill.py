@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from conftest import SMALL, children_of, mathematics, read_metrics
+from conftest import SMALL, children_of, mathematics, read_metrics, workers_of
 from parity import command
 
 FLAGS = [*SMALL, "--eval-every", "300", "--save-every", "5"]
@@ -40,7 +40,8 @@ def train_and_kill(folder: Path, mode: str, procs: int, kills: int, steps: int, 
             time.sleep(moment)
             if run.poll() is None:
                 everyone = sorted(children_of(run.pid))
-                victims = [run.pid, *everyone] if rng.random() < 0.5 or not everyone else [rng.choice(everyone)]
+                workers = workers_of(run.pid)
+                victims = [run.pid, *everyone] if rng.random() < 0.5 or not workers else [rng.choice(workers)]
                 for pid in victims:
                     try:
                         os.kill(pid, signal.SIGKILL)

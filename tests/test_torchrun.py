@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import kill
-from conftest import ROOT, SMALL, children_of, mathematics, read_metrics, run_script, wait_for
+from conftest import ROOT, SMALL, children_of, mathematics, read_metrics, run_script, wait_for, workers_of
 from parity import command
 
 
@@ -84,7 +84,7 @@ def test_torchrun_restarts_the_run_when_a_process_has_died(tmp_path, corpus_flag
                 ROOT / "train_ddp.py", "--device", "cpu", *flags]
     run = subprocess.Popen(torchrun, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: list(tmp_path.glob("logs/*/last.pt")) or run.poll() is not None)
-    os.kill(random.choice(sorted(children_of(run.pid))), signal.SIGKILL)
+    os.kill(random.choice(workers_of(run.pid)), signal.SIGKILL)
     output, errors = ends(run, 120)
     assert run.returncode == 0, errors
     assert len(list(tmp_path.glob("logs/*"))) == 1
@@ -106,9 +106,7 @@ def test_a_process_that_hangs_is_named(tmp_path, corpus_flags, mode):
     with open(tmp_path / "errors", "w") as errors:
         run = subprocess.Popen(command(mode, 3, *flags), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=errors)
     wait_for(lambda: (tmp_path / "logs/hanging/last.pt").exists())
-    everyone = children_of(run.pid)
-    workers = [pid for pid in everyone if b"train_" in Path(f"/proc/{pid}/cmdline").read_bytes() or b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    victim = max(workers)
+    victim = max(workers_of(run.pid))
     os.kill(victim, signal.SIGSTOP)
     try:
         wait_for(lambda: re.search(r"^error: process \d of 3 has died or does not answer", (tmp_path / "errors").read_text(), re.MULTILINE), 30)
