@@ -18,7 +18,7 @@ from reference import TorchTransformer
 def peer_worker(*args) -> None:
     """What each process runs for the peer."""
     train_cpu.Transformer = TorchTransformer
-    train_cpu.train(*args)
+    train_cpu.worker(*args)
 
 
 def main() -> None:
@@ -34,7 +34,9 @@ def main() -> None:
                               ("torch.nn.Transformer", [__file__, "--peer"]),
                               ("torch.nn.Transformer, fp32", [__file__, "--peer", "--precision", "fp32"])):
             done = subprocess.run([sys.executable, *command, "--benchmark", *flags], capture_output=True, text=True)
-            print(f"{name:27} {(done.stdout.splitlines() or [done.stderr])[-1]}", flush=True)
+            if done.returncode:
+                sys.exit(f"{name}: {done.stderr}")
+            print(f"{name:27} {done.stdout.splitlines()[-1]}", flush=True)
 
 
 if __name__ == "__main__":
