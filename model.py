@@ -163,28 +163,25 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
         self.residuals = nn.ModuleList(Residual(config) for _ in range(3))
 
-    def forward(self, x: Tensor, mask: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
-        """x: (batch, tgt, d_model); memory: (batch, src, d_model). Returns the shape of x."""
-        attend, cross = self.self_attention, self.cross_attention
-        x = self.residuals[0](x, lambda y: attend(y, *attend.keys_values(y), mask))
-        x = self.residuals[1](x, lambda y: cross(y, *cross.keys_values(memory), memory_mask))
-        return self.residuals[2](x, self.feed_forward)
+    def forward(self, x: Tensor, mask: Tensor | None, memory: Tensor | tuple, memory_mask: Tensor, past: Tensor | None = None):
+        """x: (batch, tgt, d_model); memory: (batch, src, d_model), or its keys and values. Returns the shape of x.
 
-    def step(self, x: Tensor, past: Tensor, position: int, memory: tuple, memory_mask: Tensor) -> Tensor:
-        """`forward` for one more token of each hypothesis; its keys and values are written into `past`.
-
-        x: (batch, beam, d_model); past: (2, batch * beam, heads, longest, d_head); memory: keys and
-        values of the source. The hypotheses of one sentence attend to the one copy of its source.
+        past: (2, batch, heads, all, d_head), keys and values of earlier positions; those of x fill its last ones.
         """
-        def attend_to_past(y: Tensor) -> Tensor:
-            y = y.flatten(0, 1)[:, None]                                    # (batch * beam, 1, d_model)
-            for cache, new in zip(past, self.self_attention.keys_values(y)):
-                cache[:, :, position] = new[:, :, 0]
-            k, v = past[:, :, :, : position + 1]
-            return self.self_attention(y, k, v, None).view(x.shape)
+        def attend_to_self(y: Tensor) -> Tensor:
+            kv = self.self_attention.keys_values(y)
+            if past is not None:
+                for cache, new in zip(past, kv):
+                    cache[:, :, -y.shape[1] :] = new
+                kv = past
+            return self.self_attention(y, *kv, mask)
 
-        x = self.residuals[0](x, attend_to_past)
-        x = self.residuals[1](x, lambda y: self.cross_attention(y, *memory, memory_mask))
+        def attend_to_source(y: Tensor) -> Tensor:
+            kv = memory if isinstance(memory, tuple) else self.cross_attention.keys_values(memory)
+            return self.cross_attention(y, *kv, memory_mask)
+
+        x = self.residuals[0](x, attend_to_self)
+        x = self.residuals[1](x, attend_to_source)
         return self.residuals[2](x, self.feed_forward)
 
 
@@ -301,12 +298,16 @@ class Transformer(nn.Module):
         config, device = self.config, src.device
         if not 1 <= beam <= config.vocab_size // 2:
             raise ValueError(f"beam {beam}: it must be from 1 to half the vocabulary, {config.vocab_size // 2}")
-        batch, heads = len(src), config.heads
+        batch = len(src)
         limit = ((src != config.pad).sum(1) * 2 + 8).clamp(max=config.max_length)   # longest target allowed
-        encoded, mask = self.encode(src)
+        encoded, memory_mask = self.encode(src)
         memory = [layer.cross_attention.keys_values(encoded) for layer in self.decoder]
-        shape = (2, batch * beam, heads, int(limit.max()), config.d_model // heads)
+        # Each position of the cache has a column for each hypothesis. None is ever moved when the beam is
+        # sorted anew: a hypothesis knows the columns that it comes from, and attends to those.
+        shape = (2, batch, config.heads, int(limit.max()) * beam, config.d_model // config.heads)
         past = [encoded.new_empty(shape) for _ in self.decoder]
+        own = torch.eye(beam, dtype=torch.bool, device=device)[None]
+        lineage = own.new_zeros(batch, beam, 0)
         done = [[] for _ in range(batch)]                                   # finished (score, ids)
         live = torch.arange(batch, device=device)                           # the sentence of each row
         ids = torch.full((batch, beam, 1), config.bos, device=device)       # what each hypothesis has written
@@ -314,17 +315,17 @@ class Transformer(nn.Module):
         scores[:, 0] = 0                                                    # all begin alike: keep one
 
         for position in range(int(limit.max())):
+            lineage = torch.cat([lineage, own.expand(len(live), -1, -1)], dim=-1)
+            mask = lineage[:, None] if beam > 1 else None                           # (live, 1, beam, columns)
             x = self.embed(ids[:, :, -1].reshape(-1, 1), position).view(len(live), beam, -1)
-            for layer, cache, kv in zip(self.decoder, past, memory):
-                x = layer.step(x, cache, position, kv, mask)
-            logits = (self.decoder_norm(x) @ self.embedding.weight.t()).float()     # (live, beam, vocabulary)
-            log_z = logits.logsumexp(-1, keepdim=True)
-            logits[:, :, [config.pad, config.bos]] = -math.inf
+            for layer, kv, cache in zip(self.decoder, memory, past):
+                x = layer(x, mask, kv, memory_mask, cache[:, :, :, : lineage.shape[2]])
+            p = (self.decoder_norm(x) @ self.embedding.weight.t()).softmax(-1)      # (live, beam, vocabulary)
+            p[:, :, [config.pad, config.bos]] = 0
             # Of 2 * beam candidates at most beam end the sentence, so at least beam are left to go on with.
             each = 2 * beam if beam > 1 else 1
-            score, token = logits.topk(each) if each > 1 else logits.max(-1, keepdim=True)
-            score = scores[:, :, None] + score - log_z
-            score, pick = score.flatten(1).topk(each)                               # (live, candidates)
+            p, token = largest(p, each)
+            score, pick = (scores[:, :, None] + p.float().log()).flatten(1).topk(each)      # (live, candidates)
             token, parent = token.flatten(1).gather(1, pick), pick // each
 
             ends = token == config.eos
@@ -338,17 +339,32 @@ class Transformer(nn.Module):
             keep = going.nonzero()[:, 0]
             if len(keep) == 0:
                 break
-            order = ends[keep].int().sort(dim=1, stable=True).indices[:, :beam]     # those that go on, best first
-            token, scores = token[keep].gather(1, order), score[keep].gather(1, order)
-            rows = (keep[:, None] * beam + parent[keep].gather(1, order)).flatten()
-            ids = torch.cat([ids.flatten(0, 1)[rows].view(len(keep), beam, -1), token[:, :, None]], dim=-1)
-            if beam > 1 or len(keep) < len(live):
-                for i, cache in enumerate(past):
-                    cache[:, : len(rows), :, : position + 1] = cache[:, rows, :, : position + 1]
-                    past[i] = cache[:, : len(rows)]
             if len(keep) < len(live):
-                live, mask, memory = live[keep], mask[keep], [(k[keep], v[keep]) for k, v in memory]
+                live, memory_mask, lineage = live[keep], memory_mask[keep], lineage[keep]
+                memory, past = [(k[keep], v[keep]) for k, v in memory], [cache[:, keep] for cache in past]
+            order = ends[keep].int().sort(dim=1, stable=True).indices[:, :beam]     # those that go on, best first
+            token, scores, parent = (of[keep].gather(1, order) for of in (token, score, parent))
+            ids = torch.cat([take(ids[keep], parent), token[:, :, None]], dim=-1)
+            lineage = take(lineage, parent)
         return [sorted(found, key=lambda h: -h[0])[:n_best] for found in done]
+
+
+def take(of: Tensor, rows: Tensor) -> Tensor:
+    """of: (batch, n, width), rows: (batch, m), numbers below n. Returns those rows, (batch, m, width)."""
+    return of.gather(1, rows[:, :, None].expand(-1, -1, of.shape[2]))
+
+
+def largest(x: Tensor, k: int, block: int = 64) -> tuple[Tensor, Tensor]:
+    """The `k` largest of the last dimension of x >= 0 and their places, as x.topk(k) but several times as fast.
+
+    They are in the k blocks that have the largest maxima: only those need sorting.
+    """
+    if k == 1:
+        return x.max(-1, keepdim=True)
+    blocks = F.pad(x, (0, -x.shape[-1] % block)).unflatten(-1, (-1, block))
+    best = blocks.amax(-1).topk(min(k, blocks.shape[-2])).indices           # (..., blocks)
+    values, places = blocks.gather(-2, best[..., None].expand(*best.shape, block)).flatten(-2).topk(k)
+    return values, best.gather(-1, places // block) * block + places % block
 
 
 def flops(config: ModelConfig, src_lengths: Tensor, tgt_lengths: Tensor) -> float:

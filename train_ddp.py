@@ -25,7 +25,8 @@ from torch.nn.utils import clip_grad_norm_
 from data import BPE, Batches, Pairs, answer_bad_input
 from model import Transformer
 from training import (Run, Stop, evaluate, join_torchrun, learning_rate, leave, load_run, model_config,
-                      name_lost_processes, name_run, parse_arguments, prepare_corpus, save_file, seed_step)
+                      name_lost_processes, name_run, parse_arguments, prepare_corpus, save_file, seed_step,
+                      this_attempt)
 
 
 def train(rank: int, world_size: int, args, store, corpus) -> None:
@@ -121,11 +122,12 @@ def main() -> None:
         if rank == 0:                                      # first, and alone: the others find what it made
             corpus = prepare_corpus(args)
             name_run(args)
-            store.set("run", args.run)
+            store.set("run", args.resume or f"logs/{args.run}")
         store.wait(["run"], timedelta(days=1))
-        args.run = store.get("run").decode()
         if rank > 0:
+            args.run = store.get("run").decode().removeprefix("logs/")
             corpus = prepare_corpus(args, rank)
+        store = this_attempt(store, rank, world_size)
         with name_lost_processes(store, rank, world_size):
             train(rank, world_size, args, store, corpus)
 

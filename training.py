@@ -20,6 +20,7 @@ import statistics
 import struct
 import sys
 import time
+import uuid
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -244,7 +245,7 @@ def join_torchrun() -> tuple[dist.Store | None, int, int]:
     """The store that torchrun's processes share, this one's rank, and how many they are. Raises BadInput.
 
     When one has died, torchrun (--max-restarts) starts all again with the same command: they then go on
-    with the run that the store has the name of.
+    with the run that the store has the folder of.
     """
     if "RANK" not in os.environ:
         if {"-h", "--help"} & {*sys.argv}:
@@ -257,14 +258,31 @@ def join_torchrun() -> tuple[dist.Store | None, int, int]:
     if name := interface_to(os.environ["MASTER_ADDR"]):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     store, rank, world_size = next(dist.rendezvous("env://"))
-    # Each attempt has keys of its own: the addresses of processes that are gone are not for this one.
-    *earlier, own = [dist.PrefixStore(f"attempt {n}", store) for n in range(1 + int(os.environ["TORCHELASTIC_RESTART_COUNT"]))]
-    for attempt in earlier:
-        if attempt.check(["run"]):
-            run = f"logs/{attempt.get('run').decode()}"
-            sys.argv += ["--resume", run] if os.path.isfile(f"{run}/last.pt") else ["--run", run[5:]]
-            break
-    return own, rank, world_size
+    if store.check(["run"]):
+        run = store.get("run").decode()
+        sys.argv += ["--resume", run] if os.path.isfile(f"{run}/last.pt") else ["--run", run.removeprefix("logs/")]
+    return store, rank, world_size
+
+
+def this_attempt(store: dist.Store, rank: int, world_size: int) -> dist.Store:
+    """A part of torchrun's store for this start of the processes: keys of a start that failed are not in it.
+
+    torchrun's own count of restarts differs from node to node. So rank 0 names the start, and tells the name
+    to each process that asks, by a name that nobody but this process has.
+    """
+    own = uuid.uuid4().hex
+    store.set(f"asks/{rank}", own)
+    if rank > 0:
+        attempt = dist.PrefixStore(store.get(f"told/{own}").decode(), store)
+        attempt.set(f"joined/{rank}", "")
+        return attempt
+    attempt = dist.PrefixStore(own, store)
+    while waiting := [r for r in range(1, world_size) if not attempt.check([f"joined/{r}"])]:
+        for asking in [f"asks/{r}" for r in waiting]:
+            if store.check([asking]):                      # perhaps a process that is dead: then a new one will follow
+                store.set(f"told/{store.get(asking).decode()}", own)
+        time.sleep(0.02)
+    return attempt
 
 
 def interface_to(address: str) -> str | None:
