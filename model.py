@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+BLOCK = 64                     # tokens of the vocabulary that are looked through together
+
 
 @dataclass
 class ModelConfig:
@@ -105,7 +107,7 @@ class Attention(nn.Module):
         q = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)   # (batch, heads, tgt, d_head)
         if q.device.type == "cpu" and q.dtype == torch.bfloat16:
             # Measured: on a CPU in bf16 the fused kernel is far slower for sentences than matrix products.
-            y = scaled_dot_product(q, k, v, mask)
+            y = scaled_dot_product(q.to(k.dtype), k, v, mask).to(q.dtype)
         else:
             y = F.scaled_dot_product_attention(q, k, v, mask)
         return self.out(y.transpose(1, 2).flatten(2))                       # (batch, tgt, d_model)
@@ -163,9 +165,10 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
         self.residuals = nn.ModuleList(Residual(config) for _ in range(3))
 
-    def forward(self, x: Tensor, mask: Tensor | None, memory: Tensor | tuple, memory_mask: Tensor, past: Tensor | None = None):
-        """x: (batch, tgt, d_model); memory: (batch, src, d_model), or its keys and values. Returns the shape of x.
+    def forward(self, x: Tensor, mask: Tensor | None, memory: Tensor, memory_mask: Tensor, past: Tensor | None = None):
+        """x: (batch, tgt, d_model); memory: (batch, src, d_model). Returns the shape of x.
 
+        memory may also be its keys and values, (2, batch, heads, src, d_head), worked out before.
         past: (2, batch, heads, all, d_head), keys and values of earlier positions; those of x fill its last ones.
         """
         def attend_to_self(y: Tensor) -> Tensor:
@@ -177,7 +180,7 @@ class DecoderLayer(nn.Module):
             return self.self_attention(y, *kv, mask)
 
         def attend_to_source(y: Tensor) -> Tensor:
-            kv = memory if isinstance(memory, tuple) else self.cross_attention.keys_values(memory)
+            kv = memory if memory.dim() == 5 else self.cross_attention.keys_values(memory)
             return self.cross_attention(y, *kv, memory_mask)
 
         x = self.residuals[0](x, attend_to_self)
@@ -299,29 +302,35 @@ class Transformer(nn.Module):
         if not 1 <= beam <= config.vocab_size // 2:
             raise ValueError(f"beam {beam}: it must be from 1 to half the vocabulary, {config.vocab_size // 2}")
         batch = len(src)
-        limit = ((src != config.pad).sum(1) * 2 + 8).clamp(max=config.max_length)   # longest target allowed
+        limit = ((src != config.pad).sum(1) * 2 + 8).clamp(max=config.max_length).tolist()   # longest target allowed
         encoded, memory_mask = self.encode(src)
-        memory = [layer.cross_attention.keys_values(encoded) for layer in self.decoder]
+        # Keys and values in fp32 on a CPU: products of so few rows take half as long as in bf16.
+        exact = torch.float32 if device.type == "cpu" else encoded.dtype
+        memory = [torch.stack(layer.cross_attention.keys_values(encoded)).to(exact) for layer in self.decoder]
         # Each position of the cache has a column for each hypothesis. None is ever moved when the beam is
         # sorted anew: a hypothesis knows the columns that it comes from, and attends to those.
-        shape = (2, batch, config.heads, int(limit.max()) * beam, config.d_model // config.heads)
-        past = [encoded.new_empty(shape) for _ in self.decoder]
+        shape = (2, batch, config.heads, max(limit) * beam, config.d_model // config.heads)
+        past = [encoded.new_empty(shape, dtype=exact) for _ in self.decoder]
         own = torch.eye(beam, dtype=torch.bool, device=device)[None]
         lineage = own.new_zeros(batch, beam, 0)
+        # Rows of -inf make the vocabulary a multiple of what `largest` cuts it into.
+        extra = -config.vocab_size % BLOCK
+        projection = F.pad(self.embedding.weight, (0, 0, 0, extra))
+        bias = F.pad(projection.new_zeros(config.vocab_size), (0, extra), value=-math.inf)
         done = [[] for _ in range(batch)]                                   # finished (score, ids)
-        live = torch.arange(batch, device=device)                           # the sentence of each row
+        live = list(range(batch))                                           # the sentence of each row
         ids = torch.full((batch, beam, 1), config.bos, device=device)       # what each hypothesis has written
         scores = torch.full((batch, beam), -math.inf, device=device)
         scores[:, 0] = 0                                                    # all begin alike: keep one
 
-        for position in range(int(limit.max())):
+        for position in range(max(limit)):
             lineage = torch.cat([lineage, own.expand(len(live), -1, -1)], dim=-1)
             mask = lineage[:, None] if beam > 1 else None                           # (live, 1, beam, columns)
             x = self.embed(ids[:, :, -1].reshape(-1, 1), position).view(len(live), beam, -1)
             for layer, kv, cache in zip(self.decoder, memory, past):
                 x = layer(x, mask, kv, memory_mask, cache[:, :, :, : lineage.shape[2]])
-            p = (self.decoder_norm(x) @ self.embedding.weight.t()).softmax(-1)      # (live, beam, vocabulary)
-            p[:, :, [config.pad, config.bos]] = 0
+            p = F.linear(self.decoder_norm(x), projection, bias).softmax(-1)        # (live, beam, vocabulary)
+            p[:, :, config.pad] = p[:, :, config.bos] = 0
             # Of 2 * beam candidates at most beam end the sentence, so at least beam are left to go on with.
             each = 2 * beam if beam > 1 else 1
             p, token = largest(p, each)
@@ -329,23 +338,28 @@ class Transformer(nn.Module):
             token, parent = token.flatten(1).gather(1, pick), pick // each
 
             ends = token == config.eos
-            cut = (limit[live] == position + 1)[:, None]                            # no room for more
+            cut = torch.tensor([[limit[s] <= position + 1] for s in live], device=device)                         # no room for more
             for row, column in (ends | cut)[:, :beam].nonzero().tolist():
-                hypothesis = ids[row, parent[row, column], 1:].tolist()
-                hypothesis += [] if ends[row, column] else [int(token[row, column])]
-                done[live[row]].append((float(score[row, column]) / (position + 1) ** length_penalty, hypothesis))
+                found = done[live[row]]
+                if len(found) < beam:
+                    hypothesis = ids[row, parent[row, column], 1:].tolist()
+                    hypothesis += [] if ends[row, column] else [int(token[row, column])]
+                    found.append((float(score[row, column]) / (position + 1) ** length_penalty, hypothesis))
 
-            going = torch.tensor([len(done[s]) < beam for s in live.tolist()], device=device) & ~cut[:, 0]
-            keep = going.nonzero()[:, 0]
-            if len(keep) == 0:
-                break
-            if len(keep) < len(live):
-                live, memory_mask, lineage = live[keep], memory_mask[keep], lineage[keep]
-                memory, past = [(k[keep], v[keep]) for k, v in memory], [cache[:, keep] for cache in past]
-            order = ends[keep].int().sort(dim=1, stable=True).indices[:, :beam]     # those that go on, best first
-            token, scores, parent = (of[keep].gather(1, order) for of in (token, score, parent))
-            ids = torch.cat([take(ids[keep], parent), token[:, :, None]], dim=-1)
+            order = ends.int().sort(dim=1, stable=True).indices[:, :beam]           # those that go on, best first
+            token, scores, parent = (of.gather(1, order) for of in (token, score, parent))
+            ids = torch.cat([take(ids, parent), token[:, :, None]], dim=-1)
             lineage = take(lineage, parent)
+            keep = [row for row, s in enumerate(live) if len(done[s]) < beam and position + 1 < limit[s]]
+            if not keep:
+                break
+            if len(keep) < 0.8 * len(live):                                         # to move the others costs less than to go on
+                live, rows = [live[row] for row in keep], torch.tensor(keep, device=device)
+                ids, scores, lineage, memory_mask = (of[rows] for of in (ids, scores, lineage, memory_mask))
+                memory = [kv.index_select(1, rows) for kv in memory]
+                for i, cache in enumerate(past):
+                    cache[:, : len(keep), :, : lineage.shape[2]] = cache[:, rows, :, : lineage.shape[2]]
+                    past[i] = cache[:, : len(keep)]
         return [sorted(found, key=lambda h: -h[0])[:n_best] for found in done]
 
 
@@ -354,17 +368,17 @@ def take(of: Tensor, rows: Tensor) -> Tensor:
     return of.gather(1, rows[:, :, None].expand(-1, -1, of.shape[2]))
 
 
-def largest(x: Tensor, k: int, block: int = 64) -> tuple[Tensor, Tensor]:
-    """The `k` largest of the last dimension of x >= 0 and their places, as x.topk(k) but several times as fast.
+def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The `k` largest of the last dimension of x, whole blocks, and their places: x.topk(k), several times as fast.
 
     They are in the k blocks that have the largest maxima: only those need sorting.
     """
     if k == 1:
         return x.max(-1, keepdim=True)
-    blocks = F.pad(x, (0, -x.shape[-1] % block)).unflatten(-1, (-1, block))
+    blocks = x.unflatten(-1, (-1, BLOCK))
     best = blocks.amax(-1).topk(min(k, blocks.shape[-2])).indices           # (..., blocks)
-    values, places = blocks.gather(-2, best[..., None].expand(*best.shape, block)).flatten(-2).topk(k)
-    return values, best.gather(-1, places // block) * block + places % block
+    values, places = take(blocks.flatten(0, 1), best.flatten(0, 1)).unflatten(0, best.shape[:2]).flatten(-2).topk(k)
+    return values, best.gather(-1, places // BLOCK) * BLOCK + places % BLOCK
 
 
 def flops(config: ModelConfig, src_lengths: Tensor, tgt_lengths: Tensor) -> float:
