@@ -102,6 +102,12 @@ class Attention(nn.Module):
         k, v = self.key_value(x).chunk(2, dim=-1)
         return tuple(y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (k, v))
 
+    def weights(self, x: Tensor, k: Tensor, _v: Tensor, mask: Tensor) -> Tensor:
+        """What `forward` multiplies the values by, to look at: (batch, heads, tgt, src), each row of sum 1."""
+        q = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        scores = (q @ k.to(q.dtype).transpose(-2, -1)).float() * q.shape[-1] ** -0.5
+        return scores.masked_fill(~mask, -math.inf).softmax(-1)
+
     def forward(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """x: (batch, tgt, d_model) attends to k, v of `keys_values` where `mask` allows; same shape out."""
         q = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)   # (batch, heads, tgt, d_head)
@@ -268,13 +274,8 @@ class Transformer(nn.Module):
             x = layer(x, mask)
         return self.encoder_norm(x), mask
 
-    def forward(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> tuple[Tensor, Tensor, int]:
-        """One batch with its answers: (loss, nll, tokens), each a sum over the target tokens.
-
-        src: (batch, src); tgt_in: (batch, tgt), begins with bos; tgt_out: (batch, tgt), the same one
-        token further, ends with eos. loss is label-smoothed and has the gradient; nll, the negative
-        log-likelihood in nats, is what gets reported; tokens counts the targets that are not padding.
-        """
+    def states(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> tuple[Tensor, Tensor]:
+        """What the projection makes each target token from, (tokens, d_model), and these tokens; see `forward`."""
         memory, memory_mask = self.encode(src)
         length = tgt_in.shape[1]
         # Padding comes last, so hiding what comes later hides it too from every token that counts.
@@ -284,10 +285,33 @@ class Transformer(nn.Module):
             x = layer(x, causal, memory, memory_mask)
         x = self.decoder_norm(x)
         real = (tgt_out != self.config.pad).flatten().nonzero()[:, 0]
-        x = x.flatten(0, 1).index_select(0, real)                           # (tokens, d_model)
-        target = tgt_out.flatten().index_select(0, real)
+        return x.flatten(0, 1).index_select(0, real), tgt_out.flatten().index_select(0, real)
+
+    def forward(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> tuple[Tensor, Tensor, int]:
+        """One batch with its answers: (loss, nll, tokens), each a sum over the target tokens.
+
+        src: (batch, src); tgt_in: (batch, tgt), begins with bos; tgt_out: (batch, tgt), the same one
+        token further, ends with eos. loss is label-smoothed and has the gradient; nll, the negative
+        log-likelihood in nats, is what gets reported; tokens counts the targets that are not padding.
+        """
+        x, target = self.states(src, tgt_in, tgt_out)
         loss, nll = SummedCrossEntropy.apply(x, self.embedding.weight, target, self.config.label_smoothing)
         return loss, nll, target.numel()
+
+    def correct(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
+        """How many target tokens are the most likely ones, given those before them; see `forward`."""
+        x, target = self.states(src, tgt_in, tgt_out)
+        return (F.linear(x, self.embedding.weight).argmax(-1) == target).sum()
+
+    @torch.inference_mode()
+    def alignment(self, src: Tensor, tgt_in: Tensor) -> Tensor:
+        """What each target position attends to, in the last layer, mean over heads: (batch, tgt, src)."""
+        seen = []
+        look = lambda attention, inputs, _: seen.append(attention.weights(*inputs).mean(1))
+        hook = self.decoder[-1].cross_attention.register_forward_hook(look)
+        self.states(src, tgt_in, tgt_in)
+        hook.remove()
+        return seen[0]
 
     @torch.inference_mode()
     def translate(self, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty: float = 2.0):

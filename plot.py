@@ -1,8 +1,8 @@
 """Draws runs: losses, BLEU, and what processes, batch size, learning rate, delay do.
 
     python plot.py logs/multi30k                 # one run: logs/multi30k/curves.png
-    python plot.py logs/a logs/b logs/c          # several: logs/curves.png, and more
-    python plot.py --out FOLDER logs/study.csv   # a study: a table with a row a run
+    python plot.py logs/a logs/b logs/c          # several: logs/curves.png, runs.csv …
+    python plot.py --out FOLDER logs/runs.csv    # a study: a table with a row a run
 
 curves.png has losses (of training: a running mean) and BLEU, over steps and over time.
 Where runs differ in them: scaling.png (processes), batch_size.png, learning_rate.png,
@@ -58,9 +58,8 @@ def measured(rows: list[dict], name: str) -> list[dict]:
 
 
 def read_table(path: Path, names: tuple) -> list[dict]:
-    """The complete rows of a CSV, its columns `names` as numbers. Raises OSError and ValueError."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    table = csv.DictReader(line for line in lines if line.endswith("\n"))      # the last may be half-written as yet
+    """The rows of a CSV but a last that is half-written, `names` as numbers. Raises OSError and ValueError."""
+    table = csv.DictReader(line for line in path.read_text(encoding="utf-8").splitlines(True) if line.endswith("\n"))
     if missing := [name for name in names if name not in (table.fieldnames or ())]:
         raise ValueError(f"{path.name} has no column {missing[0]}")
     return [row | {name: number(row[name]) for name in names} for row in table if None not in (*row, *row.values())]
@@ -101,9 +100,8 @@ def alike(runs: list[dict], x: str, settings: tuple) -> dict[str, list[dict]]:
 
 def scaling(speeds: dict[float, float]) -> tuple[dict, dict]:
     """From tokens/s by processes: speed-up over the fewest of them, and what percentage of the ideal that is."""
-    fewest = min(speeds)
-    speed_up = {n: speed / speeds[fewest] for n, speed in speeds.items()}
-    return speed_up, {n: 100 * speed_up[n] * fewest / n for n in speeds}
+    speed_up = {n: speed / speeds[min(speeds)] for n, speed in speeds.items()}
+    return speed_up, {n: 100 * speed_up[n] * min(speeds) / n for n in speeds}
 
 
 def compare(runs: list[dict], x: str, y: str) -> dict[str, dict[float, float]]:
@@ -138,8 +136,7 @@ def draw(rows: list[list[tuple]], path: Path) -> None:
     figure = Figure((width, 2.1 * len(rows) + 0.15 * math.ceil(len(handles) / columns)), dpi=300, layout="constrained")
     grid = figure.subplots(len(rows), len(rows[0]), sharex="col", squeeze=False)
     for axes, (x, y, lines) in zip(grid.flat, sum(rows, [])):
-        for i, label in enumerate(handles):
-            points = lines.get(label, {})
+        for i, (label, points) in enumerate((label, lines.get(label, {})) for label in handles):
             every = max(1, len(points) // (10 if len(handles) < 10 else 4))
             style = {"color": "0.6", "zorder": 1} if label.startswith("ideal, from") else {
                 "color": matplotlib.colormaps["cividis"](0.75 * i / max(1, len(handles) - 1)),
@@ -185,12 +182,15 @@ def main() -> None:
     for name, grid in plan.items():
         if grid := [row for row in grid if row]:
             draw(grid, out / name)
+    if logged and len(runs) > 1:
+        table = [[run["study"], run["run"], run["mode"], *(f"{run[x]:.8g}".strip("na") for x in STUDY)] for run in runs]
+        with open(out / "runs.csv", "w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([("study", "run", "mode", *STUDY), *table])
+        print(f"\n{out / 'runs.csv'}: {len(runs)} runs")
     width = max(len(run["run"]) for run in runs)
     print(f"\n{'run':{width}}  processes  batch tokens        lr  tokens/s  best valid BLEU  test BLEU")
-    for run in runs:
-        numbers = (f"{run['processes']:11g}{run['batch_tokens']:14,g}{run['lr']:10g}{run['tokens_per_second']:10,.0f}"
-                   f"{run['valid_bleu']:17.1f}{run['test_bleu']:11.1f}")
-        print(f"{run['run']:{width}}{numbers.replace('nan', '  -')}")
+    line = "{processes:11g}{batch_tokens:14,g}{lr:10g}{tokens_per_second:10,.0f}{valid_bleu:17.1f}{test_bleu:11.1f}"
+    print(*(f"{run['run']:{width}}" + line.format_map(run).replace("nan", "  -") for run in runs), sep="\n")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import math
 import os
 import signal
 import sys
-import tempfile
 import time
 from datetime import timedelta
 from multiprocessing import resource_tracker
@@ -28,8 +27,10 @@ from torch.nn.utils import clip_grad_norm_
 
 from data import ALLOCATOR, BPE, Batches, Pairs, answer_bad_input, available_cores
 from model import Transformer
-from training import (STOPPING, Run, Stop, evaluate, learning_rate, load_run, model_config, name_lost_processes,
-                      name_run, parse_arguments, prepare_corpus, save_file, seed_step)
+from processes import STOPPING, Stop, name_lost_processes, shared_table
+from runs import Run
+from training import (evaluate, learning_rate, load_run, model_config, name_run, parse_arguments, prepare_corpus,
+                      save_file, seed_step)
 
 
 def train(rank: int, world_size: int, args, store, corpus) -> None:
@@ -108,21 +109,11 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
 
     # --- The end
     if stopping:
+        run.close()
         run.say(f"stopped and saved at step {step}; go on with: python train_cpu.py --resume {run.folder}")
     else:
         run.finish(model, corpus, bpe)
     dist.destroy_process_group()
-
-
-def shared_table(store, rank: int, rows: int, columns: int) -> Tensor:
-    """A tensor (rows, columns) of zeros in memory that all processes share: a file that rank 0 makes, mapped by all."""
-    if rank == 0:
-        linux = hasattr(os, "memfd_create")                # in memory: neither a disk nor the size of /dev/shm limits it
-        file = open(os.memfd_create("gradients"), "wb") if linux else tempfile.NamedTemporaryFile()
-        store.set("table", f"/proc/{os.getpid()}/fd/{file.fileno()}" if linux else file.name)
-    table = torch.from_file(store.get("table").decode(), shared=True, size=rows * columns).view(rows, columns)
-    dist.barrier()                                         # before rank 0 closes it: all have it open now
-    return table
 
 
 def add_up(table: Tensor, rank: int, factor: float) -> None:

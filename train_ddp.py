@@ -18,15 +18,17 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from data import BPE, Batches, Pairs, answer_bad_input
 from model import Transformer
-from training import (Run, Stop, evaluate, join_torchrun, learning_rate, leave, load_run, model_config,
-                      name_lost_processes, name_run, parse_arguments, prepare_corpus, save_file, seed_step,
-                      this_attempt)
+from processes import Stop, join_torchrun, leave, name_lost_processes, this_attempt
+from runs import Run
+from training import (evaluate, learning_rate, load_run, model_config, name_run, parse_arguments, prepare_corpus,
+                      save_file, seed_step)
 
 
 def train(rank: int, world_size: int, args, store, corpus) -> None:
@@ -60,6 +62,8 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
                        optim_state_dict=resumed["optimizer"], options=options)
     step = resumed["step"] if resumed else 0
     replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    if args.delay_ms:
+        replica.register_comm_hook(args.delay_ms / 1000, delayed)
     compiled = torch.compile(replica) if args.compile else replica
     run = Run(args, config, batches, last, rank, world_size, resumed)
 
@@ -105,6 +109,7 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
 
     # --- The end
     if stopping:
+        run.close()
         run.say(f"stopped and saved at step {step}; go on with: torchrun ... train_ddp.py --resume {run.folder}")
     else:
         run.finish(model, corpus, bpe)
@@ -113,10 +118,16 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
     leave(128 + (stop.received or signal.SIGTERM) if stopping else 0)
 
 
+def delayed(seconds: float, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook: what DDP does with a bucket of gradients, after the round trip of a slower network."""
+    time.sleep(seconds)
+    return allreduce_hook(dist.group.WORLD, bucket)
+
+
 def main() -> None:
     with answer_bad_input(int(os.environ.get("LOCAL_RANK", 0))):
         store, rank, world_size = join_torchrun()
-        args = parse_arguments(__doc__)
+        args = parse_arguments(__doc__, delay_ms=(float, 0.0, "milliseconds added to every exchange of gradients"))
         model_config(args, args.vocab_size)
         args.threads = torch.get_num_threads()             # torchrun sets OMP_NUM_THREADS=1 where nothing else is set
         if rank == 0:                                      # first, and alone: the others find what it made

@@ -29,9 +29,10 @@ from torch.utils.checkpoint import checkpoint
 
 from data import BPE, Batches, Pairs, answer_bad_input
 from model import Transformer
-from training import (Run, Stop, evaluate, join_torchrun, learning_rate, leave, load_run, model_config,
-                      name_lost_processes, name_run, parse_arguments, prepare_corpus, save_file, seed_step,
-                      this_attempt)
+from processes import Stop, join_torchrun, leave, name_lost_processes, this_attempt
+from runs import Run
+from training import (evaluate, learning_rate, load_run, model_config, name_run, parse_arguments, prepare_corpus,
+                      save_file, seed_step)
 
 
 def train(rank: int, world_size: int, args, store, corpus) -> None:
@@ -127,6 +128,7 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
 
     # --- The end
     if stopping:
+        run.close()
         run.say(f"stopped and saved at step {step}; go on with: torchrun ... train_fsdp.py --resume {run.folder}")
     else:
         run.finish(whole, corpus, bpe)

@@ -4,6 +4,7 @@
     python translate.py "Ein Hund läuft im Park."         # one sentence
     python translate.py < in.de > out.en                  # as many lines out as in
     python translate.py --score test.de test.en           # BLEU with its sacreBLEU signature
+    python translate.py --attention out.png "Ein Hund."   # a picture of what each word comes from
 """
 
 import argparse
@@ -20,8 +21,8 @@ from pathlib import Path
 
 import torch
 
-from data import (ALLOCATOR, BPE, CACHE, BadInput, answer_bad_input, available_cores, read_parallel, read_lines,
-                  sort_into_batches, translate_lines)
+from data import (BOS, BPE, CACHE, EOS, BadInput, answer_bad_input, available_cores, read_lines,
+                  read_parallel, sort_into_batches, translate_lines)
 from model import fast_dtype, load_checkpoint
 
 BLOCK = 20_000               # lines read at a time, so that a file of any size needs no more memory
@@ -34,6 +35,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--beam", type=int, default=4, help="hypotheses kept while searching; 1 is greedy (default 4)")
     parser.add_argument("--n-best", type=int, default=1, help="translations to show, with their scores (default 1)")
     parser.add_argument("--score", nargs=2, metavar=("SRC", "REF"), help="translate SRC and score it against REF")
+    parser.add_argument("--attention", metavar="PNG", help="draw what each word of the translation attends to")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run (default auto)")
     parser.add_argument("--procs", type=int, default=0, help="processes for a file (default: one a core)")
     parser.error = lambda message: (print(f"error: {message}; --help lists the flags", file=sys.stderr), sys.exit(2))
@@ -42,6 +44,8 @@ def parse_arguments() -> argparse.Namespace:
         raise BadInput(f"--n-best {args.n_best} with --beam {args.beam}: it takes at least 1, and a beam no smaller")
     if args.score and args.n_best > 1:
         raise BadInput("--score takes the best translation: leave out --n-best")
+    if args.attention and not args.text:
+        raise BadInput("--attention draws one sentence: name it")
     if args.device == "auto":
         args.device = "cuda" if torch.cuda.is_available() else "cpu"
     elif args.device == "cuda" and not torch.cuda.is_available():
@@ -73,12 +77,12 @@ class Translator:
         return ["\n".join(f"{score:.3f}\t{text}" for score, text in hypotheses) for hypotheses in answers]
 
 
-def start_worker(args: argparse.Namespace) -> None:
-    """Makes a pool's process ready: one thread, its own copy of the model, Ctrl-C left to the parent."""
+def start_worker(parents: Translator) -> None:
+    """Makes a pool's process ready: one thread, Ctrl-C left to the parent."""
     global translator
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    translator = Translator(args)
+    translator = parents
 
 
 def translate_batch(lines: list[str]) -> list[str]:
@@ -91,16 +95,15 @@ class Many:
     def __init__(self, args: argparse.Namespace):
         self.args, self.pool = args, None
         self.here = Translator(args)
-        args.checkpoint = str(self.here.path)              # for the pool too, though a newer one may appear
 
     def __call__(self, lines: list[str]) -> list[str]:
         procs = 1 if self.args.device == "cuda" else self.args.procs or available_cores()
         batches = sort_into_batches(lines)
         texts = [[lines[i] for i in batch] for batch in batches]
         if procs > 1 and len(batches) > procs and self.pool is None:
-            os.environ.update(ALLOCATOR)
-            spawn = multiprocessing.get_context("spawn")
-            self.pool = ProcessPoolExecutor(procs, spawn, start_worker, (self.args,))
+            # A fork has the model at once; but what macOS multiplies matrices with does not survive one.
+            how = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+            self.pool = ProcessPoolExecutor(procs, how, start_worker, (self.here,))
         translated = {}
         try:
             results = self.pool.map(translate_batch, texts) if self.pool else map(self.here, texts)
@@ -143,6 +146,37 @@ def readable(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
+def draw_attention(translator: Translator, text: str, path: str) -> None:
+    """A heat map: a row for each word of the translation, a column for each of the source, dark where it attends to.
+
+    It is the decoder's last layer, mean over heads; the parts that BPE cuts a word into are taken together.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise BadInput("--attention needs a package to draw with: pip install matplotlib")
+    bpe, model = translator.bpe, translator.model
+    if len(bpe.encode([text])[0]) >= model.config.max_length:
+        raise BadInput(f"--attention: a sentence of more than {model.config.max_length - 1} tokens")
+    src = torch.tensor([bpe.encode([text])[0] + [EOS]], device=model.embedding.weight.device)
+    ids = model.translate(src, translator.args.beam)[0][0][1] + [EOS]
+    weights = model.alignment(src, torch.tensor([[BOS, *ids[:-1]]], device=src.device))[0].float().cpu()
+    rows, columns = bpe.words(ids), bpe.words(src[0].tolist())
+    weights = torch.stack([weights[tokens].mean(0) for _, tokens in rows])
+    weights = torch.stack([weights[:, tokens].sum(1) for _, tokens in columns], dim=1)      # (words, words)
+    longest = [max(len(word) for word, _ in words) for words in (rows, columns)]             # labels need room, in inches
+    size = 1.5 + 0.35 * len(columns) + 0.1 * longest[0], 0.5 + 0.3 * len(rows) + 0.1 * longest[1]
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(weights, cmap="Greys", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(columns)), [word for word, _ in columns], rotation=90)
+    axes.set_yticks(range(len(rows)), [word for word, _ in rows])
+    axes.xaxis.tick_top()
+    figure.colorbar(image, label="attention")
+    figure.savefig(path, dpi=200)
+    print(f"{path}: {bpe.decode(ids)}")
+
+
 def score(args: argparse.Namespace) -> None:
     """Prints the BLEU of the translation of a file, how it was computed, and how long it took."""
     import sacrebleu
@@ -164,6 +198,8 @@ def main() -> None:
     args = parse_arguments()
     if args.score:
         score(args)
+    elif args.attention:
+        draw_attention(Translator(args), readable(args.text), args.attention)
     elif args.text is not None:
         print(Translator(args)([readable(args.text)])[0])
     elif sys.stdin.isatty():

@@ -21,15 +21,17 @@ def cache(tmp_path_factory):
     """The encoded corpora go to a folder of this test run, also those of the scripts that it starts."""
     folder = tmp_path_factory.mktemp("cache")
     os.environ["XDG_CACHE_HOME"] = str(folder)
+    import corpora
     import data
 
-    data.CACHE = folder / "translator"
+    data.CACHE = corpora.CACHE = folder / "translator"
     return folder
 
 
 @pytest.fixture(scope="session")
 def pairs():
     """Real sentence pairs: Multi30k's where MULTI30K names its folder, else the phrasebook's."""
+    import corpora
     import data
 
     corpus = data.find_corpus(os.environ.get("MULTI30K") or "phrasebook")

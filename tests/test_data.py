@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+import corpora
 import data
 from conftest import write_pairs
 from data import BPE, BadInput, Batches, Pairs, find_corpus, prepare
@@ -106,11 +107,11 @@ def test_multi30k_is_fetched_checked_and_kept(tmp_path, monkeypatch, capfd):
     served, cache = tmp_path / "served", tmp_path / "cache"
     served.mkdir()
     sums = {}
-    for name in data.MULTI30K:
+    for name in corpora.MULTI30K:
         (served / name).write_bytes(gzip.compress(b"ein Satz\n" * 3))
-        sums[name] = (len((served / name).read_bytes()), data.sha256(served / name))
-    monkeypatch.setattr(data, "MULTI30K", sums)
-    monkeypatch.setattr(data, "CACHE", cache)
+        sums[name] = (len((served / name).read_bytes()), corpora.sha256(served / name))
+    monkeypatch.setattr(corpora, "MULTI30K", sums)
+    monkeypatch.setattr(corpora, "CACHE", cache)
     with Server(("127.0.0.1", 0), partial(Quiet, directory=served)) as url:
         monkeypatch.setenv("MULTI30K_URL", url)
         assert len(list(find_corpus("multi30k").parts["train"]())) == 3

@@ -116,6 +116,16 @@ def test_torchrun_on_two_nodes_restarts_whichever_has_lost_its_process(tmp_path,
     assert [int(row["step"]) for row in read_metrics(tmp_path / "logs/two")] == list(range(1, 401))
 
 
+def test_a_delay_changes_nothing_but_the_time(tmp_path, corpus_flags):
+    runs = {}
+    for delay in ("0", "100"):
+        run = start(tmp_path, "ddp", 2, *corpus_flags, *SMALL, "--steps", "10", "--delay-ms", delay, "--name", f"delay-{delay}")
+        assert ends(run)[0] and run.returncode == 0
+        runs[delay] = read_metrics(tmp_path / "logs" / f"delay-{delay}")
+    assert mathematics(runs["0"]) == mathematics(runs["100"])
+    assert float(runs["100"][-1]["seconds"]) > 10 * 0.1
+
+
 @pytest.mark.parametrize("mode", ["cpu", "ddp"])
 def test_kill_9_again_and_again(tmp_path, corpus_flags, mode):
     kill.check(tmp_path, mode, 2, 2, 1500, random.randrange(1000), *corpus_flags)

@@ -121,3 +121,12 @@ def test_the_prompt_answers_until_q_ctrl_d_or_ctrl_c(trained, end):
         terminal.process.kill()
         terminal.process.wait()
         os.close(terminal.master)
+
+
+def test_a_picture_of_what_each_word_attends_to(trained):
+    done = translate(trained, "--attention", "out.png", "Ein Hund läuft im Park.")
+    assert done.returncode == 0 and done.stdout.startswith("out.png: "), done.stderr
+    assert (trained / "out.png").read_bytes().startswith(b"\x89PNG") and (trained / "out.png").stat().st_size > 5_000
+    for wrong in (["--attention", "out.png"], ["--attention", "no/folder/out.png", "Ein Hund."], ["--attention", "out.png", "Hund " * 500]):
+        done = translate(trained, *wrong, input="")
+        assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1

@@ -1,0 +1,102 @@
+"""--tensorboard and --wandb hold the numbers of metrics.csv, also of a run that was stopped and resumed; the epochs' record."""
+
+import importlib.util
+import json
+import math
+import os
+import struct
+import sys
+
+import pytest
+
+import training
+from conftest import SMALL, read_metrics
+from data import BadInput
+
+FLAGS = ["--save-every", "5", "--eval-every", "10"]
+
+
+def expected(run) -> dict[tuple[str, int], float]:
+    """What metrics.csv has, by column and step."""
+    return {(name, int(row["step"])): float(value) for row in read_metrics(run) for name, value in row.items() if name != "step" and value != ""}
+
+
+def train_in_two_parts(tmp_path, train, *flags, **how):
+    """A run that is stopped after 12 steps, and resumed: the last row of its first part is written again."""
+    for part in (["--run", "seen", "--steps", "12", *flags], ["--resume", "logs/seen", "--steps", "20"]):
+        done = train(tmp_path, *FLAGS, *part, **how) if "--run" in part else train(tmp_path, *part, **how)
+        assert done.returncode == 0, done.stderr
+    return tmp_path / "logs" / "seen"
+
+
+def test_tensorboard_reads_what_metrics_csv_has(tmp_path, train):
+    pytest.importorskip("tensorboard", reason="pip install tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = train_in_two_parts(tmp_path, train, "--tensorboard")
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    found = {(name, event.step): event.value for name in events.Tags()["scalars"] for event in events.Scalars(name)}
+    assert found.keys() == expected(run).keys()
+    assert all(math.isclose(found[key], value, rel_tol=1e-6) for key, value in expected(run).items())      # it keeps fp32
+    assert sum(len(events.Scalars(name)) for name in events.Tags()["scalars"]) == len(found)
+
+
+def wandb_records(path):
+    """The records of an offline run's file: LevelDB's log format, 32 KiB blocks of pieces, after 7 bytes that say what it is."""
+    from wandb.proto import wandb_internal_pb2
+
+    content, at, whole = path.read_bytes(), 7, b""
+    assert content.startswith(b":W&B")
+    while at + 7 <= len(content):
+        if 32_768 - at % 32_768 < 7:                       # no room for a piece's head: the block ends here
+            at += 32_768 - at % 32_768
+            continue
+        _, length, kind = struct.unpack("<IHB", content[at : at + 7])
+        whole += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):                                 # a whole one, or the last piece
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            yield record
+            whole = b""
+
+
+def test_wandb_offline_has_what_metrics_csv_has(tmp_path, train):
+    pytest.importorskip("wandb", reason="pip install wandb")
+
+    run = train_in_two_parts(tmp_path, train, "--wandb", "translator", env=os.environ | {"WANDB_MODE": "offline", "WANDB_SILENT": "true"})
+    found, ids = {}, set()
+    for file in sorted(run.glob("wandb/offline-run-*/run-*.wandb"), key=lambda file: file.stat().st_mtime):
+        for record in wandb_records(file):
+            if record.run.run_id:
+                ids.add((record.run.project, record.run.run_id))
+            if record.history.item:
+                row = {(item.nested_key[0] if item.nested_key else item.key): json.loads(item.value_json) for item in record.history.item}
+                found |= {(name, int(row["_step"])): value for name, value in row.items() if name[0] != "_"}
+    assert len(ids) == 1 and next(iter(ids))[0] == "translator"
+    assert found == expected(run) | {key: value for key, value in found.items() if key[1] == 12 and key not in expected(run)}
+
+
+@pytest.mark.parametrize("name, flags", [("tensorboard", ["--tensorboard"]), ("wandb", ["--wandb", "translator"])])
+def test_what_is_not_installed_is_named(monkeypatch, name, flags):
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module, *more: None if module == name else there(module, *more))
+    monkeypatch.setattr(sys, "argv", ["train_cpu.py", *flags])
+    with pytest.raises(BadInput, match=f"pip install {name}"):
+        training.parse_arguments("", devices=("cpu",))
+
+
+def test_the_record_of_each_epoch(tmp_path, train):
+    """Also across a stop in the middle of an epoch, and with a last epoch that is not finished."""
+    assert train(tmp_path, "--run", "seen", "--steps", "12").returncode == 0
+    steps = json.loads((tmp_path / "logs/seen/summary.json").read_text())["epochs"][0]["step"]      # of one epoch, or 12
+    until = str(2 * steps + 3)
+    assert train(tmp_path, "--resume", "logs/seen", "--steps", until).returncode == 0
+    assert train(tmp_path, "--run", "whole", "--steps", until).returncode == 0
+    parts, whole = (json.loads((tmp_path / f"logs/{name}/summary.json").read_text())["epochs"] for name in ("seen", "whole"))
+    timed = {"seconds", "samples_per_second", "tokens_per_second", "memory_mib"}
+    assert [{k: v for k, v in row.items() if k not in timed} for row in parts] == [{k: v for k, v in row.items() if k not in timed} for row in whole]
+    assert [row["epoch"] for row in whole] == list(range(1, len(whole) + 1)) and whole[-1]["step"] == int(until)
+    for row in whole:
+        assert 0 <= row["token_accuracy"] <= 1 and row["valid_loss"] > 0 and all(row[name] > 0 for name in timed)
+        assert row["train_loss"] > 0 and row["valid_bleu"] >= 0
