@@ -1,6 +1,6 @@
 """One BPE for both languages, the encoded corpus on disk, and the batches of every step.
 
-    corpus = find_corpus("multi30k")                   # or "phrasebook", a PREFIX, a folder, a .tsv or .csv
+    corpus = corpora.find_corpus("multi30k")           # or "phrasebook", a PREFIX, a folder, a .tsv or .csv
     folder = prepare(corpus, vocab_size=8000)          # trains the BPE and encodes, once; later runs find it
     batches = Batches(Pairs(folder, "train"), batch_tokens=4096, seed=1)
     for src, tgt_in, tgt_out in batches.share(0, rank=0, world_size=1, accumulate=1): ...
@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from corpora import CACHE, PARTS, BadInput, Corpus, find_corpus, read_lines, read_parallel
+from corpora import CACHE, PARTS, BadInput, Corpus
 
 PAD, BOS, EOS = 0, 1, 2
 FORMAT = 1                   # of the encoded corpus: raise it where the same text would be stored otherwise
@@ -97,6 +97,9 @@ class BPE:
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Token ids of each text, without bos and eos; white space around a text is left out."""
         return [e.ids for e in self.tokenizer.encode_batch_fast([text.strip() for text in texts])]
+
+    def __reduce__(self):
+        return BPE, (self.serialized,)                     # Tokenizer's own pickle forgets what was set above
 
     def words(self, ids: list[int]) -> list[tuple[str, list[int]]]:
         """The words that token ids make up, each with the places of its tokens; the mark at the end is one."""

@@ -298,10 +298,15 @@ class Transformer(nn.Module):
         loss, nll = SummedCrossEntropy.apply(x, self.embedding.weight, target, self.config.label_smoothing)
         return loss, nll, target.numel()
 
-    def correct(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
-        """How many target tokens are the most likely ones, given those before them; see `forward`."""
+    def score(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> tuple[float, int, int]:
+        """To evaluate: (nll, how many targets are the most likely token, targets); sums over the batch, see `forward`."""
+        nll, correct = 0.0, 0
         x, target = self.states(src, tgt_in, tgt_out)
-        return (F.linear(x, self.embedding.weight).argmax(-1) == target).sum()
+        for rows, t in zip(x.split(1024), target.split(1024)):
+            logits = F.linear(rows, self.embedding.weight).float()
+            nll += float(F.cross_entropy(logits, t, reduction="sum"))
+            correct += int((logits.argmax(-1) == t).sum())
+        return nll, correct, target.numel()
 
     @torch.inference_mode()
     def alignment(self, src: Tensor, tgt_in: Tensor) -> Tensor:
@@ -309,8 +314,10 @@ class Transformer(nn.Module):
         seen = []
         look = lambda attention, inputs, _: seen.append(attention.weights(*inputs).mean(1))
         hook = self.decoder[-1].cross_attention.register_forward_hook(look)
-        self.states(src, tgt_in, tgt_in)
-        hook.remove()
+        try:
+            self.states(src, tgt_in, tgt_in)
+        finally:
+            hook.remove()
         return seen[0]
 
     @torch.inference_mode()
@@ -358,11 +365,12 @@ class Transformer(nn.Module):
             # Of 2 * beam candidates at most beam end the sentence, so at least beam are left to go on with.
             each = 2 * beam if beam > 1 else 1
             p, token = largest(p, each)
+            token.clamp_(max=config.vocab_size - 1)                                 # where all else has probability 0
             score, pick = (scores[:, :, None] + p.float().log()).flatten(1).topk(each)      # (live, candidates)
             token, parent = token.flatten(1).gather(1, pick), pick // each
 
             ends = token == config.eos
-            cut = torch.tensor([[limit[s] <= position + 1] for s in live], device=device)                         # no room for more
+            cut = torch.tensor([[limit[s] <= position + 1] for s in live], device=device)   # no room for more
             for row, column in (ends | cut)[:, :beam].nonzero().tolist():
                 found = done[live[row]]
                 if len(found) < beam:
@@ -377,7 +385,7 @@ class Transformer(nn.Module):
             keep = [row for row, s in enumerate(live) if len(done[s]) < beam and position + 1 < limit[s]]
             if not keep:
                 break
-            if len(keep) < 0.8 * len(live):                                         # to move the others costs less than to go on
+            if len(keep) < 0.8 * len(live):                                         # else moving the rest costs more
                 live, rows = [live[row] for row in keep], torch.tensor(keep, device=device)
                 ids, scores, lineage, memory_mask = (of[rows] for of in (ids, scores, lineage, memory_mask))
                 memory = [kv.index_select(1, rows) for kv in memory]

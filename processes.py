@@ -1,6 +1,6 @@
 """The processes of a run: how they find each other, are asked to stop, and are missed when they die.
 
-Used by the training scripts only. What the processes do together stands there.
+What they do together, step by step, stands in the training scripts.
 """
 
 import fcntl
@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data import ALLOCATOR, BadInput
+from corpora import BadInput
+from data import ALLOCATOR
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -39,8 +40,6 @@ class Stop:
 
     def __bool__(self) -> bool:
         return bool(self.received) or os.getppid() != self.parent
-
-
 
 
 def join_torchrun() -> tuple[dist.Store | None, int, int]:

@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from data import BPE, BadInput
+from corpora import BadInput
+from data import BPE
 from model import ModelConfig, Transformer, flops, load_checkpoint
 from training import LOGS, bleu, read_text, save_file, translate_part
 
@@ -38,16 +39,16 @@ class Run:
         self.folder = Path(args.resume) if args.resume else LOGS / args.run
         self.writes = rank == 0 and not args.benchmark
         # Travels in the checkpoint: nll and targets are the sums since the last row of metrics.csv.
-        # epochs: a row for each that is over; epoch: the sums of the one that is going on.
+        # epochs: a row for each; epoch: the sums of the one that is going on; unfinished: its row, if the run ends in it.
         self.progress = {"seconds": 0.0, "tokens": 0, "nll": 0.0, "targets": 0.0, "best": [-1.0, 0.0],
-                         "epochs": [], "epoch": dict.fromkeys(EPOCH_SUMS, 0.0)}
+                         "epochs": [], "unfinished": [], "epoch": dict.fromkeys(EPOCH_SUMS, 0.0)}
         self.progress |= resumed["progress"] if resumed else {}
         self.best = self.progress["best"]
         self.began = time.perf_counter() - self.progress["seconds"]
         self.since = [0.0, 0, 0.0]                         # training seconds, tokens, FLOPs since the last row
         self.timed, self.bar = [], None                    # (tokens/s, MFU) of each row
         self.peak = (args.peak_tflops * 1e12 or matrix_rate(args.device, args.precision)) * world_size
-        self.trackers, self.unfinished = [], []            # unfinished: the row of an epoch that ends too early
+        self.trackers = []
         if self.writes:
             self.open_trackers(self.open(resumed))
         if rank == 0 and sys.stderr.isatty():
@@ -72,17 +73,18 @@ class Run:
                 numbers = [int(row.split(",")[0]) for row in rows]
                 # What the stopped run did at its last step for being the last, a row and weights, goes again.
                 every = resumed["flags"]["log_every"], resumed["flags"]["eval_every"]
-                end = resumed["step"] - all(resumed["step"] % n for n in every)
+                end = resumed["step"] - (resumed["step"] < self.last and all(resumed["step"] % n for n in every))
                 rows = [row for row, n in zip(rows, numbers) if n <= end]
                 for kept in self.folder.glob("step-*.pt"):
                     number = int(kept.stem[5:])
-                    if number > resumed["step"] or number % self.args.eval_every:
+                    if number > resumed["step"] or number % self.args.eval_every and number < self.last:
                         kept.unlink()
             partial.write_text("\n".join([",".join(COLUMNS), *rows]) + "\n")
             partial.rename(path)
             self.metrics = open(path, "a", buffering=1)    # line by line, so that others can watch it grow
             write_json(self.folder / "config.json", {
-                "mode": Path(sys.argv[0]).stem.removeprefix("train_"), "flags": vars(self.args), "model": asdict(self.config), "world_size": self.world_size,
+                "mode": Path(sys.argv[0]).stem.removeprefix("train_"), "flags": vars(self.args),
+                "model": asdict(self.config), "world_size": self.world_size,
                 "parameters": sum(p.numel() for p in Transformer(self.config).parameters()),
                 "host": socket.gethostname(), "device": device_name(self.args.device),
                 "threads": torch.get_num_threads(), "python": platform.python_version(), "torch": torch.__version__,
@@ -104,7 +106,8 @@ class Run:
     def open_trackers(self, step: int) -> None:
         """Where the metrics go besides metrics.csv: functions of a step and its values. A resumed run goes on in its record.
 
-        W&B's key comes from the environment or from its own login, and is stored nowhere by us.
+        After a crash the steps since the checkpoint come again, with the same values: TensorBoard forgets the first, W&B the
+        second ones. W&B's key comes from the environment or from its own login, and is stored nowhere by us.
         """
         if self.args.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -160,7 +163,8 @@ class Run:
         row = [step, epoch, f"{progress['seconds']:.2f}", progress["tokens"], f"{loss:.6f}", f"{lr:.4e}", f"{norm:.6f}",
                f"{speed:.0f}", f"{self.timed[-1][1]:.4f}", *found]
         self.metrics.write(",".join(map(str, row)) + "\n")
-        for track in self.trackers:                        # the same numbers, to the last digit
+        for track in self.trackers:
+            # As they stand in metrics.csv, to the last digit.
             track(step, {name: float(value) for name, value in zip(COLUMNS[1:], row[1:]) if value != ""})
         if valid or self.bar is None and step % (10 * self.args.log_every) == 0:
             found = f", validation loss {valid['valid_loss']:.3f}, BLEU {valid['valid_bleu']:.1f}" if valid else ""
@@ -170,7 +174,9 @@ class Run:
 
     def record_epoch(self, step: int, sums: tuple, valid: dict) -> None:
         """Adds a step's `sums`, in the order of EPOCH_SUMS; at the end of an epoch, or of the run, they become a row."""
-        epoch = self.progress["epoch"] = {name: value + more for (name, value), more in zip(self.progress["epoch"].items(), sums)}
+        epoch = {name: self.progress["epoch"][name] + more for name, more in zip(EPOCH_SUMS, sums)}
+        self.progress["epoch"] = epoch
+        self.progress["unfinished"] = []
         if step % len(self.batches) and step != self.last:
             return
         row = {"epoch": -(-step // len(self.batches)), "step": step, "train_loss": epoch["nll"] / epoch["targets"]}
@@ -178,10 +184,9 @@ class Run:
         row |= {"seconds": round(epoch["seconds"], 2), "samples_per_second": round(epoch["samples"] / epoch["seconds"], 1),
                 "tokens_per_second": round(epoch["tokens"] / epoch["seconds"]), "memory_mib": round(peak_memory())}
         if step % len(self.batches):
-            self.unfinished = [row]                        # not for the checkpoint: resumed, the epoch goes on
+            self.progress["unfinished"] = [row]
         else:
-            self.progress["epochs"] = [*self.progress["epochs"], row]
-            self.progress["epoch"] = dict.fromkeys(EPOCH_SUMS, 0.0)
+            self.progress |= {"epochs": [*self.progress["epochs"], row], "epoch": dict.fromkeys(EPOCH_SUMS, 0.0)}
 
     def say(self, text: str) -> None:
         """A line from rank 0, above the progress bar."""
@@ -221,6 +226,7 @@ class Run:
     def check_finite(self, step: int, nll: float, norm: float) -> None:
         """Ends the run if its loss or gradient is no number; what was saved before is as it was. Raises BadInput."""
         if not math.isfinite(nll + norm):
+            self.close()
             saved = f"{self.folder}/last.pt is from before" if (self.folder / "last.pt").is_file() else "nothing was saved"
             raise BadInput(f"step {step}: the {'loss' if not math.isfinite(nll) else 'gradient'} is not finite; {saved} "
                            f"(a lower --lr, a longer --warmup or --precision fp32 may help)")
@@ -231,10 +237,12 @@ class Run:
         if args.benchmark:
             memory = torch.tensor(peak_memory(), device=next(model.parameters()).device)
             dist.all_reduce(memory, dist.ReduceOp.MAX)
+            self.close()
             speed, mfu = (statistics.median(column) for column in zip(*self.timed[len(self.timed) // 4 :]))
             return self.say(f"{speed:,.0f} source+target tokens/s, MFU {mfu:.1%} of {self.peak / 1e9:,.0f} GFLOP/s; "
                             f"processes x threads: {world_size} x {torch.get_num_threads()}, {args.precision}; "
                             f"at most {float(memory):,.0f} MiB each")
+
         def translate(part: str, weights: dict | None) -> tuple[list[str], float, str]:
             """As the model will be used, with beam search: translations and BLEU, on rank 0."""
             share_weights(model, weights, rank)
@@ -268,7 +276,7 @@ class Run:
             "best_step": best["step"], "averaged_checkpoints": best["averaged"], "beam": 4,
             "valid_bleu": round(valid_bleu, 2), f"{part}_bleu": round(score, 2), "bleu_signature": signature,
             "peak_memory_mib": {"largest_process": round(max(memory)), "all_processes": round(sum(memory))},
-            "epochs": self.progress["epochs"] + self.unfinished})
+            "epochs": self.progress["epochs"] + self.progress["unfinished"]})
         self.close()
         print(f"\nBLEU {score:.1f} on {len(sources):,} sentences of the {part} part, beam 4 ({signature})\n")
         for i in range(0, len(sources), max(1, len(sources) // 5)):
@@ -317,6 +325,7 @@ def write_json(path: Path, content: dict) -> None:
 
 def minutes(seconds: float) -> str:
     return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
+
 
 def mean_weights(paths: list[Path]) -> dict[str, Tensor]:
     """The mean, weight by weight, of several checkpoints (section 6.1)."""

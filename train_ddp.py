@@ -119,7 +119,10 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
 
 
 def delayed(seconds: float, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A communication hook: what DDP does with a bucket of gradients, after the round trip of a slower network."""
+    """A communication hook: what DDP does with a bucket of gradients, after the round trip of a slower network.
+
+    The backward pass waits too, so the delays of several buckets add up: the cost of a network without any overlap.
+    """
     time.sleep(seconds)
     return allreduce_hook(dist.group.WORLD, bucket)
 
@@ -127,7 +130,7 @@ def delayed(seconds: float, bucket: dist.GradBucket) -> torch.futures.Future[tor
 def main() -> None:
     with answer_bad_input(int(os.environ.get("LOCAL_RANK", 0))):
         store, rank, world_size = join_torchrun()
-        args = parse_arguments(__doc__, delay_ms=(float, 0.0, "milliseconds added to every exchange of gradients"))
+        args = parse_arguments(__doc__, delay_ms=(float, 0.0, "milliseconds to wait before each exchange of gradients"))
         model_config(args, args.vocab_size)
         args.threads = torch.get_num_threads()             # torchrun sets OMP_NUM_THREADS=1 where nothing else is set
         if rank == 0:                                      # first, and alone: the others find what it made

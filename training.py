@@ -16,7 +16,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from data import BPE, BadInput, Pairs, find_corpus, group_by_length, prepare, sort_into_batches, translate_lines
+from corpora import BadInput, find_corpus
+from data import BPE, Pairs, group_by_length, prepare, sort_into_batches, translate_lines
 from model import ModelConfig, Transformer, fast_dtype, load_checkpoint
 
 LOGS = Path("logs")
@@ -112,7 +113,7 @@ def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argp
             if name not in CHANGEABLE and value != stored.get(name):
                 raise BadInput(f"--{name.replace('_', '-')} {value}: "
                                f"{given['resume']} was started with {stored.get(name)}")
-        here = {name: defaults[name] for name in ("device", "sharded") if name in defaults}
+        here = {name: defaults[name] for name in ("device", "sharded", "peak_tflops", "delay_ms") if name in defaults}
         flags = defaults | stored | here | ({"steps": 0} if "epochs" in given else {}) | given
     else:
         where = {name: given.get(name, defaults[name]) for name in ("data", "valid", "test", "src", "tgt")}
@@ -227,8 +228,7 @@ def validation_loss(model: Transformer, pairs: Pairs, args, rank: int, world_siz
     for rows in batches[rank::world_size]:
         with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
             batch = [part.to(device) for part in pairs.batch(rows)]
-            _, nll, tokens = model(*batch)
-            sums += torch.tensor([float(nll), int(model.correct(*batch)), tokens], dtype=torch.float64)
+            sums += torch.tensor(model.score(*batch), dtype=torch.float64)
     sums = sums.to(device)
     dist.all_reduce(sums)
     return float(sums[0] / sums[2]), float(sums[1] / sums[2])

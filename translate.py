@@ -21,8 +21,8 @@ from pathlib import Path
 
 import torch
 
-from data import (BOS, BPE, CACHE, EOS, BadInput, answer_bad_input, available_cores, read_lines,
-                  read_parallel, sort_into_batches, translate_lines)
+from corpora import CACHE, BadInput, read_lines, read_parallel
+from data import BOS, BPE, CONTROL, EOS, answer_bad_input, available_cores, sort_into_batches, translate_lines
 from model import fast_dtype, load_checkpoint
 
 BLOCK = 20_000               # lines read at a time, so that a file of any size needs no more memory
@@ -44,8 +44,8 @@ def parse_arguments() -> argparse.Namespace:
         raise BadInput(f"--n-best {args.n_best} with --beam {args.beam}: it takes at least 1, and a beam no smaller")
     if args.score and args.n_best > 1:
         raise BadInput("--score takes the best translation: leave out --n-best")
-    if args.attention and not args.text:
-        raise BadInput("--attention draws one sentence: name it")
+    if args.attention and (not args.text or args.score or args.n_best > 1):
+        raise BadInput("--attention draws the best translation of one sentence: name it, and leave out --score and --n-best")
     if args.device == "auto":
         args.device = "cuda" if torch.cuda.is_available() else "cpu"
     elif args.device == "cuda" and not torch.cuda.is_available():
@@ -161,7 +161,7 @@ def draw_attention(translator: Translator, text: str, path: str) -> None:
     src = torch.tensor([bpe.encode([text])[0] + [EOS]], device=model.embedding.weight.device)
     ids = model.translate(src, translator.args.beam)[0][0][1] + [EOS]
     weights = model.alignment(src, torch.tensor([[BOS, *ids[:-1]]], device=src.device))[0].float().cpu()
-    rows, columns = bpe.words(ids), bpe.words(src[0].tolist())
+    rows, columns = ([(CONTROL.sub(" ", word), tokens) for word, tokens in bpe.words(of)] for of in (ids, src[0].tolist()))
     weights = torch.stack([weights[tokens].mean(0) for _, tokens in rows])
     weights = torch.stack([weights[:, tokens].sum(1) for _, tokens in columns], dim=1)      # (words, words)
     longest = [max(len(word) for word, _ in words) for words in (rows, columns)]             # labels need room, in inches
@@ -169,12 +169,12 @@ def draw_attention(translator: Translator, text: str, path: str) -> None:
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(weights, cmap="Greys", vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(len(columns)), [word for word, _ in columns], rotation=90)
-    axes.set_yticks(range(len(rows)), [word for word, _ in rows])
+    axes.set_xticks(range(len(columns)), [word for word, _ in columns], rotation=90, parse_math=False)
+    axes.set_yticks(range(len(rows)), [word for word, _ in rows], parse_math=False)
     axes.xaxis.tick_top()
     figure.colorbar(image, label="attention")
-    figure.savefig(path, dpi=200)
-    print(f"{path}: {bpe.decode(ids)}")
+    figure.savefig(path, dpi=200, format="png")
+    print(f"{path}: {CONTROL.sub(' ', bpe.decode(ids))}")
 
 
 def score(args: argparse.Namespace) -> None:

@@ -32,9 +32,8 @@ def cache(tmp_path_factory):
 def pairs():
     """Real sentence pairs: Multi30k's where MULTI30K names its folder, else the phrasebook's."""
     import corpora
-    import data
 
-    corpus = data.find_corpus(os.environ.get("MULTI30K") or "phrasebook")
+    corpus = corpora.find_corpus(os.environ.get("MULTI30K") or "phrasebook")
     return {part: list(read()) for part, read in corpus.parts.items()}
 
 

@@ -24,9 +24,8 @@ if __name__ == "__main__" and not os.environ.keys() >= ALLOCATOR.keys():
 import ctranslate2
 import numpy as np
 import sacrebleu
-import torch
 
-from data import read_parallel, sort_into_batches
+from corpora import read_parallel
 from model import Transformer, load_checkpoint
 from translate import Many, Translator, parse_arguments
 

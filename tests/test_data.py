@@ -12,7 +12,8 @@ import pytest
 import corpora
 import data
 from conftest import write_pairs
-from data import BPE, BadInput, Batches, Pairs, find_corpus, prepare
+from corpora import BadInput, find_corpus
+from data import BPE, Batches, Pairs, prepare
 
 PAIRS = [("Ein Hund läuft.", "A dog runs."), ("Zwei Katzen schlafen.", "Two cats sleep."), ("Ja!", "Yes!")]
 

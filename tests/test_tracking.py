@@ -11,7 +11,7 @@ import pytest
 
 import training
 from conftest import SMALL, read_metrics
-from data import BadInput
+from corpora import BadInput
 
 FLAGS = ["--save-every", "5", "--eval-every", "10"]
 
@@ -84,6 +84,20 @@ def test_what_is_not_installed_is_named(monkeypatch, name, flags):
     monkeypatch.setattr(sys, "argv", ["train_cpu.py", *flags])
     with pytest.raises(BadInput, match=f"pip install {name}"):
         training.parse_arguments("", devices=("cpu",))
+
+
+def test_a_finished_run_that_is_resumed_is_as_it_was(tmp_path, train):
+    """It died after its last checkpoint, before its summary: all that has to be done again is there."""
+    done = train(tmp_path, "--run", "seen", "--steps", "5", "--average", "2", "--log-every", "4")
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "logs/seen"
+    before = {name: (run / name).read_text() for name in ("metrics.csv", "summary.json", "translations.txt")}
+    (run / "summary.json").unlink()
+    done = train(tmp_path, "--resume", "logs/seen")
+    assert done.returncode == 0, done.stderr
+    assert (run / "metrics.csv").read_text() == before["metrics.csv"] and (run / "translations.txt").read_text() == before["translations.txt"]
+    now, then = (json.loads(text) for text in ((run / "summary.json").read_text(), before["summary.json"]))
+    assert now["epochs"] == then["epochs"] and now["test_bleu"] == then["test_bleu"] and len(then["epochs"]) == 1
 
 
 def test_the_record_of_each_epoch(tmp_path, train):

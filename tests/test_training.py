@@ -199,7 +199,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
     """A file that may not grow past its limit fails as a full disk does."""
     import resource
 
-    from data import BadInput
+    from corpora import BadInput
     from training import save_file
 
     save_file(tmp_path / "last.pt", {"step": 1, "weights": torch.zeros(1000)})
