@@ -95,7 +95,7 @@ def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argp
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      argument_default=argparse.SUPPRESS, allow_abbrev=False)
     parser.error = lambda message: (print(f"error: {message}; --help lists the flags", file=sys.stderr), sys.exit(2))
-    added = [(f"--{name}", *flag) for name, flag in extra.items()]
+    added = [(f"--{name.replace('_', '-')}", *flag) for name, flag in extra.items()]
     defaults = {}
     for heading, flags in (FLAGS | {"run": FLAGS["run"] + added}).items():
         group = parser.add_argument_group(heading)

@@ -139,9 +139,9 @@ def wait_until(slurm, folder, job: str, condition, seconds=150) -> None:
         time.sleep(0.5)
 
 
-@pytest.mark.parametrize("name", ["cpu", "1gpu", "2gpu", "4gpu", "2node", "fsdp"])
-def test_sbatch_accepts(slurm, folder, name):
-    done = slurm("sbatch", "--test-only", f"batch/{name}.sbatch", cwd=folder)
+@pytest.mark.parametrize("file", sorted(path.name for path in (ROOT / "batch").iterdir() if "#SBATCH" in path.read_text()))
+def test_sbatch_accepts(slurm, folder, file):
+    done = slurm("sbatch", "--test-only", f"batch/{file}", cwd=folder)
     assert done.returncode == 0 and "to start at" in done.stderr, done.stderr
 
 

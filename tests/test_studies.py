@@ -1,0 +1,144 @@
+"""The studies in batch/: what they run, and that they go on where they stopped and end in a table and its picture."""
+
+import csv
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, SMALL, read_metrics, wait_for
+
+STUDIES = {"processes": 9, "batch_size": 5, "learning_rate": 4, "delay": 10}
+
+# Instead of python and torchrun: notes the command, and leaves what a finished run would.
+STUB = """#!/bin/sh
+case $1 in -c) exec {python} "$@" ;; esac
+echo "$(basename "$0") $*" >> commands.txt
+for word; do
+    if [ "$before" = --name ]; then mkdir -p "logs/$word"; echo > "logs/$word/summary.json"; fi
+    before=$word
+done
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """What a user would have cloned."""
+    shutil.copytree(ROOT / "batch", tmp_path / "batch")
+    for script in ROOT.glob("*.py"):
+        (tmp_path / script.name).symlink_to(script)
+    return tmp_path
+
+
+def start(folder, study, *flags, first=Path(sys.executable).parent, **settings):
+    """Starts batch/study_STUDY.sh in a process group of its own, with these environment variables."""
+    unset = {"BATCHES", "DATA", "DELAYS", "DEVICE", "EPOCHS", "PROCESSES", "RATES", "STEPS", "STUDY", "TOKENS",
+             "SLURM_ARRAY_TASK_ID"}
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment |= {"PATH": f"{first}:{os.environ['PATH']}"} | {name: str(value) for name, value in settings.items()}
+    return subprocess.Popen(["sh", f"batch/study_{study}.sh", *map(str, flags)], cwd=folder, env=environment, text=True,
+                            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def finish(process):
+    """Its status and what it said."""
+    try:
+        output, errors = process.communicate(timeout=100)
+        return process.returncode, output, errors
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("study", STUDIES)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_a_study_runs(folder, study, device):
+    """Every run once, under a name of its own, then the picture; and nothing but the picture the next time."""
+    (folder / "stubs").mkdir()
+    for name in ("python", "torchrun"):
+        (folder / "stubs" / name).write_text(STUB.format(python=sys.executable))
+        (folder / "stubs" / name).chmod(0o755)
+
+    def commands(**settings):
+        (folder / "commands.txt").write_text("")
+        started = start(folder, study, "--seed", "2", first=folder / "stubs", DEVICE=device, **settings)
+        status, _, errors = finish(started)
+        assert (status, errors) == (0, "")
+        return (folder / "commands.txt").read_text().splitlines()
+
+    number = 6 if (study, device) == ("processes", "cuda") else STUDIES[study]
+    (one,) = commands(SLURM_ARRAY_TASK_ID=2)
+    *others, picture = commands()
+    runs = [one, *others]
+    assert len(runs) == number == len({re.search(r"--name (\S+)", run)[1] for run in runs})
+    assert all(run.endswith("--seed 2") and "--data phrasebook" in run for run in runs)
+    assert all(("train_cpu.py --procs" in run) != (f"--device {device}" in run) for run in runs)
+    assert device == "cpu" or all(run.startswith("torchrun --standalone --nproc-per-node") for run in runs)
+    assert picture.startswith(f"python plot.py --out logs/study-{study.replace('_', '-')} ")
+    assert len(picture.split()) == 4 + number
+    assert commands() == [picture]
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_study_is_short_and_says_how_many_runs_it_has(study):
+    text = (ROOT / "batch" / f"study_{study}.sh").read_text()
+    assert len(text.splitlines()) <= 40 and f"#SBATCH --array=1-{STUDIES[study]}\n" in text
+    for shell in filter(shutil.which, ("sh", "dash", "bash")):
+        for name in (f"study_{study}.sh", "study.sh"):
+            assert subprocess.run([shell, "-n", ROOT / "batch" / name]).returncode == 0
+
+
+def test_a_stopped_study_goes_on(folder, corpus_flags):
+    """One task of an array; then all, stopped by Ctrl-C; then the rest, which leaves finished runs alone."""
+    logs = folder / "logs" / "study-learning-rate"
+    flags = [*corpus_flags, *SMALL, "--eval-every", "400"]
+    settings = {"RATES": "0.002 0.004", "PROCESSES": 2, "EPOCHS": 4}
+
+    def run(*more, **changed):
+        return finish(start(folder, "learning_rate", *flags, *more, **settings | changed))
+
+    status, output, errors = run(SLURM_ARRAY_TASK_ID=2)
+    assert (status, errors) == (0, "") and "1 of 2 runs are finished" in output
+    assert [path.parent.name for path in logs.rglob("summary.json")] == ["lr-0.004"]
+    finished = (logs / "lr-0.004" / "summary.json").stat().st_mtime_ns
+
+    study, metrics = start(folder, "learning_rate", *flags, **settings), logs / "lr-0.002" / "metrics.csv"
+    wait_for(lambda: metrics.is_file() and metrics.read_text().count("\n") > 5)
+    os.killpg(study.pid, signal.SIGINT)
+    status, output, errors = finish(study)
+    assert status == 130 and errors == "study-learning-rate: stopped; started again as before, " \
+        "study-learning-rate goes on where it stopped\n"
+    assert (logs / "lr-0.002" / "last.pt").exists() and not list(logs.glob("*.png"))
+
+    status, output, errors = run(EPOCHS=5)
+    assert status == 2 and errors.count("\n") == 1 and "STUDY=NAME keeps studies apart" in errors
+
+    status, output, errors = run()
+    assert (status, errors) == (0, "") and output.count("train_cpu.py --procs") == 1 and "--resume logs/" in output
+    assert (logs / "lr-0.004" / "summary.json").stat().st_mtime_ns == finished
+    steps = [int(row["step"]) for row in read_metrics(logs / "lr-0.002")]
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) == len(read_metrics(logs / "lr-0.004"))
+    with open(logs / "runs.csv", newline="") as file:
+        assert [(row["run"], row["mode"], row["lr"]) for row in csv.DictReader(file)] == [
+            ("lr-0.002", "cpu", "0.002"), ("lr-0.004", "cpu", "0.004")]
+    pictures = {path.name for path in logs.glob("*.png")}
+    assert pictures == {"curves.png", "learning_rate.png"}
+    for name in pictures:
+        (logs / name).unlink()
+    assert subprocess.run([sys.executable, ROOT / "plot.py", "--out", logs, logs / "runs.csv"]).returncode == 0
+    assert [path.name for path in logs.glob("*.png")] == ["learning_rate.png"]
+
+
+def test_a_run_that_fails_ends_the_study(folder):
+    status, _, errors = finish(start(folder, "learning_rate", "--heads", "3"))
+    assert status == 1 and "run 1, lr-0.0003, ended with status 2;" in errors and "Traceback" not in errors
+    assert [path.name for path in (folder / "logs" / "study-learning-rate").iterdir()] == ["lr-0.0003"]
+
+
+def test_a_task_too_many(folder):
+    status, _, errors = finish(start(folder, "delay", SLURM_ARRAY_TASK_ID=11))
+    assert (status, errors) == (2, "study-delay: error: there are only 10 runs\n")
