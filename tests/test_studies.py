@@ -41,7 +41,9 @@ def start(folder, study, *flags, first=Path(sys.executable).parent, **settings):
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     environment |= {"PATH": f"{first}:{os.environ['PATH']}"} | {name: str(value) for name, value in settings.items()}
     return subprocess.Popen(["sh", f"batch/study_{study}.sh", *map(str, flags)], cwd=folder, env=environment, text=True,
-                            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            # A shell cannot trap what it finds ignored, as Ctrl-C is where all this runs in the background.
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
 def finish(process):
@@ -110,8 +112,8 @@ def test_a_stopped_study_goes_on(folder, corpus_flags):
     wait_for(lambda: metrics.is_file() and metrics.read_text().count("\n") > 5)
     os.killpg(study.pid, signal.SIGINT)
     status, output, errors = finish(study)
-    assert status == 130 and errors == "study-learning-rate: stopped; started again as before, " \
-        "study-learning-rate goes on where it stopped\n"
+    assert (status, errors) == (130, "study-learning-rate: stopped; started again as before, " \
+        "study-learning-rate goes on where it stopped\n")
     assert (logs / "lr-0.002" / "last.pt").exists() and not list(logs.glob("*.png"))
 
     status, output, errors = run(EPOCHS=5)
