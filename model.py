@@ -251,7 +251,7 @@ class Transformer(nn.Module):
         last = nn.LayerNorm if config.norm == "pre" else nn.Identity
         self.encoder_norm, self.decoder_norm = last(config.d_model), last(config.d_model)
         self.dropout = Dropout(config.dropout)
-        # One more than the longest sentence, so that batches may be padded to even widths.
+        # One more than the longest sentence: batches may be padded to even widths.
         self.register_buffer("positions", sinusoids(config.max_length + 1, config.d_model), persistent=False)
         for parameter in self.parameters():
             if parameter.dim() > 1:

@@ -24,7 +24,6 @@ from data import BPE
 from model import ModelConfig, Transformer, flops, load_checkpoint
 from training import LOGS, bleu, read_text, save_file, translate_part
 
-
 COLUMNS = ["step", "epoch", "seconds", "tokens", "train_loss", "learning_rate", "grad_norm", "tokens_per_second",
            "mfu", "valid_loss", "valid_bleu"]
 EPOCH_SUMS = ("nll", "targets", "tokens", "samples", "seconds")
@@ -286,7 +285,8 @@ class Run:
 
 
 # FLOP/s in bf16 without sparsity, from the makers' data sheets; the first name that the device's has in it counts.
-PEAKS = {"B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12}
+PEAKS = {"B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12,
+         "L4": 121e12}
 
 
 def matrix_rate(device: str, precision: str) -> float:
