@@ -223,11 +223,13 @@ class Pairs:
         for side in ("src", "tgt"):
             offsets = np.memmap(folder / f"{part}.{side}.offsets", dtype=np.int64, mode="r")
             self.sides.append((np.memmap(folder / f"{part}.{side}.ids", dtype=self.counts["dtype"], mode="r"), offsets))
-        # Lengths in tokens with the end mark, which both sides get: (pairs,) each.
-        self.src_lengths, self.tgt_lengths = (np.diff(offsets).astype(np.int32) + 1 for _, offsets in self.sides)
 
     def __len__(self) -> int:
-        return len(self.src_lengths)
+        return self.counts["pairs"]
+
+    def lengths(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Source and target lengths of the pairs `rows`, in tokens with the end mark, which both sides get: (rows,) each."""
+        return [offsets[rows + 1] - offsets[rows] + 1 for _, offsets in self.sides]
 
     def batch(self, rows: np.ndarray, src_width: int = 0, tgt_width: int = 0) -> tuple[torch.Tensor, ...]:
         """Sentences as (src, tgt_in, tgt_out), int64, padded to the widths or to the longest of `rows`.
@@ -235,15 +237,14 @@ class Pairs:
         No rows make a single one of padding, so that a process with nothing to do still takes the step.
         """
         padded = []
-        lengths_of = self.src_lengths, self.tgt_lengths
-        for (ids, offsets), width, lengths in zip(self.sides, (src_width, tgt_width), lengths_of):
-            width = width or int(lengths[rows].max())
+        for (ids, offsets), width, lengths in zip(self.sides, (src_width, tgt_width), self.lengths(rows)):
+            width = width or int(lengths.max())
             out = np.full((max(len(rows), 1), width + 1), PAD, dtype=np.int64)
             if len(rows):
-                column, length = np.arange(width)[None], lengths[rows][:, None] - 1
+                column, length = np.arange(width)[None], lengths[:, None] - 1
                 at = np.minimum(offsets[rows][:, None] + column, len(ids) - 1)
                 out[:, 1:] = np.where(column < length, ids[at], PAD)
-                out[np.arange(len(rows)), lengths[rows]] = EOS
+                out[np.arange(len(rows)), lengths] = EOS
                 out[:, 0] = BOS
             padded.append(torch.from_numpy(out))
         src, tgt = padded
@@ -259,11 +260,10 @@ def group_by_length(src_lengths: np.ndarray, tgt_lengths: np.ndarray, batch_toke
 
     Sorted by the longer side, then by how the sides differ, shuffled by `rng` among equals: neighbours
     fit together with little padding. The number of sentences depends on the length alone, in eights, so
-    few distinct shapes occur and most numbers of processes get equal shares. Vectorised: ten million
-    pairs take seconds.
+    few distinct shapes occur and most numbers of processes get equal shares.
     """
-    longer = np.maximum(src_lengths, tgt_lengths).astype(np.int64)
-    differ = src_lengths.astype(np.int64) - tgt_lengths + (1 << 15)
+    longer = np.maximum(src_lengths, tgt_lengths)
+    differ = src_lengths - tgt_lengths + (1 << 15)
     key = longer << 48 | differ << 32 | rng.permutation(len(longer))
     order = np.argsort(-key)
     steps, start = [], 0
@@ -276,28 +276,35 @@ def group_by_length(src_lengths: np.ndarray, tgt_lengths: np.ndarray, batch_toke
     return steps
 
 
+PART = 1 << 20             # pairs
+
+
 class Batches:
     """The steps of training: which sentences each takes, and which of them are a process's share."""
 
     def __init__(self, pairs: Pairs, batch_tokens: int, seed: int):
         self.pairs, self.batch_tokens, self.seed = pairs, batch_tokens, seed
         self.plan = lru_cache(maxsize=2)(self.plan)
-        self.steps = len(self.plan(0))
+        # A part of a large corpus is planned at a time, every n-th pair of it: memory does not grow with the corpus.
+        self.parts = -(-len(pairs) // PART)
+        self.ends = np.cumsum([len(self.plan(0, part)) for part in range(self.parts)])
         self.thread, self.ahead = ThreadPoolExecutor(1), {}
 
     def __len__(self) -> int:
         """Steps in an epoch: the same in each, since lengths alone decide it."""
-        return self.steps
+        return int(self.ends[-1])
 
-    def plan(self, epoch: int) -> list[np.ndarray]:
-        """The sentences of each step of an epoch."""
-        rng = np.random.default_rng([self.seed, epoch])
-        steps = group_by_length(self.pairs.src_lengths, self.pairs.tgt_lengths, self.batch_tokens, rng)
-        return [steps[i] for i in rng.permutation(len(steps))]
+    def plan(self, epoch: int, part: int) -> list[np.ndarray]:
+        """The sentences of each step in one part of an epoch."""
+        rng, rows = np.random.default_rng([self.seed, epoch, part]), np.arange(part, len(self.pairs), self.parts)
+        steps = group_by_length(*self.pairs.lengths(rows), self.batch_tokens, rng)
+        return [rows[steps[i]] for i in rng.permutation(len(steps))]
 
     def rows(self, step: int) -> np.ndarray:
         """The sentences of a step, counted from 0 over all epochs."""
-        return self.plan(step // len(self))[step % len(self)]
+        epoch, step = divmod(step, len(self))
+        part = int(np.searchsorted(self.ends, step, side="right"))
+        return self.plan(epoch, part)[step - self.ends[part]]      # counted from the part's end
 
     def step(self, step: int, rank: int, world_size: int, accumulate: int, device: torch.device):
         """The micro-batches of one process in a step, on `device`, each with the number that are still to come.
@@ -318,7 +325,7 @@ class Batches:
     def share(self, step: int, rank: int, world_size: int, accumulate: int) -> list[tuple[torch.Tensor, ...]]:
         """What `step` gives, made on the CPU."""
         rows = self.rows(step)
-        widths = [int(lengths[rows].max()) for lengths in (self.pairs.src_lengths, self.pairs.tgt_lengths)]
+        widths = [int(lengths.max()) for lengths in self.pairs.lengths(rows)]
         shares = world_size * accumulate
         return [self.pairs.batch(rows[i::shares], *widths) for i in range(rank, shares, world_size)]
 

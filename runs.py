@@ -4,6 +4,7 @@ import csv
 import fcntl
 import json
 import math
+import os
 import platform
 import resource
 import shutil
@@ -134,10 +135,16 @@ class Run:
         if self.trackers and self.args.wandb:
             self.online.finish()
 
+    def stop(self, step: int) -> None:
+        """Ends a run that was asked to stop, and says how to go on with it."""
+        self.close()
+        start = "torchrun ..." if "TORCHELASTIC_RUN_ID" in os.environ else "python"
+        self.say(f"stopped and saved at step {step}; go on with: {start} {Path(sys.argv[0]).name} --resume {self.folder}")
+
     def record(self, step: int, seconds: float, nll: float, targets: float, lr: float, norm: float, valid: dict):
         """One step is done: its training seconds, and its loss and target tokens over all processes."""
         progress, pairs, rows = self.progress, self.batches.pairs, self.batches.rows(step - 1)
-        lengths = [torch.from_numpy(side[rows]) for side in (pairs.src_lengths, pairs.tgt_lengths)]
+        lengths = [torch.from_numpy(side) for side in pairs.lengths(rows)]
         tokens = int(sum(side.sum() for side in lengths))
         progress["seconds"] = time.perf_counter() - self.began
         progress["tokens"] += tokens

@@ -9,38 +9,34 @@ Data parallelism by hand: every process works out the gradient of its share of a
 them up, and all take the same step. DistributedDataParallel does the same behind the scenes.
 """
 
-import logging
 import math
 import os
 import signal
 import sys
 import time
 from datetime import timedelta
-from multiprocessing import resource_tracker
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.nn.utils import clip_grad_norm_
 
 from data import ALLOCATOR, BPE, Batches, Pairs, answer_bad_input, available_cores
 from model import Transformer
-from processes import STOPPING, Stop, name_lost_processes, shared_table
+from processes import Stop, add_up, hold_signals, look_after, name_lost_processes, shared_table
 from runs import Run
 from training import (evaluate, learning_rate, load_run, model_config, name_run, parse_arguments, prepare_corpus,
                       save_file, seed_step)
 
 
 def train(rank: int, world_size: int, args, store, corpus) -> None:
-    """One process of `args.procs`: its share of every step, from the first to the last."""
+    """One process: its share of every step, from the first to the last."""
     # --- Processes: who takes part
     stop = Stop()
-    torch.set_num_threads(args.threads)
-    device = torch.device("cpu")
+    device, backend = torch.device("cpu"), "gloo"
     patience = timedelta(seconds=args.timeout)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=patience)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=patience)
 
     # --- Corpus: mapped from disk, shared by all
     batches = Batches(Pairs(corpus, "train"), args.batch_tokens, args.seed)
@@ -109,24 +105,10 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
 
     # --- The end
     if stopping:
-        run.close()
-        run.say(f"stopped and saved at step {step}; go on with: python train_cpu.py --resume {run.folder}")
+        run.stop(step)
     else:
         run.finish(model, corpus, bpe)
     dist.destroy_process_group()
-
-
-def add_up(table: Tensor, rank: int, factor: float) -> None:
-    """All-reduce: each process sums its share of the columns over all rows, and writes `factor` times that to all.
-
-    Through memory this takes a quarter of the time of Gloo's all_reduce, which goes through a socket.
-    """
-    for block in table.tensor_split(len(table), dim=1)[rank].split(1 << 16, dim=1):      # it fits into the cache
-        for row in block[1:]:
-            block[0] += row
-        block[0] *= factor
-        block[1:] = block[0]
-    dist.barrier()                                         # until all have done their share
 
 
 def main() -> None:
@@ -142,43 +124,17 @@ def main() -> None:
         corpus = prepare_corpus(args)
         name_run(args)
 
-    os.environ.update(ALLOCATOR)
+    os.environ.update(ALLOCATOR)                           # for the processes to come: read at a process's start
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)    # port 0: a free one
-    resource_tracker.ensure_running()                      # now, as starting it lets signals through
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)     # until those who answer them are there
-    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
+    hold_signals()
     workers = mp.spawn(worker, (args, store.port, corpus), nprocs=args.procs, join=False)
-    received = []
-
-    def forward(number: int, _frame) -> None:
-        received.append((number, time.monotonic()))
-        again = received[-1][1] - received[0][1] > 2       # asked once more: do not wait for the step's end
-        for process in workers.processes:
-            if process.is_alive():
-                os.kill(process.pid, signal.SIGKILL if again else number)
-
-    for number in STOPPING:
-        signal.signal(number, forward)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-    try:
-        while not workers.join():
-            pass
-    except (mp.ProcessExitedException, mp.ProcessRaisedException) as problem:
-        codes = [process.exitcode for process in workers.processes]
-        if not received and 2 in codes:                    # that worker said why
-            sys.exit(2)
-        if not received:
-            killed = -signal.SIGKILL in codes and f"process {codes.index(-signal.SIGKILL)} of {args.procs} was killed (SIGKILL)"
-            run = args.resume or f"logs/{args.run}"
-            then = f"go on with: python train_cpu.py --resume {run}" if os.path.exists(f"{run}/last.pt") else "nothing was saved"
-            sys.exit(f"error: {killed or problem}; {then}")
-    if received:
-        sys.exit(128 + received[0][0])
+    look_after(workers, args.resume or f"logs/{args.run}")
 
 
 def worker(rank: int, args, port: int, corpus) -> None:
     with answer_bad_input(rank):
+        torch.set_num_threads(args.threads)
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
         with name_lost_processes(store, rank, args.procs):
             train(rank, args.procs, args, store, corpus)

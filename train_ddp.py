@@ -18,21 +18,21 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from data import BPE, Batches, Pairs, answer_bad_input
 from model import Transformer
-from processes import Stop, join_torchrun, leave, name_lost_processes, this_attempt
+from processes import (Stop, delayed, join_torchrun, leave, name_lost_processes, shared_table, this_attempt,
+                       through_memory)
 from runs import Run
 from training import (evaluate, learning_rate, load_run, model_config, name_run, parse_arguments, prepare_corpus,
                       save_file, seed_step)
 
 
 def train(rank: int, world_size: int, args, store, corpus) -> None:
-    """One process of torchrun's: its share of every step, from the first to the last."""
+    """One process: its share of every step, from the first to the last."""
     # --- Processes: who takes part
     stop = Stop()
     device, backend = torch.device("cpu"), "gloo"
@@ -64,6 +64,9 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
     replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
     if args.delay_ms:
         replica.register_comm_hook(args.delay_ms / 1000, delayed)
+    elif backend == "gloo" and world_size == int(os.environ["LOCAL_WORLD_SIZE"]):      # one node: no socket needed
+        table = shared_table(store, rank, world_size, sum(p.numel() for p in parameters))
+        replica.register_comm_hook(table, through_memory)
     compiled = torch.compile(replica) if args.compile else replica
     run = Run(args, config, batches, last, rank, world_size, resumed)
 
@@ -82,7 +85,7 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
                 loss.backward()
             sums += torch.stack([nll.double(), nll.new_tensor(tokens), nll.new_tensor(0)])
 
-        # --- Synchronise: DDP has averaged the gradients over the processes; that is undone, then divided once
+        # --- Synchronise: gradients are averages over the processes; back to sums, divided once
         sums[2] = bool(stop)
         dist.all_reduce(sums)
         nll, tokens, stopping = sums.tolist()
@@ -109,22 +112,12 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
 
     # --- The end
     if stopping:
-        run.close()
-        run.say(f"stopped and saved at step {step}; go on with: torchrun ... train_ddp.py --resume {run.folder}")
+        run.stop(step)
     else:
         run.finish(model, corpus, bpe)
     dist.barrier()                                         # torchrun ends all as soon as one has left in error
     dist.destroy_process_group()
     leave(128 + (stop.received or signal.SIGTERM) if stopping else 0)
-
-
-def delayed(seconds: float, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A communication hook: what DDP does with a bucket of gradients, after the round trip of a slower network.
-
-    The backward pass waits too, so the delays of several buckets add up: the cost of a network without any overlap.
-    """
-    time.sleep(seconds)
-    return allreduce_hook(dist.group.WORLD, bucket)
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ from training import (evaluate, learning_rate, load_run, model_config, name_run,
 
 
 def train(rank: int, world_size: int, args, store, corpus) -> None:
-    """One process of torchrun's: its share of every step, from the first to the last."""
+    """One process: its share of every step, from the first to the last."""
     # --- Processes: who takes part
     stop = Stop()
     device, backend = torch.device("cpu"), "gloo"
@@ -97,7 +97,7 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
             loss.backward()
             sums += torch.stack([nll.double(), nll.new_tensor(tokens), nll.new_tensor(0)])
 
-        # --- Synchronise: FSDP has averaged the gradients over the processes; that is undone, then divided once
+        # --- Synchronise: gradients are averages over the processes; back to sums, divided once
         sums[2] = bool(stop)
         dist.all_reduce(sums)
         nll, tokens, stopping = sums.tolist()
@@ -128,8 +128,7 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
 
     # --- The end
     if stopping:
-        run.close()
-        run.say(f"stopped and saved at step {step}; go on with: torchrun ... train_fsdp.py --resume {run.folder}")
+        run.stop(step)
     else:
         run.finish(whole, corpus, bpe)
     dist.barrier()                                         # torchrun ends all as soon as one has left in error

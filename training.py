@@ -92,8 +92,10 @@ def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argp
     A flag's value is, in this order: what the command line says, what the resumed run was started with,
     what is best for the corpus, the default.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    parser = argparse.ArgumentParser(description=doc, usage="%(prog)s [FLAGS]", argument_default=argparse.SUPPRESS,
+                                     allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     epilog="In brackets: what holds where a flag is not given. For phrasebook and\n"
+                                            "multi30k some others are better (PRESETS in training.py).")
     parser.error = lambda message: (print(f"error: {message}; --help lists the flags", file=sys.stderr), sys.exit(2))
     added = [(f"--{name.replace('_', '-')}", *flag) for name, flag in extra.items()]
     defaults = {}
@@ -102,7 +104,7 @@ def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argp
         for name, kind, default, text in flags:
             how = ({"action": "store_true"} if kind is bool else {"choices": kind} if isinstance(kind, tuple)
                    else {"type": kind, "metavar": {str: "TEXT", int: "N", float: "X"}[kind]})
-            shown = text if kind is bool or default == "" else f"{text} (default {default})"
+            shown = text if kind is bool or default == "" else f"{text} [{default}]"
             # torchrun takes a --run for its own --run-path.
             group.add_argument(name, *(["--name"] if name == "--run" else []), help=shown, **how)
             defaults[name[2:].replace("-", "_")] = default
@@ -224,7 +226,7 @@ def validation_loss(model: Transformer, pairs: Pairs, args, rank: int, world_siz
     """
     device = next(model.parameters()).device
     sums = torch.zeros(3, dtype=torch.float64)
-    batches = group_by_length(pairs.src_lengths, pairs.tgt_lengths, 4096, np.random.default_rng(0))
+    batches = group_by_length(*pairs.lengths(np.arange(len(pairs))), 4096, np.random.default_rng(0))
     for rows in batches[rank::world_size]:
         with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
             batch = [part.to(device) for part in pairs.batch(rows)]

@@ -4,7 +4,7 @@ DATA=${DATA:-phrasebook} DEVICE=${DEVICE:-cpu}
 if [ "$DEVICE" = cuda ]; then MODE=ddp; else MODE=cpu; fi        # for studies that are not about the mode
 if [ -f .venv/bin/activate ]; then . .venv/bin/activate; fi      # EDIT: or module load, conda activate
 again="started again as before, $STUDY goes on where it stopped"
-number=0 unfinished=0 folders='' child='' under=''
+number=0 folders='' child='' under=''
 
 # quit MESSAGE STATUS
 quit() { echo "$STUDY: $1" >&2; exit "$2"; }
@@ -20,10 +20,7 @@ run() {
         quit "error: $folder was started as: $(cat "$folder/flags"); STUDY=NAME keeps studies apart" 2
     fi
     if [ -f "$folder/summary.json" ]; then return; fi
-    if [ "${SLURM_ARRAY_TASK_ID:-$number}" != "$number" ]; then
-        unfinished=$((unfinished + 1))
-        return
-    fi
+    if [ "${SLURM_ARRAY_TASK_ID:-$number}" != "$number" ]; then return; fi
     mkdir -p "$folder" && echo "$mode $processes $*" > "$folder/flags" || quit "error: $folder cannot be written" 2
     if [ -f "$folder/last.pt" ]; then set -- --resume "$folder" "$@"; else set -- --name "$STUDY/$name" "$@"; fi
     if [ "$mode" = cpu ]; then
@@ -41,8 +38,10 @@ run() {
 # picture: when all runs are there, their table logs/$STUDY/runs.csv and what plot.py draws of them.
 picture() {
     if [ "${SLURM_ARRAY_TASK_ID:-1}" -gt "$number" ]; then quit "error: there are only $number runs" 2; fi
-    if [ "$unfinished" -gt 0 ]; then
-        echo "$STUDY: $((number - unfinished)) of $number runs are finished; the last one makes the picture"
+    finished=0                                                   # by now: other tasks of the array may have ended
+    for folder in $folders; do if [ -f "$folder/summary.json" ]; then finished=$((finished + 1)); fi; done
+    if [ "$finished" -lt "$number" ]; then
+        echo "$STUDY: $finished of $number runs are finished; the last one makes the picture"
     else
         python plot.py --out "logs/$STUDY" $folders
     fi

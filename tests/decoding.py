@@ -27,7 +27,7 @@ import sacrebleu
 
 from corpora import read_parallel
 from model import Transformer, load_checkpoint
-from translate import Many, Translator, parse_arguments
+from translate import Many, parse_arguments
 
 
 def convert(model: Transformer, vocabulary: list[str], folder: str) -> None:

@@ -54,7 +54,7 @@ def differences(one: tuple, other: tuple) -> tuple[float, float]:
 def main() -> None:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        reference = run(Path(folder), "cpu", 1, 1, *sys.argv[1:])
+        reference = run(Path(tempfile.mkdtemp(dir=folder)), "cpu", 1, 1, *sys.argv[1:])
         print(f"train_loss falls from {reference[0][0]:.4f} to {reference[0][-1]:.4f}", flush=True)
         for mode, procs, accumulate in product(("cpu", "ddp", "fsdp"), (1, 2, 3, 4), (1, 2, 4)):
             these = differences(reference, run(Path(folder), mode, procs, accumulate, *sys.argv[1:]))

@@ -1,5 +1,6 @@
 """The files in batch/, submitted to a real Slurm: a two-node cluster on this machine, started for these tests."""
 
+import csv
 import os
 import re
 import shutil
@@ -171,3 +172,13 @@ def test_a_job_near_its_time_limit_saves_requeues_and_goes_on(slurm, folder, cor
     assert "Restarts=0" not in slurm("scontrol", "show", "job", job).stdout
     assert [int(row["step"]) for row in read_metrics(run)] == list(range(10, steps + 1, 10))
     assert (run / "summary.json").exists()
+
+
+def test_a_study_as_an_array_makes_its_picture_when_all_runs_are_there(slurm, folder, corpus_flags):
+    """Two tasks at once, each one run; whichever is last finds both."""
+    job = submit(slurm, folder, "--array=1-2", "--cpus-per-task=1", "--export=ALL,RATES=0.001 0.002,PROCESSES=1", "batch/study_learning_rate.sh",
+                 *corpus_flags, *SMALL, "--steps", "20", "--eval-every", "10", "--log-every", "5")
+    study = folder / "logs" / "study-learning-rate"
+    wait_until(slurm, folder, job, lambda: (study / "learning_rate.png").exists(), 100)
+    with open(study / "runs.csv", newline="") as file:
+        assert [float(row["lr"]) for row in csv.DictReader(file)] == [0.001, 0.002]

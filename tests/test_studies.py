@@ -18,6 +18,7 @@ STUDIES = {"processes": 9, "batch_size": 5, "learning_rate": 4, "delay": 10}
 STUB = """#!/bin/sh
 case $1 in -c) exec {python} "$@" ;; esac
 echo "$(basename "$0") $*" >> commands.txt
+sleep "${{SLOW:-0}}"
 for word; do
     if [ "$before" = --name ]; then mkdir -p "logs/$word"; echo > "logs/$word/summary.json"; fi
     before=$word
@@ -56,18 +57,22 @@ def finish(process):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("study", STUDIES)
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_a_study_runs(folder, study, device):
-    """Every run once, under a name of its own, then the picture; and nothing but the picture the next time."""
+@pytest.fixture
+def stubs(folder):
     (folder / "stubs").mkdir()
     for name in ("python", "torchrun"):
         (folder / "stubs" / name).write_text(STUB.format(python=sys.executable))
         (folder / "stubs" / name).chmod(0o755)
+    return folder / "stubs"
 
+
+@pytest.mark.parametrize("study", STUDIES)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_a_study_runs(folder, stubs, study, device):
+    """Every run once, under a name of its own, then the picture; and nothing but the picture the next time."""
     def commands(**settings):
         (folder / "commands.txt").write_text("")
-        started = start(folder, study, "--seed", "2", first=folder / "stubs", DEVICE=device, **settings)
+        started = start(folder, study, "--seed", "2", first=stubs, DEVICE=device, **settings)
         status, _, errors = finish(started)
         assert (status, errors) == (0, "")
         return (folder / "commands.txt").read_text().splitlines()
@@ -83,6 +88,16 @@ def test_what_a_study_runs(folder, study, device):
     assert picture.startswith(f"python plot.py --out logs/study-{study.replace('_', '-')} ")
     assert len(picture.split()) == 4 + number
     assert commands() == [picture]
+
+
+def test_the_last_task_of_an_array_makes_the_picture(folder, stubs):
+    """Also the one that did not find the other's run finished when it started."""
+    slow = start(folder, "learning_rate", first=stubs, RATES="1 2", SLURM_ARRAY_TASK_ID=2, SLOW=3)
+    wait_for(lambda: (folder / "commands.txt").exists())
+    status, output, _ = finish(start(folder, "learning_rate", first=stubs, RATES="1 2", SLURM_ARRAY_TASK_ID=1))
+    assert status == 0 and "1 of 2 runs are finished" in output
+    assert finish(slow)[0] == 0
+    assert (folder / "commands.txt").read_text().splitlines()[-1].startswith("python plot.py --out logs/study-learning-rate ")
 
 
 @pytest.mark.parametrize("study", STUDIES)

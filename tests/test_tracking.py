@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import training
-from conftest import SMALL, read_metrics
+from conftest import read_metrics
 from corpora import BadInput
 
 FLAGS = ["--save-every", "5", "--eval-every", "10"]

@@ -1,0 +1,102 @@
+"""What a large corpus costs: from millions of pairs on disk to the first step.
+
+    python tests/corpus.py                                # 1 million pairs; 1 10 30 for more, with 4 GB of disk free
+
+The pairs are a million of the phrasebook's, again and again in another order. Seconds to encode them and to plan an
+epoch; then two processes of train_cpu.py take some steps with them, stop, and go on: memory of the larger one (its own; the mapped corpus is shared by
+all, and the system may drop it), and seconds from start and from --resume to the first step.
+"""
+
+import csv
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from parity import command
+
+MILLION = 1_000_000
+MODEL = ["--layers", "1", "--d-model", "64", "--d-ff", "64", "--batch-tokens", "2048", "--log-every", "1", "--eval-every", "1000000",
+         "--save-every", "10"]
+
+
+def write(folder: Path, millions: list[int]) -> None:
+    """FOLDER/N.de and FOLDER/N.en for each N million pairs."""
+    import phrasebook
+
+    pairs = phrasebook.corpus(train=MILLION, valid=0, test=0)["train"]
+    for number in millions:
+        with open(folder / f"{number}.de", "w") as de, open(folder / f"{number}.en", "w") as en:
+            for turn in range(number):
+                random.Random(turn).shuffle(pairs)
+                de.writelines(german + "\n" for german, _ in pairs)
+                en.writelines(english + "\n" for _, english in pairs)
+
+
+def encode(prefix: str) -> None:
+    """In a process of its own: prints seconds and memory."""
+    from corpora import find_corpus
+    from data import Batches, Pairs, prepare
+
+    began = time.perf_counter()
+    folder = prepare(find_corpus(prefix), 3000)
+    seconds, peak = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.perf_counter()
+    batches = Batches(Pairs(folder, "train"), 4096, seed=1)
+    print(json.dumps({"encode": seconds, "mib": peak / 1024, "plan": time.perf_counter() - began, "steps": len(batches)}))
+
+
+def own_memory(pid: int) -> float:
+    """MiB of a process that are no file's."""
+    for line in open(f"/proc/{pid}/status"):
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) / 1024
+
+
+def first_step(folder: Path, *flags: str) -> tuple[float, float]:
+    """Starts train_cpu.py; seconds until metrics.csv has a new row, and the memory of its largest process by then."""
+    from conftest import workers_of
+
+    metrics = folder / "logs" / "run" / "metrics.csv"
+    rows = lambda: len(list(csv.reader(open(metrics)))) if metrics.exists() else 1
+    before, began = rows(), time.perf_counter()
+    run = subprocess.Popen(command("cpu", 2, *flags), cwd=folder, stdout=subprocess.DEVNULL)
+    while rows() == before and run.poll() is None:
+        time.sleep(0.05)
+    seconds, memory = time.perf_counter() - began, max(map(own_memory, workers_of(run.pid)))
+    run.terminate()
+    run.wait()
+    return seconds, memory
+
+
+def main() -> None:
+    millions = [int(word) for word in sys.argv[1:]] or [1]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+        write(folder, millions)
+        print("| million pairs | s to learn a BPE and encode | MiB for it | s to plan | MiB of a process in training | s from start to first step |"
+              " s from --resume |\n|" + " --- |" * 7)
+        for number in millions:
+            prefix = str(folder / str(number))
+            said = subprocess.run([sys.executable, __file__, "--encode", prefix], capture_output=True, text=True, check=True).stdout
+            found = json.loads(said)
+            work = Path(tempfile.mkdtemp(dir=folder))
+            start, memory = first_step(work, "--data", prefix, "--vocab-size", "3000", "--name", "run", *MODEL)
+            again, _ = first_step(work, "--resume", "logs/run")
+            print(f"| {number} | {found['encode']:.0f} | {found['mib']:,.0f} | {found['plan']:.1f} | {memory:,.0f} | "
+                  f"{start:.1f} | {again:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--encode"]:
+        encode(sys.argv[2])
+    else:
+        main()
