@@ -146,7 +146,7 @@ def draw(rows: list[list[tuple]], path: Path) -> None:
         axes.set(xlabel=AXES[x], ylabel=AXES[y], xscale=("linear", "log")[log_x], yscale=("linear", "log")[log_y])
         if y in ("tokens_per_second", "efficiency") and not log_y:
             axes.set_ylim(0, 1.08 * max(value for points in lines.values() for value in points.values()))
-        tried = FixedLocator(sorted({value for points in lines.values() for value in points}), nbins=4)
+        tried = FixedLocator(sorted({value for points in lines.values() for value in points}), nbins=5)
         for axis, ticks in (axes.xaxis, log_x and tried), (axes.yaxis, log_y and LogLocator(subs=(1, 1.5, 2, 3, 5, 7))):
             axis.set_major_locator(ticks or MaxNLocator(5, steps=(1, 2, 5, 10), integer=x == "step"))
             axis.set_major_formatter(StrMethodFormatter("{x:,g}"))

@@ -6,7 +6,8 @@
 All other flags are those of train_cpu.py. PYTHON is that of an environment with JoeyNMT 2.3 (pip install joeynmt) or
 MarianMT (pip install transformers). torch.nn.Transformer is timed with this project's batches, loop and processes, and
 by the tutorials' recipe: one process, padded batches of 128 sentences as they come. One-process peers run with and
-without this project's settings of glibc's allocator. Two rounds; prints a table of the means, writes logs/benchmark/.
+without this project's settings of glibc's allocator. Prints a table of the means of two rounds, writes all to
+logs/benchmark/training.csv.
 """
 
 import argparse
@@ -30,8 +31,6 @@ from data import ALLOCATOR, BPE, Pairs
 from reference import TorchTransformer
 from training import model_config, parse_arguments, prepare_corpus
 
-ROUNDS = 2
-
 
 def peer_worker(*args) -> None:
     """What each process of train_cpu.py runs with the other model."""
@@ -51,10 +50,30 @@ def measure(command: list[str], env: dict) -> tuple[str, float]:
     return said, usage.ru_maxrss / 1024
 
 
+def write_table(found: dict) -> None:
+    """Every run so far, as logs/benchmark/training.csv."""
+    logs = Path("logs/benchmark")
+    logs.mkdir(parents=True, exist_ok=True)
+    with open(logs / "training.csv", "w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["what", "allocator", "round", "target_tokens_per_second", "peak_mib"])
+        rows.writerows([name, allocator, n, round(speed), round(memory)]
+                       for (name, allocator), values in found.items() for n, (speed, memory) in enumerate(values, 1))
+
+
+def print_table(found: dict) -> None:
+    means = {key: [statistics.mean(column) for column in zip(*values)] for key, values in found.items()}
+    best = means["this project", "set"][0]
+    print("| | allocator | target tokens/s | MiB of the largest process | this project is faster by |\n|" + " --- |" * 5)
+    for (name, allocator), (speed, memory) in means.items():
+        print(f"| {name} | {'as it is' if allocator == 'plain' else 'set'} | {speed:,.0f} | {memory:,.0f} | {best / speed:.1f} |")
+
+
 def main() -> None:
     own = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     own.add_argument("--joeynmt", metavar="PYTHON")
     own.add_argument("--marian", metavar="PYTHON")
+    own.add_argument("--rounds", metavar="N", type=int, default=2)
     own.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     given, flags = own.parse_known_args()
     sys.argv = ["train_cpu.py", "--benchmark", *flags]
@@ -76,7 +95,7 @@ def main() -> None:
             with open(f"{folder}/train.{side}", "w") as file:
                 file.writelines(" ".join(map(str, ids[a:b])) + "\n" for a, b in zip(offsets, offsets[1:]))
 
-        ours = [(name, "all", None, [sys.executable, *command, *flags]) for name, command in (
+        ours = [(name, "set", None, [sys.executable, *command, *flags]) for name, command in (
             ("this project", [str(Path(train_cpu.__file__)), "--benchmark"]),
             ("torch.nn.Transformer, our batches and loop, bf16", [here, "--peer", "--precision", "bf16"]),
             ("torch.nn.Transformer, our batches and loop, fp32", [here, "--peer", "--precision", "fp32"]))]
@@ -85,12 +104,12 @@ def main() -> None:
             ("MarianMT, fp32", given.marian, "marian", "fp32"),
             ("MarianMT, bf16", given.marian, "marian", "bf16"),
             ("JoeyNMT, fp32", given.joeynmt, "joeynmt", "fp32")) if python for allocator in ("plain", "set")]
-        for _ in range(ROUNDS):
+        for _ in range(given.rounds):
             for name, allocator, precision, command in [*ours, *others]:
                 Path(folder, "shape.json").write_text(json.dumps(shape | {"precision": precision}))
                 plain = {key: value for key, value in os.environ.items() if key not in ALLOCATOR}
                 said, memory = measure(command, plain if allocator == "plain" else plain | ALLOCATOR)
-                if allocator == "all":
+                if precision is None:
                     speed = share * float(re.search(r"([\d,]+) source\+target tokens/s", said)[1].replace(",", ""))
                 elif "joeynmt" in command:
                     speeds = [float(number) for number in re.findall(r"Tokens per Sec:\s+(\d+)", said)]
@@ -99,20 +118,8 @@ def main() -> None:
                     speed = float(re.search(r"([\d.]+) target tokens/s", said)[1])
                 found.setdefault((name, allocator), []).append((speed, memory))
                 print(f"{name}, allocator {allocator}: {speed:,.0f} target tokens/s, {memory:,.0f} MiB", file=sys.stderr, flush=True)
-
-    means = {key: [statistics.mean(column) for column in zip(*values)] for key, values in found.items()}
-    best = means["this project", "all"][0]
-    lines = ["| | allocator | target tokens/s | MiB of the largest process | this project is faster by |", "|" + " --- |" * 5]
-    lines += [f"| {name} | {'as it is' if allocator == 'plain' else 'set'} | {speed:,.0f} | {memory:,.0f} | {best / speed:.1f} |"
-              for (name, allocator), (speed, memory) in means.items()]
-    print("\n".join(lines))
-    logs = Path("logs/benchmark")
-    logs.mkdir(parents=True, exist_ok=True)
-    with open(logs / "training.csv", "w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["what", "allocator", "round", "target_tokens_per_second", "peak_mib"])
-        rows.writerows([name, allocator, n, round(speed), round(memory)]
-                       for (name, allocator), values in found.items() for n, (speed, memory) in enumerate(values, 1))
+                write_table(found)
+    print_table(found)
 
 
 if __name__ == "__main__":

@@ -98,15 +98,16 @@ def joeynmt(folder: Path, shape: dict) -> None:
     coder = {"type": "transformer", "num_layers": config["layers"], "num_heads": config["heads"], "hidden_size": config["d_model"],
              "ff_size": config["d_ff"], "dropout": config["dropout"], "layer_norm": config["norm"],
              "embeddings": {"embedding_dim": config["d_model"], "scale": True, "dropout": config["dropout"]}}
+    often = max(1, shape["steps"] // 8)
     (folder / "joeynmt.yaml").write_text(yaml.safe_dump({
         "name": "benchmark", "model_dir": str(folder / "joeynmt"), "use_cuda": False, "fp16": False, "num_workers": 0,
         "data": {"train": str(folder / "train"), "dev": str(folder / "dev"), "dataset_type": "plain",
                  "src": {"lang": "src", **side}, "trg": {"lang": "tgt", **side}},
         "testing": {"beam_size": 1, "eval_metrics": ["bleu"], "max_output_length": 50},
-        "training": {"optimizer": "adam", "learning_rate": 1e-4, "scheduling": "warmupinversesquareroot", "learning_rate_warmup": 1000, "adam_betas": [0.9, 0.98], "normalization": "tokens",
-                     "label_smoothing": config["label_smoothing"], "batch_size": shape["batch_tokens"], "batch_type": "token",
-                     "updates": shape["steps"], "epochs": 100, "logging_freq": max(1, shape["steps"] // 8), "validation_freq": 10**6,
-                     "early_stopping_metric": "loss", "overwrite": True},
+        "training": {"optimizer": "adam", "learning_rate": 1e-4, "scheduling": "warmupinversesquareroot", "learning_rate_warmup": 1000,
+                     "adam_betas": [0.9, 0.98], "normalization": "tokens", "label_smoothing": config["label_smoothing"],
+                     "batch_size": shape["batch_tokens"], "batch_type": "token", "updates": shape["steps"], "epochs": 100,
+                     "logging_freq": often, "validation_freq": 1000 * often, "early_stopping_metric": "loss", "overwrite": True},
         "model": {"tied_embeddings": True, "tied_softmax": True, "encoder": coder, "decoder": coder}}))
     os.execv(sys.executable, [sys.executable, "-m", "joeynmt", "train", str(folder / "joeynmt.yaml"), "--skip-test"])
 

@@ -15,7 +15,9 @@ import torch
 
 import kill
 from conftest import ROOT, SMALL, children_of, mathematics, read_metrics, run_script, wait_for, workers_of
+from corpora import BadInput
 from parity import command
+from training import parse_arguments
 
 
 def start(folder, mode, procs, *flags, **how):
@@ -57,6 +59,17 @@ def test_a_gpu_that_is_not_there(tmp_path, mode):
     assert [line for line in errors.splitlines() if line.startswith("error:")] == [
         "error: --device cuda: there is no GPU here that PyTorch can use; --device cpu does without"]
     assert not (tmp_path / "logs").exists()
+
+
+def test_more_processes_than_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(sys, "argv", ["train_ddp.py", "--precision", "fp32"])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert parse_arguments("").device == "cuda"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(BadInput, match="--nproc-per-node 4: there are 2 GPUs here, one for each process; --device cpu does without"):
+        parse_arguments("")
 
 
 @pytest.mark.parametrize("mode, number", [("ddp", signal.SIGTERM), ("fsdp", signal.SIGINT)])
@@ -125,7 +138,7 @@ def test_a_delay_changes_nothing_but_the_time(tmp_path, corpus_flags):
 
 @pytest.mark.parametrize("mode", ["cpu", "ddp"])
 def test_kill_9_again_and_again(tmp_path, corpus_flags, mode):
-    kill.check(tmp_path, mode, 2, 2, 1500, random.randrange(1000), *corpus_flags)
+    kill.check(tmp_path, mode, 2, 2, 900, random.randrange(1000), *corpus_flags)
 
 
 @pytest.mark.parametrize("mode", ["cpu", "ddp"])
