@@ -276,7 +276,7 @@ def group_by_length(src_lengths: np.ndarray, tgt_lengths: np.ndarray, batch_toke
     return steps
 
 
-PART = 1 << 20             # pairs
+AT_ONCE = 1 << 20          # pairs
 
 
 class Batches:
@@ -285,26 +285,26 @@ class Batches:
     def __init__(self, pairs: Pairs, batch_tokens: int, seed: int):
         self.pairs, self.batch_tokens, self.seed = pairs, batch_tokens, seed
         self.plan = lru_cache(maxsize=2)(self.plan)
-        # A part of a large corpus is planned at a time, every n-th pair of it: memory does not grow with the corpus.
-        self.parts = -(-len(pairs) // PART)
-        self.ends = np.cumsum([len(self.plan(0, part)) for part in range(self.parts)])
+        # A large corpus is planned a block at a time, every n-th pair of it: memory does not grow with the corpus.
+        self.blocks = -(-len(pairs) // AT_ONCE)
+        self.ends = np.cumsum([len(self.plan(0, block)) for block in range(self.blocks)])
         self.thread, self.ahead = ThreadPoolExecutor(1), {}
 
     def __len__(self) -> int:
         """Steps in an epoch: the same in each, since lengths alone decide it."""
         return int(self.ends[-1])
 
-    def plan(self, epoch: int, part: int) -> list[np.ndarray]:
-        """The sentences of each step in one part of an epoch."""
-        rng, rows = np.random.default_rng([self.seed, epoch, part]), np.arange(part, len(self.pairs), self.parts)
+    def plan(self, epoch: int, block: int) -> list[np.ndarray]:
+        """The sentences of each step in one block of an epoch."""
+        rng, rows = np.random.default_rng([self.seed, epoch, block]), np.arange(block, len(self.pairs), self.blocks)
         steps = group_by_length(*self.pairs.lengths(rows), self.batch_tokens, rng)
         return [rows[steps[i]] for i in rng.permutation(len(steps))]
 
     def rows(self, step: int) -> np.ndarray:
         """The sentences of a step, counted from 0 over all epochs."""
         epoch, step = divmod(step, len(self))
-        part = int(np.searchsorted(self.ends, step, side="right"))
-        return self.plan(epoch, part)[step - self.ends[part]]      # counted from the part's end
+        block = int(np.searchsorted(self.ends, step, side="right"))
+        return self.plan(epoch, block)[step - self.ends[block]]    # counted from the block's end
 
     def step(self, step: int, rank: int, world_size: int, accumulate: int, device: torch.device):
         """The micro-batches of one process in a step, on `device`, each with the number that are still to come.

@@ -1,6 +1,6 @@
-"""The processes of a run: how they find each other, are asked to stop, and are missed when they die.
+"""The processes of a run: how they find each other, add up, are asked to stop, and are missed when they die.
 
-What they do together, step by step, stands in the training scripts.
+When they do what, step by step, stands in the training scripts.
 """
 
 import fcntl
@@ -193,8 +193,16 @@ def add_up(table: Tensor, rank: int, factor: float) -> None:
     dist.barrier()                                         # until all have done their share
 
 
-def through_memory(table: Tensor, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """A communication hook of DistributedDataParallel: averages a bucket of gradients in a table that all share."""
+def exchange(how: tuple[Tensor | None, float], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """A communication hook of DistributedDataParallel, in place of its own all-reduce: averages a bucket of gradients.
+
+    how: a table that all share, if the processes are on one node, and seconds to wait before, as a slow network would.
+    The backward pass waits too, so the delays of several buckets add up: the cost of a network without any overlap.
+    """
+    table, seconds = how
+    time.sleep(seconds)
+    if table is None:
+        return allreduce_hook(dist.group.WORLD, bucket)
     gradients, rank = bucket.buffer(), dist.get_rank()
     table = table[:, :len(gradients)]
     table[rank] = gradients
@@ -203,15 +211,6 @@ def through_memory(table: Tensor, bucket: dist.GradBucket) -> torch.futures.Futu
     done = torch.futures.Future()
     done.set_result(gradients.copy_(table[rank]))
     return done
-
-
-def delayed(seconds: float, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """Another communication hook: what DDP does with a bucket of gradients, after the round trip of a slower network.
-
-    The backward pass waits too, so the delays of several buckets add up: the cost of a network without any overlap.
-    """
-    time.sleep(seconds)
-    return allreduce_hook(dist.group.WORLD, bucket)
 
 
 def leave(status: int) -> None:

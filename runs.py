@@ -327,7 +327,9 @@ def device_name(device: str) -> str:
 
 
 def write_json(path: Path, content: dict) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.rename(path)                                   # so others find it whole or not at all
 
 
 def minutes(seconds: float) -> str:

@@ -126,8 +126,8 @@ def main() -> None:
 
     os.environ.update(ALLOCATOR)                           # for the processes to come: read at a process's start
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)    # port 0: a free one
     hold_signals()
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)    # port 0: a free one
     workers = mp.spawn(worker, (args, store.port, corpus), nprocs=args.procs, join=False)
     look_after(workers, args.resume or f"logs/{args.run}")
 

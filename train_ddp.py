@@ -24,8 +24,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from data import BPE, Batches, Pairs, answer_bad_input
 from model import Transformer
-from processes import (Stop, delayed, join_torchrun, leave, name_lost_processes, shared_table, this_attempt,
-                       through_memory)
+from processes import Stop, exchange, join_torchrun, leave, name_lost_processes, shared_table, this_attempt
 from runs import Run
 from training import (evaluate, learning_rate, load_run, model_config, name_run, parse_arguments, prepare_corpus,
                       save_file, seed_step)
@@ -62,11 +61,10 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
                        optim_state_dict=resumed["optimizer"], options=options)
     step = resumed["step"] if resumed else 0
     replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    if args.delay_ms:
-        replica.register_comm_hook(args.delay_ms / 1000, delayed)
-    elif backend == "gloo" and world_size == int(os.environ["LOCAL_WORLD_SIZE"]):      # one node: no socket needed
-        table = shared_table(store, rank, world_size, sum(p.numel() for p in parameters))
-        replica.register_comm_hook(table, through_memory)
+    one_node = backend == "gloo" and 1 < world_size == int(os.environ.get("LOCAL_WORLD_SIZE", 0))
+    table = shared_table(store, rank, world_size, sum(p.numel() for p in parameters)) if one_node else None
+    if one_node or args.delay_ms:                          # one node's CPUs need no socket
+        replica.register_comm_hook((table, args.delay_ms / 1000), exchange)
     compiled = torch.compile(replica) if args.compile else replica
     run = Run(args, config, batches, last, rank, world_size, resumed)
 

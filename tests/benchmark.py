@@ -6,7 +6,7 @@
 All other flags are those of train_cpu.py. PYTHON is that of an environment with JoeyNMT 2.3 (pip install joeynmt) or
 MarianMT (pip install transformers). torch.nn.Transformer is timed with this project's batches, loop and processes, and
 by the tutorials' recipe: one process, padded batches of 128 sentences as they come. One-process peers run with and
-without this project's settings of glibc's allocator. Prints a table of the means of two rounds, writes all to
+without this project's settings of glibc's allocator. Prints a table of the means, writes every run to
 logs/benchmark/training.csv.
 """
 

@@ -1,10 +1,10 @@
 """What a large corpus costs: from millions of pairs on disk to the first step.
 
-    python tests/corpus.py                                # 1 million pairs; 1 10 30 for more, with 4 GB of disk free
+    python tests/corpus.py                                # 1 million pairs; 1 10 30 for more, with 10 GB of disk free
 
 The pairs are a million of the phrasebook's, again and again in another order. Seconds to encode them and to plan an
-epoch; then two processes of train_cpu.py take some steps with them, stop, and go on: memory of the larger one (its own; the mapped corpus is shared by
-all, and the system may drop it), and seconds from start and from --resume to the first step.
+epoch; then two processes of train_cpu.py take some steps with them, stop, and go on: memory of the larger one (its own;
+the mapped corpus is shared by all, and the system may drop it), and seconds from start and from --resume to the first step.
 """
 
 import csv
@@ -33,7 +33,7 @@ def write(folder: Path, millions: list[int]) -> None:
 
     pairs = phrasebook.corpus(train=MILLION, valid=0, test=0)["train"]
     for number in millions:
-        with open(folder / f"{number}.de", "w") as de, open(folder / f"{number}.en", "w") as en:
+        with open(folder / f"{number}.de", "w", encoding="utf-8") as de, open(folder / f"{number}.en", "w", encoding="utf-8") as en:
             for turn in range(number):
                 random.Random(turn).shuffle(pairs)
                 de.writelines(german + "\n" for german, _ in pairs)
@@ -70,6 +70,8 @@ def first_step(folder: Path, *flags: str) -> tuple[float, float]:
     run = subprocess.Popen(command("cpu", 2, *flags), cwd=folder, stdout=subprocess.DEVNULL)
     while rows() == before and run.poll() is None:
         time.sleep(0.05)
+    if run.poll() is not None:
+        sys.exit("train_cpu.py ended before its first step")
     seconds, memory = time.perf_counter() - began, max(map(own_memory, workers_of(run.pid)))
     run.terminate()
     run.wait()

@@ -36,7 +36,7 @@ def time_steps(loss_of, parameters, pairs: list, shape: dict) -> None:
     for step in range(shape["steps"]):
         if step == shape["steps"] // 4:
             began, tokens = time.perf_counter(), 0
-        batch = pairs[step * SENTENCES : (step + 1) * SENTENCES]
+        batch = [pairs[i % len(pairs)] for i in range(step * SENTENCES, (step + 1) * SENTENCES)]
         with bf16:
             loss = loss_of(batch)
         optimizer.zero_grad()

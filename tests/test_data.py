@@ -235,17 +235,17 @@ def test_order_is_a_function_of_seed_and_epoch(batches):
     assert not np.array_equal(batches.rows(0), batches.rows(epoch))
 
 
-def test_a_large_corpus_is_planned_part_by_part(batches, monkeypatch):
-    """As much at a time as fits into memory; still every sentence once an epoch, each part a sample of the whole."""
-    monkeypatch.setattr("data.PART", 1000)
-    parts = Batches(batches.pairs, 4096, seed=1)
-    assert parts.parts == -(-len(batches.pairs) // 1000) > 1
+def test_a_large_corpus_is_planned_block_by_block(batches, monkeypatch):
+    """As much at a time as fits into memory; still every sentence once an epoch, each block a sample of the whole."""
+    monkeypatch.setattr("data.AT_ONCE", 1000)
+    blocks = Batches(batches.pairs, 4096, seed=1)
+    assert blocks.blocks == -(-len(batches.pairs) // 1000) > 1
     for epoch in (1, 0):
-        seen = np.concatenate([parts.rows(epoch * len(parts) + step) for step in range(len(parts))])
+        seen = np.concatenate([blocks.rows(epoch * len(blocks) + step) for step in range(len(blocks))])
         assert sorted(seen) == list(range(len(batches.pairs)))
-        first = seen[: len(parts.pairs) // parts.parts]
-        assert first.max() - first.min() > 0.9 * len(parts.pairs)
-    assert not np.array_equal(parts.rows(0), parts.rows(len(parts)))
+        first = seen[: len(blocks.pairs) // blocks.blocks]
+        assert first.max() - first.min() > 0.9 * len(blocks.pairs)
+    assert not np.array_equal(blocks.rows(0), blocks.rows(len(blocks)))
 
 
 @pytest.mark.parametrize("world_size, accumulate", [(2, 1), (1, 4), (3, 2), (4, 4), (700, 1)])
