@@ -67,7 +67,8 @@ def answer_bad_input(rank: int = 0):
 
 def available_cores() -> int:
     """The cores this process may use: fewer than the machine's under Slurm or taskset."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, int(os.environ.get("SLURM_CPUS_PER_TASK") or cores))     # not every Slurm binds what it grants
 
 
 # --- Byte-level BPE ----------------------------------------------------------------------------------------
