@@ -179,6 +179,6 @@ def test_a_study_as_an_array_makes_its_picture_when_all_runs_are_there(slurm, fo
     job = submit(slurm, folder, "--array=1-2", "--cpus-per-task=1", "--export=ALL,RATES=0.001 0.002,PROCESSES=1", "batch/study_learning_rate.sh",
                  *corpus_flags, *SMALL, "--steps", "20", "--eval-every", "10", "--log-every", "5")
     study = folder / "logs" / "study-learning-rate"
-    wait_until(slurm, folder, job, lambda: (study / "learning_rate.png").exists(), 100)
+    wait_until(slurm, folder, job, lambda: (study / "learning_rate.png").exists())
     with open(study / "runs.csv", newline="") as file:
         assert [float(row["lr"]) for row in csv.DictReader(file)] == [0.001, 0.002]
