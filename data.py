@@ -36,8 +36,8 @@ PAD, BOS, EOS = 0, 1, 2
 FORMAT = 1                   # of the encoded corpus: raise it where the same text would be stored otherwise
 
 # glibc hands every large tensor back to the system and faults it in again; kept, the peers in
-# tests/benchmark.py train 7 to 17 % faster (this model has no tensor as large as theirs), and huge pages spare
-# 99 in 100 of the faults that are left. It reads these when a process starts, so a parent sets them.
+# tests/benchmark.py train 7 to 17 % faster, this model by tests/tricks.py not measurably at its usual shapes; huge
+# pages spare 99 in 100 of the faults that are left. It reads these when a process starts, so a parent sets them.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
              "MALLOC_TOP_PAD_": str(1 << 28), "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 

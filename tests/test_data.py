@@ -13,7 +13,7 @@ import corpora
 import data
 from conftest import write_pairs
 from corpora import BadInput, find_corpus
-from data import BPE, Batches, Pairs, prepare
+from data import BPE, Batches, Pairs, prepare, available_cores
 
 PAIRS = [("Ein Hund läuft.", "A dog runs."), ("Zwei Katzen schlafen.", "Two cats sleep."), ("Ja!", "Yes!")]
 
@@ -270,3 +270,12 @@ def test_ten_million_pairs_are_planned_in_seconds():
     steps = data.group_by_length(src, tgt, 4096, rng)
     assert time.perf_counter() - began < 60                # some 2 s here: bounded against minutes, not timed
     assert sum(map(len, steps)) == len(src)
+
+
+def test_no_more_cores_than_slurm_has_granted(monkeypatch):
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    cores = available_cores()
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
+    assert available_cores() == 1
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", str(cores + 7))
+    assert available_cores() == cores
