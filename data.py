@@ -337,46 +337,32 @@ class Batches:
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")            # a terminal would obey these
 
 
-def sort_into_batches(lines: list[str], sentences: int = 128, characters: int = 16_384) -> list[list[int]]:
-    """The numbers of all lines in batches of like length, longest first; it depends on the lines alone."""
-    order = sorted(range(len(lines)), key=lambda i: -len(lines[i]))
-    batches, start = [], 0
-    while start < len(order):
-        size = min(sentences, max(1, characters // max(1, len(lines[order[start]]))))
-        batches.append(order[start : start + size])
-        start += size
-    return batches
+def translate_lines(bpe: BPE, lines: list[str], longest: int, search, quiet: bool = False) -> list[list[tuple[float, str]]]:
+    """Translates lines: for each its translations with their scores, best first.
 
-
-def translate_lines(model, bpe: BPE, lines: list[str], beam: int = 1, n_best: int = 1) -> list[list[tuple[float, str]]]:
-    """Translates one batch of lines: for each its `n_best` translations with scores, best first.
-
-    A line with nothing but white space becomes an empty one. One with more tokens than the model has
-    positions is split, at the ends of its sentences where it can be, and the translations are joined; a
-    warning says so.
+    `search` takes batches of token ids of like length, longest first, and gives for each sentence of each batch
+    what `Transformer.translate` gives. A line with nothing but white space becomes an empty one. One of more
+    than `longest` tokens is split, at the ends of its sentences where it can be, and the translations are
+    joined; unless `quiet` a warning says so.
     """
-    longest = model.config.max_length - 1                                  # one position is the end mark's
     pieces, owners = [], []
     for number, (line, ids) in enumerate(zip(lines, bpe.encode(lines))):
         parts = [ids]
         if len(ids) > longest:
             sentences = bpe.encode(re.split(r"(?<=[.!?])\s+", line.strip()))
             parts = [s[i : i + longest] for s in sentences for i in range(0, len(s), longest)]
-            print(f"warning: {len(ids):,} tokens in one line, more than the {longest} the model takes: "
-                  f"translated in {len(parts)} pieces", file=sys.stderr)
+            if not quiet:
+                print(f"warning: {len(ids):,} tokens in one line, more than the {longest} the model takes: "
+                      f"translated in {len(parts)} pieces", file=sys.stderr)
         pieces += [part for part in parts if part]
         owners += [number for part in parts if part]
+    batches = sort_into_batches(pieces)
     answers = [[] for _ in lines]
-    for batch in sort_into_batches(pieces, characters=8_192):              # of tokens, here
-        src = torch.full((len(batch), len(pieces[batch[0]]) + 1), PAD)
-        for row, i in enumerate(batch):
-            src[row, : len(pieces[i]) + 1] = torch.tensor(pieces[i] + [EOS])
-        found = model.translate(src.to(next(model.parameters()).device), beam, n_best)
+    for batch, found in zip(batches, search([[pieces[i] for i in batch] for batch in batches])):
         for i, hypotheses in zip(batch, found):
-            texts = [(score, CONTROL.sub(" ", bpe.decode(ids))) for score, ids in hypotheses]
-            answers[owners[i]].append((i, texts))
+            answers[owners[i]].append((i, [(score, CONTROL.sub(" ", bpe.decode(ids))) for score, ids in hypotheses]))
     result = []
-    for line, parts in zip(lines, answers):
+    for parts in answers:
         parts = [hypotheses for _, hypotheses in sorted(parts)]
         if len(parts) == 1:
             result.append(parts[0])
@@ -384,3 +370,22 @@ def translate_lines(model, bpe: BPE, lines: list[str], beam: int = 1, n_best: in
             best = [hypotheses[0] for hypotheses in parts]
             result.append([(sum(score for score, _ in best), " ".join(text for _, text in best))])
     return result
+
+
+def sort_into_batches(sentences: list[list[int]], most: int = 128, tokens: int = 4_096) -> list[list[int]]:
+    """The numbers of all sentences in batches of like length, longest first; it depends on the lengths alone."""
+    order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i]))
+    batches, start = [], 0
+    while start < len(order):
+        size = min(most, max(1, tokens // len(sentences[order[start]])))
+        batches.append(order[start : start + size])
+        start += size
+    return batches
+
+
+def translate_batch(model, sentences: list[list[int]], beam: int, n_best: int = 1) -> list[list[tuple[float, list[int]]]]:
+    """`model.translate` of token ids, longest first, to which the mark of the end is added."""
+    src = torch.full((len(sentences), len(sentences[0]) + 1), PAD)
+    for row, ids in enumerate(sentences):
+        src[row, : len(ids) + 1] = torch.tensor([*ids, EOS])
+    return model.translate(src.to(next(model.parameters()).device), beam, n_best)

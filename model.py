@@ -10,7 +10,9 @@ batch, src and tgt (lengths in tokens), heads, d_model, d_head = d_model / heads
 
 import math
 import pickle
+import warnings
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -82,7 +84,7 @@ def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> 
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)            # (batch, heads, tgt, src)
     if mask is not None:
         # The lowest finite number, not -inf: a sentence that is all padding gets equal weights, not NaN.
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        scores = scores.where(mask, torch.finfo(scores.dtype).min)
     # In fp32: that is more exact, and for rows this short several times as fast as in bf16.
     return scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v
 
@@ -111,7 +113,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """x: (batch, tgt, d_model) attends to k, v of `keys_values` where `mask` allows; same shape out."""
         q = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)   # (batch, heads, tgt, d_head)
-        if q.device.type == "cpu" and q.dtype == torch.bfloat16:
+        if q.device.type == "cpu" and (q.dtype == torch.bfloat16 or q.shape[2] < 8):
             # Measured: on a CPU in bf16 the fused kernel is far slower for sentences than matrix products.
             y = scaled_dot_product(q.to(k.dtype), k, v, mask).to(q.dtype)
         else:
@@ -194,6 +196,21 @@ class DecoderLayer(nn.Module):
         return self.residuals[2](x, self.feed_forward)
 
 
+class Int8Linear(nn.Module):
+    """A linear layer to decode with: products in int8, with a scale for each output and one for the input."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        super().__init__()
+        weight, bias = weight.detach(), None if bias is None else bias.detach()
+        scale = weight.abs().amax(1).clamp_min(1e-12) / 127
+        with warnings.catch_warnings(action="ignore"):     # such tensors are to go from PyTorch, some day
+            int8 = torch.quantize_per_channel(weight, scale, torch.zeros(len(scale), dtype=torch.long), 0, torch.qint8)
+        self.packed = torch.ops.quantized.linear_prepack(int8, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.quantized.linear_dynamic(x, self.packed)
+
+
 class SummedCrossEntropy(torch.autograd.Function):
     """Label-smoothed cross-entropy (section 5.4) summed over tokens, without keeping the logits.
 
@@ -257,6 +274,25 @@ class Transformer(nn.Module):
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
         nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
+        self.projection = None                                              # see `quantize`
+
+    def quantize(self) -> "Transformer":
+        """To decode on a CPU: all linear layers and the projection with weights in int8, the rest in fp32.
+
+        A layer's input gets one scale for the whole batch, so what a sentence gets may change with its batch.
+        """
+        self.projection = Int8Linear(**self.float().whole_blocks())
+        for module in list(self.modules()):
+            for name, layer in module.named_children():
+                if isinstance(layer, nn.Linear):
+                    setattr(module, name, Int8Linear(layer.weight, layer.bias))
+        return self
+
+    def whole_blocks(self) -> dict[str, Tensor]:
+        """The projection's weight, and a bias of -inf for the rows that make it a multiple of `largest`'s BLOCK."""
+        extra = -self.config.vocab_size % BLOCK
+        weight = F.pad(self.embedding.weight.detach(), (0, 0, 0, extra))
+        return {"weight": weight, "bias": F.pad(weight.new_zeros(self.config.vocab_size), (0, extra), value=-math.inf)}
 
     def embed(self, ids: Tensor, first: int = 0) -> Tensor:
         """ids: (batch, length), at positions from `first` on, to (batch, length, d_model)."""
@@ -344,10 +380,7 @@ class Transformer(nn.Module):
         past = [encoded.new_empty(shape, dtype=exact) for _ in self.decoder]
         own = torch.eye(beam, dtype=torch.bool, device=device)[None]
         lineage = own.new_zeros(batch, beam, 0)
-        # Rows of -inf make the vocabulary a multiple of what `largest` cuts it into.
-        extra = -config.vocab_size % BLOCK
-        projection = F.pad(self.embedding.weight, (0, 0, 0, extra))
-        bias = F.pad(projection.new_zeros(config.vocab_size), (0, extra), value=-math.inf)
+        project = self.projection or partial(F.linear, **self.whole_blocks())
         done = [[] for _ in range(batch)]                                   # finished (score, ids)
         live = list(range(batch))                                           # the sentence of each row
         ids = torch.full((batch, beam, 1), config.bos, device=device)       # what each hypothesis has written
@@ -360,7 +393,7 @@ class Transformer(nn.Module):
             x = self.embed(ids[:, :, -1].reshape(-1, 1), position).view(len(live), beam, -1)
             for layer, kv, cache in zip(self.decoder, memory, past):
                 x = layer(x, mask, kv, memory_mask, cache[:, :, :, : lineage.shape[2]])
-            p = F.linear(self.decoder_norm(x), projection, bias).softmax(-1)        # (live, beam, vocabulary)
+            p = project(self.decoder_norm(x)).softmax(-1)        # (live, beam, vocabulary)
             p[:, :, config.pad] = p[:, :, config.bos] = 0
             # Of 2 * beam candidates at most beam end the sentence, so at least beam are left to go on with.
             each = 2 * beam if beam > 1 else 1
@@ -405,8 +438,6 @@ def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     They are in the k blocks that have the largest maxima: only those need sorting.
     """
-    if k == 1:
-        return x.max(-1, keepdim=True)
     blocks = x.unflatten(-1, (-1, BLOCK))
     best = blocks.amax(-1).topk(min(k, blocks.shape[-2])).indices           # (..., blocks)
     values, places = take(blocks.flatten(0, 1), best.flatten(0, 1)).unflatten(0, best.shape[:2]).flatten(-2).topk(k)
@@ -431,6 +462,14 @@ def fast_dtype(device: str) -> torch.dtype:
         return torch.bfloat16 if torch.cuda.get_device_capability()[0] >= 8 else torch.float32
     has = getattr(torch.cpu, "get_capabilities", dict)()
     return torch.bfloat16 if any(has.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")) else torch.float32
+
+
+def to_decode(model: Transformer, device: str) -> Transformer:
+    """The model on `device`, as it translates fastest there: in int8 on a CPU with instructions for it, else in `fast_dtype`."""
+    has = getattr(torch.cpu, "get_capabilities", dict)()
+    if device == "cpu" and has.get("avx512_vnni") and hasattr(torch, "quantize_per_channel"):
+        return model.quantize()
+    return model.to(device, fast_dtype(device))
 
 
 def load_checkpoint(path: str, sharded: bool = False) -> tuple[Transformer | None, dict]:

@@ -60,11 +60,13 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
         set_state_dict(model, optimizer, model_state_dict=resumed["model"],
                        optim_state_dict=resumed["optimizer"], options=options)
     step = resumed["step"] if resumed else 0
-    replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
     one_node = backend == "gloo" and 1 < world_size == int(os.environ.get("LOCAL_WORLD_SIZE", 0))
+    # One node's CPUs need no socket, and with nothing to hide behind the backward pass one bucket is enough.
+    replica = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=1 << 20 if one_node else None)
     table = shared_table(store, rank, world_size, sum(p.numel() for p in parameters)) if one_node else None
-    if one_node or args.delay_ms:                          # one node's CPUs need no socket
-        replica.register_comm_hook((table, args.delay_ms / 1000), exchange)
+    delay = 0 if args.netem else args.delay_ms / 1000
+    if one_node or delay:
+        replica.register_comm_hook((table, delay), exchange)
     compiled = torch.compile(replica) if args.compile else replica
     run = Run(args, config, batches, last, rank, world_size, resumed)
 
@@ -121,7 +123,8 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
 def main() -> None:
     with answer_bad_input(int(os.environ.get("LOCAL_RANK", 0))):
         store, rank, world_size = join_torchrun()
-        args = parse_arguments(__doc__, delay_ms=(float, 0.0, "milliseconds to wait before each exchange of gradients"))
+        args = parse_arguments(__doc__, delay_ms=(float, 0.0, "milliseconds to wait before each exchange of gradients"),
+                               netem=(bool, False, "the network has that delay itself: do not wait"))
         model_config(args, args.vocab_size)
         args.threads = torch.get_num_threads()             # torchrun sets OMP_NUM_THREADS=1 where nothing else is set
         if rank == 0:                                      # first, and alone: the others find what it made

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from corpora import BadInput, find_corpus
-from data import BPE, Pairs, group_by_length, prepare, sort_into_batches, translate_lines
+from data import BPE, Pairs, group_by_length, prepare, translate_batch, translate_lines
 from model import ModelConfig, Transformer, fast_dtype, load_checkpoint
 
 LOGS = Path("logs")
@@ -82,7 +82,7 @@ FLAGS = {
 }
 # What --resume may change; all else would make it another curve.
 CHANGEABLE = {"accumulate", "average", "benchmark", "compile", "delay_ms", "device", "epochs", "eval_every", "log_every",
-              "offload", "peak_tflops", "precision", "procs", "recompute", "resume", "save_every", "sharded", "steps",
+              "netem", "offload", "peak_tflops", "precision", "procs", "recompute", "resume", "save_every", "sharded", "steps",
               "tensorboard", "timeout", "wandb"}
 
 
@@ -115,7 +115,7 @@ def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argp
             if name not in CHANGEABLE and value != stored.get(name):
                 raise BadInput(f"--{name.replace('_', '-')} {value}: "
                                f"{given['resume']} was started with {stored.get(name)}")
-        here = {name: defaults[name] for name in ("device", "sharded", "peak_tflops", "delay_ms") if name in defaults}
+        here = {name: defaults[name] for name in ("device", "sharded", "peak_tflops", "delay_ms", "netem") if name in defaults}
         flags = defaults | stored | here | ({"steps": 0} if "epochs" in given else {}) | given
     else:
         where = {name: given.get(name, defaults[name]) for name in ("data", "valid", "test", "src", "tgt")}
@@ -236,18 +236,17 @@ def validation_loss(model: Transformer, pairs: Pairs, args, rank: int, world_siz
     return float(sums[0] / sums[2]), float(sums[1] / sums[2])
 
 
-def translate_part(model: Transformer, bpe: BPE, sources: list[str], args, beam: int, rank: int, world_size: int):
-    """Translations of all `sources` on rank 0 (None elsewhere), each process doing its own batches."""
+def translate_part(model: Transformer, bpe: BPE, sources: list[str], args, beam: int, rank: int, world_size: int) -> list[str]:
+    """Translations of all `sources`, each process doing its own batches."""
     fast = copy.deepcopy(model).to(torch.bfloat16 if args.precision == "bf16" else torch.float32)
-    mine = {}
-    for batch in sort_into_batches(sources)[rank::world_size]:
-        answers = translate_lines(fast, bpe, [sources[i] for i in batch], beam)
-        mine |= {i: hypotheses[0][1] for i, hypotheses in zip(batch, answers)}
-    shares = [None] * world_size if rank == 0 else None
-    dist.gather_object(mine, shares)
-    if rank == 0:
-        together = {i: text for share in shares for i, text in share.items()}
-        return [together[i] for i in range(len(sources))]
+
+    def search(batches: list[list[list[int]]]) -> list:
+        shares = [None] * world_size
+        dist.all_gather_object(shares, [translate_batch(fast, batch, beam) for batch in batches[rank::world_size]])
+        return [shares[i % world_size][i // world_size] for i in range(len(batches))]
+
+    answers = translate_lines(bpe, sources, model.config.max_length - 1, search, quiet=True)
+    return [hypotheses[0][1] for hypotheses in answers]
 
 
 def bleu(hypotheses: list[str], references: list[str]) -> tuple[float, str]:

@@ -8,6 +8,7 @@
 """
 
 import argparse
+import copy
 import multiprocessing
 import os
 import signal
@@ -18,12 +19,13 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import Iterator
 
 import torch
 
 from corpora import CACHE, BadInput, read_lines, read_parallel
-from data import BOS, BPE, CONTROL, EOS, answer_bad_input, available_cores, sort_into_batches, translate_lines
-from model import fast_dtype, load_checkpoint
+from data import BOS, BPE, CONTROL, EOS, answer_bad_input, available_cores, translate_batch, translate_lines
+from model import load_checkpoint, to_decode
 
 BLOCK = 20_000               # lines read at a time, so that a file of any size needs no more memory
 
@@ -56,6 +58,8 @@ def parse_arguments() -> argparse.Namespace:
 class Translator:
     """A model ready to translate: text in, text out."""
 
+    pool = None
+
     def __init__(self, args: argparse.Namespace):
         path = args.checkpoint or max(Path("logs").glob("*/best.pt"), key=lambda p: p.stat().st_mtime, default=None)
         if path is None:
@@ -67,14 +71,29 @@ class Translator:
         if 2 * args.beam > model.config.vocab_size:
             raise BadInput(f"--beam {args.beam}: more than half the vocabulary, {model.config.vocab_size}")
         self.args, self.path, self.languages = args, path, (checkpoint["flags"]["src"], checkpoint["flags"]["tgt"])
-        self.model, self.bpe = model.to(args.device, fast_dtype(args.device)), BPE(checkpoint["bpe"])
+        self.model, self.bpe = to_decode(model, args.device), BPE(checkpoint["bpe"])
 
     def __call__(self, lines: list[str]) -> list[str]:
         """One translation for each line, or its n best, tab-separated from their scores, a line each."""
-        answers = translate_lines(self.model, self.bpe, lines, self.args.beam, self.args.n_best)
+        answers = translate_lines(self.bpe, lines, self.model.config.max_length - 1, self.search)
         if self.args.n_best == 1:
             return [hypotheses[0][1] for hypotheses in answers]
         return ["\n".join(f"{score:.3f}\t{text}" for score, text in hypotheses) for hypotheses in answers]
+
+    def search(self, batches: list[list[list[int]]]) -> Iterator[list]:
+        """What `translate_lines` asks for: many batches on all cores, a process for each, or on the GPU."""
+        procs = 1 if self.args.device == "cuda" else self.args.procs or available_cores()
+        if procs > 1 and len(batches) > procs and self.pool is None:
+            # A fork has the model at once; but what macOS multiplies matrices with does not survive one.
+            how = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+            self.pool = ProcessPoolExecutor(procs, how, start_worker, (copy.copy(self),))
+        try:
+            yield from self.pool.map(search_there, batches) if self.pool else map(self.search_here, batches)
+        except BrokenProcessPool:
+            raise BadInput("a process that translated has died (out of memory?); fewer of them: --procs N")
+
+    def search_here(self, batch: list[list[int]]) -> list:
+        return translate_batch(self.model, batch, self.args.beam, self.args.n_best)
 
 
 def start_worker(parents: Translator) -> None:
@@ -85,33 +104,8 @@ def start_worker(parents: Translator) -> None:
     translator = parents
 
 
-def translate_batch(lines: list[str]) -> list[str]:
-    return translator(lines)
-
-
-class Many:
-    """Translates many lines, in batches of like length, on all cores (or on the GPU)."""
-
-    def __init__(self, args: argparse.Namespace):
-        self.args, self.pool = args, None
-        self.here = Translator(args)
-
-    def __call__(self, lines: list[str]) -> list[str]:
-        procs = 1 if self.args.device == "cuda" else self.args.procs or available_cores()
-        batches = sort_into_batches(lines)
-        texts = [[lines[i] for i in batch] for batch in batches]
-        if procs > 1 and len(batches) > procs and self.pool is None:
-            # A fork has the model at once; but what macOS multiplies matrices with does not survive one.
-            how = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-            self.pool = ProcessPoolExecutor(procs, how, start_worker, (self.here,))
-        translated = {}
-        try:
-            results = self.pool.map(translate_batch, texts) if self.pool else map(self.here, texts)
-            for batch, answers in zip(batches, results):
-                translated |= zip(batch, answers)
-        except BrokenProcessPool:
-            raise BadInput("a process that translated has died (out of memory?); fewer of them: --procs N")
-        return [translated[i] for i in range(len(lines))]
+def search_there(batch: list[list[int]]) -> list:
+    return translator.search_here(batch)
 
 
 def prompt(translator: Translator) -> None:
@@ -185,9 +179,9 @@ def score(args: argparse.Namespace) -> None:
     if not pairs:
         raise BadInput(f"{args.score[0]} and {args.score[1]} are empty")
     sources, references = zip(*pairs)
-    many = Many(args)
+    translator = Translator(args)
     began = time.perf_counter()
-    hypotheses = many(list(sources))
+    hypotheses = translator(list(sources))
     seconds = time.perf_counter() - began
     metric = sacrebleu.BLEU()
     print(f"BLEU {metric.corpus_score(hypotheses, [references]).score:.2f}  {metric.get_signature()}\n"
@@ -205,9 +199,9 @@ def main() -> None:
     elif sys.stdin.isatty():
         prompt(Translator(args))
     else:
-        many, lines = Many(args), read_lines("standard input", sys.stdin.buffer)
+        translator, lines = Translator(args), read_lines("standard input", sys.stdin.buffer)
         while block := list(islice(lines, BLOCK)):
-            print("\n".join(many(block)), flush=True)
+            print("\n".join(translator(block)), flush=True)
 
 
 if __name__ == "__main__":

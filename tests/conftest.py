@@ -1,6 +1,7 @@
 """What the tests share: a cache and a working folder of their own, small corpora, and a way to run the scripts."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +15,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 # A model that trains in no time; the tests are about what is computed, not about how well.
 SMALL = ["--layers", "1", "--d-model", "32", "--heads", "2", "--d-ff", "64", "--vocab-size", "300", "--batch-tokens", "512",
          "--precision", "fp32", "--warmup", "20", "--average", "1", "--log-every", "1"]
+
+# Network namespaces need root, iproute2 and a kernel that has them.
+NETWORK = os.geteuid() == 0 and shutil.which("ip") and subprocess.run(["ip", "netns", "add", "probe"], capture_output=True).returncode == 0
+if NETWORK:
+    subprocess.run(["ip", "netns", "delete", "probe"], check=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

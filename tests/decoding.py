@@ -27,7 +27,7 @@ import sacrebleu
 
 from corpora import read_parallel
 from model import Transformer, load_checkpoint
-from translate import Many, parse_arguments
+from translate import Translator, parse_arguments
 
 
 def convert(model: Transformer, vocabulary: list[str], folder: str) -> None:
@@ -106,11 +106,12 @@ def main() -> None:
     print(f"{len(sources):,} sentences, {cores} cores\n\n| | beam | sentences/s | BLEU | ms for one sentence |\n|" + " --- |" * 5)
     for beam in (1, 4):
         sys.argv = ["translate.py", "--checkpoint", path, "--beam", str(beam), "--device", "cpu"]
-        many = Many(parse_arguments())
-        seconds, hypotheses = timed(lambda: many(sources))
-        alone = [timed(lambda: many.here([source]), 1)[0] for source in sources[:50]]
+        ours = Translator(parse_arguments())
+        seconds, hypotheses = timed(lambda: ours(sources))
+        ours.pool, pool = None, ours.pool
+        alone = [timed(lambda: ours([source]), 1)[0] for source in sources[:50]]
         report("this project", beam, seconds, hypotheses, alone)
-        many.pool.shutdown()
+        pool.shutdown()
     with tempfile.TemporaryDirectory() as folder:
         convert(model, vocabulary, folder + "/model")
         for kind in sorted(ctranslate2.get_supported_compute_types("cpu")):

@@ -19,8 +19,7 @@ import jsonschema
 import pytest
 import yaml
 
-from conftest import ROOT, SMALL, read_metrics, wait_for
-from test_torchrun import NETWORK
+from conftest import NETWORK, ROOT, SMALL, read_metrics, wait_for
 
 CLAIM, JOBSET = yaml.safe_load_all((ROOT / "batch/jobset.yaml").read_text())
 SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "tests/jobset.schema.json").read_text()))

@@ -1,6 +1,7 @@
 """The studies in batch/: what they run, and that they go on where they stopped and end in a table and its picture."""
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SMALL, read_metrics, wait_for
+from conftest import NETWORK, ROOT, SMALL, read_metrics, wait_for
 
 STUDIES = {"processes": 9, "batch_size": 5, "learning_rate": 4, "delay": 10}
 
@@ -40,7 +41,7 @@ def start(folder, study, *flags, first=Path(sys.executable).parent, **settings):
     unset = {"BATCHES", "DATA", "DELAYS", "DEVICE", "EPOCHS", "PROCESSES", "RATES", "STEPS", "STUDY", "TOKENS",
              "SLURM_ARRAY_TASK_ID"}
     environment = {name: value for name, value in os.environ.items() if name not in unset}
-    environment |= {"PATH": f"{first}:{os.environ['PATH']}"} | {name: str(value) for name, value in settings.items()}
+    environment |= {"PATH": f"{first}:{os.environ['PATH']}", "NETEM": "no"} | {name: str(value) for name, value in settings.items()}
     return subprocess.Popen(["sh", f"batch/study_{study}.sh", *map(str, flags)], cwd=folder, env=environment, text=True,
                             start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             # A shell cannot trap what it finds ignored, as Ctrl-C is where all this runs in the background.
@@ -159,3 +160,25 @@ def test_a_run_that_fails_ends_the_study(folder):
 def test_a_task_too_many(folder):
     status, _, errors = finish(start(folder, "delay", SLURM_ARRAY_TASK_ID=11))
     assert (status, errors) == (2, "study-delay: error: there are only 10 runs\n")
+
+
+@pytest.mark.skipif(not NETWORK, reason="network namespaces need root, iproute2 and a kernel that has them")
+def test_delay_on_a_network(folder, stubs, corpus_flags):
+    """Two nodes in two network namespaces. What the kernel's netem would be told is noted: not every kernel has it."""
+    (stubs / "tc").write_text('#!/bin/sh\necho "$*" >> netem.txt\n')
+    (stubs / "tc").chmod(0o755)
+    for name in ("python", "torchrun"):
+        (stubs / name).unlink()
+    before = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    study = start(folder, "delay", *corpus_flags, *SMALL, first=f"{stubs}:{Path(sys.executable).parent}", NETEM="yes", DELAYS="0 3", STEPS=8,
+                  SLURM_ARRAY_TASK_ID=2)
+    status, output, errors = finish(study)
+    assert (status, "1 of 4 runs are finished" in output) == (0, True), errors
+    told = (folder / "netem.txt").read_text().splitlines()
+    assert len(told) == 4 and all("netem delay 0us" in line for line in told[:2])         # is it there at all?
+    assert all(re.search(r"dev eth0 root netem delay 1500us", line) for line in told[2:])
+    logs = folder / "logs" / "study-delay" / "delay-3-accumulate-1"
+    config = json.loads((logs / "config.json").read_text())
+    assert (config["world_size"], config["flags"]["delay_ms"], config["flags"]["netem"]) == (2, 3, True)
+    assert [int(row["step"]) for row in read_metrics(logs)] == list(range(1, 9))
+    assert subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout == before

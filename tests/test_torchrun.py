@@ -3,7 +3,6 @@
 import os
 import random
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 import kill
-from conftest import ROOT, SMALL, children_of, mathematics, read_metrics, run_script, wait_for, workers_of
+from conftest import NETWORK, ROOT, SMALL, children_of, mathematics, read_metrics, run_script, wait_for, workers_of
 from corpora import BadInput
 from parity import command
 from training import parse_arguments
@@ -184,11 +183,6 @@ def test_two_runs_at_once_do_not_disturb_each_other(tmp_path, corpus_flags):
         assert [row["tokens"] for row in other] == [row["tokens"] for row in one]
         for a, b in zip(one, other):
             assert float(b["train_loss"]) == pytest.approx(float(a["train_loss"]), rel=0.05)      # dropout differs by mode
-
-
-NETWORK = os.geteuid() == 0 and shutil.which("ip") and subprocess.run(["ip", "netns", "add", "probe"], capture_output=True).returncode == 0
-if NETWORK:
-    subprocess.run(["ip", "netns", "delete", "probe"], check=True)
 
 
 @pytest.mark.skipif(not NETWORK, reason="network namespaces need root, iproute2 and a kernel that has them")

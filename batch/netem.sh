@@ -1,0 +1,48 @@
+#!/bin/sh
+# Two network namespaces joined by a cable with a delay: two nodes on a slow network, on one machine, as root.
+#
+#   sh batch/netem.sh 50 torchrun --standalone --nproc-per-node 2 train_ddp.py --device cpu --delay-ms 50 --netem
+#
+# runs that as two nodes of one process each; the kernel's netem holds every packet back for half of 50 ms.
+#   sh batch/netem.sh 0 works                              # status 0 if all that it needs is here
+set -e
+round_trip=$1 id=$$ children=''
+shift
+
+clean() { for node in "a$id" "b$id"; do ip netns delete "$node" 2>/dev/null || true; done; }
+stop() {
+    trap '' INT TERM USR1
+    if [ "$children" ]; then kill $children 2>/dev/null || true; wait; fi
+    exit "$1"
+}
+trap clean EXIT
+trap 'stop 130' INT
+trap 'stop 143' TERM
+trap 'stop 138' USR1
+
+ip netns add "a$id"
+ip netns add "b$id"
+ip link add eth0 netns "a$id" type veth peer name eth0 netns "b$id"
+number=1
+for node in "a$id" "b$id"; do
+    ip -n "$node" address add "10.77.0.$number/24" dev eth0
+    ip -n "$node" link set lo up
+    ip -n "$node" link set eth0 up
+    tc -n "$node" qdisc add dev eth0 root netem delay "$(awk "BEGIN { print $round_trip * 500 }")us" limit 100000
+    number=$((number + 1))
+done
+if [ "$1" = works ]; then exit 0; fi
+if [ "$1 $2 $3 $4" != "torchrun --standalone --nproc-per-node 2" ]; then
+    echo "netem.sh: error: it takes torchrun --standalone --nproc-per-node 2, and makes two nodes of it" >&2
+    exit 2
+fi
+shift 4
+number=1
+for node in "a$id" "b$id"; do                              # in the namespaces any port is free
+    ip netns exec "$node" torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29400 \
+        --rdzv-conf "is_host=$((2 - number))" --local-addr "10.77.0.$number" "$@" &
+    children="$children $!" number=$((number + 1))
+done
+status=0
+for child in $children; do wait "$child" || status=1; done
+exit "$status"
