@@ -64,9 +64,8 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
     # One node's CPUs need no socket, and with nothing to hide behind the backward pass one bucket is enough.
     replica = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=1 << 20 if one_node else None)
     table = shared_table(store, rank, world_size, sum(p.numel() for p in parameters)) if one_node else None
-    delay = 0 if args.netem else args.delay_ms / 1000
-    if one_node or delay:
-        replica.register_comm_hook((table, delay), exchange)
+    if one_node or args.delay_ms:
+        replica.register_comm_hook((table, 0 if args.netem else args.delay_ms / 1000), exchange)
     compiled = torch.compile(replica) if args.compile else replica
     run = Run(args, config, batches, last, rank, world_size, resumed)
 
