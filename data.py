@@ -12,7 +12,6 @@ share it decides only who gets which of its sentences.
 import hashlib
 import json
 import os
-import re
 import shutil
 import signal
 import sys
@@ -98,9 +97,6 @@ class BPE:
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Token ids of each text, without bos and eos; white space around a text is left out."""
         return [e.ids for e in self.tokenizer.encode_batch_fast([text.strip() for text in texts])]
-
-    def __reduce__(self):
-        return BPE, (self.serialized,)                     # Tokenizer's own pickle forgets what was set above
 
     def words(self, ids: list[int]) -> list[tuple[str, list[int]]]:
         """The words that token ids make up, each with the places of its tokens; the mark at the end is one."""
@@ -329,63 +325,3 @@ class Batches:
         widths = [int(lengths.max()) for lengths in self.pairs.lengths(rows)]
         shares = world_size * accumulate
         return [self.pairs.batch(rows[i::shares], *widths) for i in range(rank, shares, world_size)]
-
-
-# --- Text in, text out -------------------------------------------------------------------------------------
-
-
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")            # a terminal would obey these
-
-
-def translate_lines(bpe: BPE, lines: list[str], longest: int, search, quiet: bool = False) -> list[list[tuple[float, str]]]:
-    """Translates lines: for each its translations with their scores, best first.
-
-    `search` takes batches of token ids of like length, longest first, and gives for each sentence of each batch
-    what `Transformer.translate` gives. A line with nothing but white space becomes an empty one. One of more
-    than `longest` tokens is split, at the ends of its sentences where it can be, and the translations are
-    joined; unless `quiet` a warning says so.
-    """
-    pieces, owners = [], []
-    for number, (line, ids) in enumerate(zip(lines, bpe.encode(lines))):
-        parts = [ids]
-        if len(ids) > longest:
-            sentences = bpe.encode(re.split(r"(?<=[.!?])\s+", line.strip()))
-            parts = [s[i : i + longest] for s in sentences for i in range(0, len(s), longest)]
-            if not quiet:
-                print(f"warning: {len(ids):,} tokens in one line, more than the {longest} the model takes: "
-                      f"translated in {len(parts)} pieces", file=sys.stderr)
-        pieces += [part for part in parts if part]
-        owners += [number for part in parts if part]
-    batches = sort_into_batches(pieces)
-    answers = [[] for _ in lines]
-    for batch, found in zip(batches, search([[pieces[i] for i in batch] for batch in batches])):
-        for i, hypotheses in zip(batch, found):
-            answers[owners[i]].append((i, [(score, CONTROL.sub(" ", bpe.decode(ids))) for score, ids in hypotheses]))
-    result = []
-    for parts in answers:
-        parts = [hypotheses for _, hypotheses in sorted(parts)]
-        if len(parts) == 1:
-            result.append(parts[0])
-        else:
-            best = [hypotheses[0] for hypotheses in parts]
-            result.append([(sum(score for score, _ in best), " ".join(text for _, text in best))])
-    return result
-
-
-def sort_into_batches(sentences: list[list[int]], most: int = 128, tokens: int = 4_096) -> list[list[int]]:
-    """The numbers of all sentences in batches of like length, longest first; it depends on the lengths alone."""
-    order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i]))
-    batches, start = [], 0
-    while start < len(order):
-        size = min(most, max(1, tokens // len(sentences[order[start]])))
-        batches.append(order[start : start + size])
-        start += size
-    return batches
-
-
-def translate_batch(model, sentences: list[list[int]], beam: int, n_best: int = 1) -> list[list[tuple[float, list[int]]]]:
-    """`model.translate` of token ids, longest first, to which the mark of the end is added."""
-    src = torch.full((len(sentences), len(sentences[0]) + 1), PAD)
-    for row, ids in enumerate(sentences):
-        src[row, : len(ids) + 1] = torch.tensor([*ids, EOS])
-    return model.translate(src.to(next(model.parameters()).device), beam, n_best)

@@ -10,15 +10,13 @@ batch, src and tgt (lengths in tokens), heads, d_model, d_head = d_model / heads
 
 import math
 import pickle
-import warnings
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-BLOCK = 64                     # tokens of the vocabulary that are looked through together
+import decode
 
 
 @dataclass
@@ -114,7 +112,8 @@ class Attention(nn.Module):
         """x: (batch, tgt, d_model) attends to k, v of `keys_values` where `mask` allows; same shape out."""
         q = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)   # (batch, heads, tgt, d_head)
         if q.device.type == "cpu" and (q.dtype == torch.bfloat16 or q.shape[2] < 8):
-            # Measured: on a CPU in bf16 the fused kernel is far slower for sentences than matrix products.
+            # Measured: on a CPU the fused kernel is far slower than matrix products for sentences in bf16,
+            # and in fp32 for the one query, or the few, of a step of decoding.
             y = scaled_dot_product(q.to(k.dtype), k, v, mask).to(q.dtype)
         else:
             y = F.scaled_dot_product_attention(q, k, v, mask)
@@ -196,21 +195,6 @@ class DecoderLayer(nn.Module):
         return self.residuals[2](x, self.feed_forward)
 
 
-class Int8Linear(nn.Module):
-    """A linear layer to decode with: products in int8, with a scale for each output and one for the input."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None):
-        super().__init__()
-        weight, bias = weight.detach(), None if bias is None else bias.detach()
-        scale = weight.abs().amax(1).clamp_min(1e-12) / 127
-        with warnings.catch_warnings(action="ignore"):     # such tensors are to go from PyTorch, some day
-            int8 = torch.quantize_per_channel(weight, scale, torch.zeros(len(scale), dtype=torch.long), 0, torch.qint8)
-        self.packed = torch.ops.quantized.linear_prepack(int8, bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic(x, self.packed)
-
-
 class SummedCrossEntropy(torch.autograd.Function):
     """Label-smoothed cross-entropy (section 5.4) summed over tokens, without keeping the logits.
 
@@ -258,6 +242,8 @@ def sinusoids(length: int, d_model: int) -> Tensor:
 class Transformer(nn.Module):
     """Encoder and decoder (figure 1), with one matrix for both embeddings and the projection (3.4)."""
 
+    translate = decode.translate                           # beam search: a file of its own
+
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
@@ -274,25 +260,7 @@ class Transformer(nn.Module):
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
         nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
-        self.projection = None                                              # see `quantize`
-
-    def quantize(self) -> "Transformer":
-        """To decode on a CPU: all linear layers and the projection with weights in int8, the rest in fp32.
-
-        A layer's input gets one scale for the whole batch, so what a sentence gets may change with its batch.
-        """
-        self.projection = Int8Linear(**self.float().whole_blocks())
-        for module in list(self.modules()):
-            for name, layer in module.named_children():
-                if isinstance(layer, nn.Linear):
-                    setattr(module, name, Int8Linear(layer.weight, layer.bias))
-        return self
-
-    def whole_blocks(self) -> dict[str, Tensor]:
-        """The projection's weight, and a bias of -inf for the rows that make it a multiple of `largest`'s BLOCK."""
-        extra = -self.config.vocab_size % BLOCK
-        weight = F.pad(self.embedding.weight.detach(), (0, 0, 0, extra))
-        return {"weight": weight, "bias": F.pad(weight.new_zeros(self.config.vocab_size), (0, extra), value=-math.inf)}
+        self.projection = None                                              # see `decode.quantize`
 
     def embed(self, ids: Tensor, first: int = 0) -> Tensor:
         """ids: (batch, length), at positions from `first` on, to (batch, length, d_model)."""
@@ -356,94 +324,6 @@ class Transformer(nn.Module):
             hook.remove()
         return seen[0]
 
-    @torch.inference_mode()
-    def translate(self, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty: float = 2.0):
-        """Beam search over a batch; with beam 1, greedy decoding (section 6.1, with Wu et al., 2016).
-
-        src: (batch, src) ids, padded at the end. Returns for each sentence its `n_best` hypotheses, best
-        first, as (score, ids): the log-probability over length ** length_penalty, and the target ids
-        without bos and eos. What a sentence gets does not depend on the others in its batch. The default
-        penalty is what was best on Multi30k's validation part, where 1 gave translations 5 % too short.
-        """
-        config, device = self.config, src.device
-        if not 1 <= beam <= config.vocab_size // 2:
-            raise ValueError(f"beam {beam}: it must be from 1 to half the vocabulary, {config.vocab_size // 2}")
-        batch = len(src)
-        limit = ((src != config.pad).sum(1) * 2 + 8).clamp(max=config.max_length).tolist()   # longest target allowed
-        encoded, memory_mask = self.encode(src)
-        # Keys and values in fp32 on a CPU: products of so few rows take half as long as in bf16.
-        exact = torch.float32 if device.type == "cpu" else encoded.dtype
-        memory = [torch.stack(layer.cross_attention.keys_values(encoded)).to(exact) for layer in self.decoder]
-        # Each position of the cache has a column for each hypothesis. None is ever moved when the beam is
-        # sorted anew: a hypothesis knows the columns that it comes from, and attends to those.
-        shape = (2, batch, config.heads, max(limit) * beam, config.d_model // config.heads)
-        past = [encoded.new_empty(shape, dtype=exact) for _ in self.decoder]
-        own = torch.eye(beam, dtype=torch.bool, device=device)[None]
-        lineage = own.new_zeros(batch, beam, 0)
-        project = self.projection or partial(F.linear, **self.whole_blocks())
-        done = [[] for _ in range(batch)]                                   # finished (score, ids)
-        live = list(range(batch))                                           # the sentence of each row
-        ids = torch.full((batch, beam, 1), config.bos, device=device)       # what each hypothesis has written
-        scores = torch.full((batch, beam), -math.inf, device=device)
-        scores[:, 0] = 0                                                    # all begin alike: keep one
-
-        for position in range(max(limit)):
-            lineage = torch.cat([lineage, own.expand(len(live), -1, -1)], dim=-1)
-            mask = lineage[:, None] if beam > 1 else None                           # (live, 1, beam, columns)
-            x = self.embed(ids[:, :, -1].reshape(-1, 1), position).view(len(live), beam, -1)
-            for layer, kv, cache in zip(self.decoder, memory, past):
-                x = layer(x, mask, kv, memory_mask, cache[:, :, :, : lineage.shape[2]])
-            p = project(self.decoder_norm(x)).softmax(-1)        # (live, beam, vocabulary)
-            p[:, :, config.pad] = p[:, :, config.bos] = 0
-            # Of 2 * beam candidates at most beam end the sentence, so at least beam are left to go on with.
-            each = 2 * beam if beam > 1 else 1
-            p, token = largest(p, each)
-            token.clamp_(max=config.vocab_size - 1)                                 # where all else has probability 0
-            score, pick = (scores[:, :, None] + p.float().log()).flatten(1).topk(each)      # (live, candidates)
-            token, parent = token.flatten(1).gather(1, pick), pick // each
-
-            ends = token == config.eos
-            cut = torch.tensor([[limit[s] <= position + 1] for s in live], device=device)   # no room for more
-            for row, column in (ends | cut)[:, :beam].nonzero().tolist():
-                found = done[live[row]]
-                if len(found) < beam:
-                    hypothesis = ids[row, parent[row, column], 1:].tolist()
-                    hypothesis += [] if ends[row, column] else [int(token[row, column])]
-                    found.append((float(score[row, column]) / (position + 1) ** length_penalty, hypothesis))
-
-            order = ends.int().sort(dim=1, stable=True).indices[:, :beam]           # those that go on, best first
-            token, scores, parent = (of.gather(1, order) for of in (token, score, parent))
-            ids = torch.cat([take(ids, parent), token[:, :, None]], dim=-1)
-            lineage = take(lineage, parent)
-            keep = [row for row, s in enumerate(live) if len(done[s]) < beam and position + 1 < limit[s]]
-            if not keep:
-                break
-            if len(keep) < 0.8 * len(live):                                         # else moving the rest costs more
-                live, rows = [live[row] for row in keep], torch.tensor(keep, device=device)
-                ids, scores, lineage, memory_mask = (of[rows] for of in (ids, scores, lineage, memory_mask))
-                memory = [kv.index_select(1, rows) for kv in memory]
-                for i, cache in enumerate(past):
-                    cache[:, : len(keep), :, : lineage.shape[2]] = cache[:, rows, :, : lineage.shape[2]]
-                    past[i] = cache[:, : len(keep)]
-        return [sorted(found, key=lambda h: -h[0])[:n_best] for found in done]
-
-
-def take(of: Tensor, rows: Tensor) -> Tensor:
-    """of: (batch, n, width), rows: (batch, m), numbers below n. Returns those rows, (batch, m, width)."""
-    return of.gather(1, rows[:, :, None].expand(-1, -1, of.shape[2]))
-
-
-def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The `k` largest of the last dimension of x, whole blocks, and their places: x.topk(k), several times as fast.
-
-    They are in the k blocks that have the largest maxima: only those need sorting.
-    """
-    blocks = x.unflatten(-1, (-1, BLOCK))
-    best = blocks.amax(-1).topk(min(k, blocks.shape[-2])).indices           # (..., blocks)
-    values, places = take(blocks.flatten(0, 1), best.flatten(0, 1)).unflatten(0, best.shape[:2]).flatten(-2).topk(k)
-    return values, best.gather(-1, places // BLOCK) * BLOCK + places % BLOCK
-
-
 def flops(config: ModelConfig, src_lengths: Tensor, tgt_lengths: Tensor) -> float:
     """Floating-point operations to train on sentences of these lengths in tokens, padding left out.
 
@@ -464,12 +344,11 @@ def fast_dtype(device: str) -> torch.dtype:
     return torch.bfloat16 if any(has.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")) else torch.float32
 
 
-def to_decode(model: Transformer, device: str) -> Transformer:
-    """The model on `device`, as it translates fastest there: in int8 on a CPU with instructions for it, else in `fast_dtype`."""
-    has = getattr(torch.cpu, "get_capabilities", dict)()
-    if device == "cpu" and has.get("avx512_vnni") and hasattr(torch, "quantize_per_channel"):
-        return model.quantize()
-    return model.to(device, fast_dtype(device))
+def to_decode(model: Transformer, device: str, precision: str = "auto") -> Transformer:
+    """The model on `device`, changed so that it translates in int8, bf16 or fp32; "auto" is the fastest there."""
+    if precision == "auto" and device == "cpu" and decode.has_int8() or precision == "int8":
+        return decode.quantize(model)
+    return model.to(device, {"auto": fast_dtype(device), "bf16": torch.bfloat16, "fp32": torch.float32}[precision])
 
 
 def load_checkpoint(path: str, sharded: bool = False) -> tuple[Transformer | None, dict]:

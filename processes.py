@@ -197,14 +197,13 @@ def exchange(how: tuple[Tensor | None, float], bucket: dist.GradBucket) -> torch
     """A communication hook of DistributedDataParallel, in place of its own all-reduce: averages a bucket of gradients.
 
     how: a table that all share, if the processes are on one node, and seconds to wait before, as a slow network would.
-    The backward pass waits too, so the delays of several buckets add up: the cost of a network without any overlap.
+    The backward pass waits too: what a network costs without any overlap, for each of DDP's buckets.
     """
     table, seconds = how
     time.sleep(seconds)
     if table is None:
         return allreduce_hook(dist.group.WORLD, bucket)
-    gradients, rank = bucket.buffer(), dist.get_rank()
-    table = table[:, :len(gradients)]
+    gradients, rank = bucket.buffer(), dist.get_rank()     # of the whole model: on one node there is one bucket
     table[rank] = gradients
     dist.barrier()                                         # until all have written their row
     add_up(table, rank, 1 / len(table))

@@ -64,8 +64,8 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
     # One node's CPUs need no socket, and with nothing to hide behind the backward pass one bucket is enough.
     replica = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=1 << 20 if one_node else None)
     table = shared_table(store, rank, world_size, sum(p.numel() for p in parameters)) if one_node else None
-    if one_node or args.delay_ms:
-        replica.register_comm_hook((table, 0 if args.netem else args.delay_ms / 1000), exchange)
+    if one_node or args.delay_ms and not args.netem:
+        replica.register_comm_hook((table, args.delay_ms / 1000), exchange)
     compiled = torch.compile(replica) if args.compile else replica
     run = Run(args, config, batches, last, rank, world_size, resumed)
 
@@ -123,7 +123,7 @@ def main() -> None:
     with answer_bad_input(int(os.environ.get("LOCAL_RANK", 0))):
         store, rank, world_size = join_torchrun()
         args = parse_arguments(__doc__, delay_ms=(float, 0.0, "milliseconds to wait before each exchange of gradients"),
-                               netem=(bool, False, "the network has that delay itself: do not wait"))
+                               netem=(bool, False, "batch/netem.sh delays the network itself: do not wait"))
         model_config(args, args.vocab_size)
         args.threads = torch.get_num_threads()             # torchrun sets OMP_NUM_THREADS=1 where nothing else is set
         if rank == 0:                                      # first, and alone: the others find what it made

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from corpora import BadInput, find_corpus
-from data import BPE, Pairs, group_by_length, prepare, translate_batch, translate_lines
+from data import BPE, Pairs, group_by_length, prepare
+from decode import translate_batch, translate_lines
 from model import ModelConfig, Transformer, fast_dtype, load_checkpoint
 
 LOGS = Path("logs")

@@ -8,23 +8,24 @@
 """
 
 import argparse
-import copy
 import multiprocessing
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Iterator
 
 import torch
 
 from corpora import CACHE, BadInput, read_lines, read_parallel
-from data import BOS, BPE, CONTROL, EOS, answer_bad_input, available_cores, translate_batch, translate_lines
+from data import BOS, BPE, EOS, answer_bad_input, available_cores
+from decode import CONTROL, has_int8, translate_batch, translate_lines
 from model import load_checkpoint, to_decode
 
 BLOCK = 20_000               # lines read at a time, so that a file of any size needs no more memory
@@ -40,6 +41,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--attention", metavar="PNG", help="draw what each word of the translation attends to")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run (default auto)")
     parser.add_argument("--procs", type=int, default=0, help="processes for a file (default: one a core)")
+    parser.add_argument("--precision", choices=("auto", "int8", "bf16", "fp32"), default="auto",
+                        help="what to multiply in (default auto: the fastest here; training evaluates in its own)")
     parser.error = lambda message: (print(f"error: {message}; --help lists the flags", file=sys.stderr), sys.exit(2))
     args = parser.parse_args()
     if not 1 <= args.n_best <= args.beam:
@@ -52,13 +55,13 @@ def parse_arguments() -> argparse.Namespace:
         args.device = "cuda" if torch.cuda.is_available() else "cpu"
     elif args.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device cuda: there is no GPU here that PyTorch can use; --device cpu does without")
+    if args.precision == "int8" and (args.device == "cuda" or not has_int8()):
+        raise BadInput(f"--precision int8: not on this {'GPU' if args.device == 'cuda' else 'CPU'}; auto takes the fastest that is")
     return args
 
 
 class Translator:
-    """A model ready to translate: text in, text out."""
-
-    pool = None
+    """A model ready to translate: text in, text out; many lines on all cores, a process for each, or on the GPU."""
 
     def __init__(self, args: argparse.Namespace):
         path = args.checkpoint or max(Path("logs").glob("*/best.pt"), key=lambda p: p.stat().st_mtime, default=None)
@@ -71,7 +74,9 @@ class Translator:
         if 2 * args.beam > model.config.vocab_size:
             raise BadInput(f"--beam {args.beam}: more than half the vocabulary, {model.config.vocab_size}")
         self.args, self.path, self.languages = args, path, (checkpoint["flags"]["src"], checkpoint["flags"]["tgt"])
-        self.model, self.bpe = to_decode(model, args.device), BPE(checkpoint["bpe"])
+        self.model, self.bpe = to_decode(model, args.device, args.precision), BPE(checkpoint["bpe"])
+        self.here = partial(translate_batch, self.model, beam=args.beam, n_best=args.n_best)
+        self.pool = None
 
     def __call__(self, lines: list[str]) -> list[str]:
         """One translation for each line, or its n best, tab-separated from their scores, a line each."""
@@ -81,31 +86,28 @@ class Translator:
         return ["\n".join(f"{score:.3f}\t{text}" for score, text in hypotheses) for hypotheses in answers]
 
     def search(self, batches: list[list[list[int]]]) -> Iterator[list]:
-        """What `translate_lines` asks for: many batches on all cores, a process for each, or on the GPU."""
-        procs = 1 if self.args.device == "cuda" else self.args.procs or available_cores()
-        if procs > 1 and len(batches) > procs and self.pool is None:
+        """What `translate_lines` asks for."""
+        procs = 1 if self.args.device == "cuda" else min(self.args.procs or available_cores(), len(batches))
+        if procs > 1 and self.pool is None:
             # A fork has the model at once; but what macOS multiplies matrices with does not survive one.
             how = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-            self.pool = ProcessPoolExecutor(procs, how, start_worker, (copy.copy(self),))
+            self.pool = ProcessPoolExecutor(procs, how, start_worker, (self.here,))
         try:
-            yield from self.pool.map(search_there, batches) if self.pool else map(self.search_here, batches)
+            yield from self.pool.map(search_there, batches) if self.pool else map(self.here, batches)
         except BrokenProcessPool:
             raise BadInput("a process that translated has died (out of memory?); fewer of them: --procs N")
 
-    def search_here(self, batch: list[list[int]]) -> list:
-        return translate_batch(self.model, batch, self.args.beam, self.args.n_best)
 
-
-def start_worker(parents: Translator) -> None:
+def start_worker(parents) -> None:
     """Makes a pool's process ready: one thread, Ctrl-C left to the parent."""
-    global translator
+    global here
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    translator = parents
+    here = parents
 
 
 def search_there(batch: list[list[int]]) -> list:
-    return translator.search_here(batch)
+    return here(batch)
 
 
 def prompt(translator: Translator) -> None:

@@ -6,39 +6,44 @@
 # runs that as two nodes of one process each; the kernel's netem holds every packet back for half of 50 ms.
 #   sh batch/netem.sh 0 works                              # status 0 if all that it needs is here
 set -e
-round_trip=$1 id=$$ children=''
+round_trip=$1 a="netem-a-$$" b="netem-b-$$" children=''
 shift
+if [ "$1" != works ] && [ "$1 $2 $3 $4" != "torchrun --standalone --nproc-per-node 2" ]; then
+    echo "netem.sh: error: it takes torchrun --standalone --nproc-per-node 2, and makes two nodes of it" >&2
+    exit 2
+fi
 
-clean() { for node in "a$id" "b$id"; do ip netns delete "$node" 2>/dev/null || true; done; }
+clean() { for node in $a $b; do ip netns delete "$node" 2>/dev/null || true; done; }
 stop() {
-    trap '' INT TERM USR1
+    trap '' HUP INT TERM USR1
     if [ "$children" ]; then kill $children 2>/dev/null || true; wait; fi
     exit "$1"
 }
 trap clean EXIT
+trap 'stop 129' HUP
 trap 'stop 130' INT
 trap 'stop 143' TERM
 trap 'stop 138' USR1
 
-ip netns add "a$id"
-ip netns add "b$id"
-ip link add eth0 netns "a$id" type veth peer name eth0 netns "b$id"
+ip netns add "$a"
+ip netns add "$b"
+ip link add eth0 netns "$a" type veth peer name eth0 netns "$b"
 number=1
-for node in "a$id" "b$id"; do
+for node in $a $b; do
     ip -n "$node" address add "10.77.0.$number/24" dev eth0
     ip -n "$node" link set lo up
     ip -n "$node" link set eth0 up
     tc -n "$node" qdisc add dev eth0 root netem delay "$(awk "BEGIN { print $round_trip * 500 }")us" limit 100000
     number=$((number + 1))
 done
-if [ "$1" = works ]; then exit 0; fi
-if [ "$1 $2 $3 $4" != "torchrun --standalone --nproc-per-node 2" ]; then
-    echo "netem.sh: error: it takes torchrun --standalone --nproc-per-node 2, and makes two nodes of it" >&2
-    exit 2
+if [ "$1" = works ]; then
+    ip netns exec "$a" true
+    exit 0
 fi
 shift 4
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"             # torchrun sets it only for several processes a node
 number=1
-for node in "a$id" "b$id"; do                              # in the namespaces any port is free
+for node in $a $b; do                                      # in the namespaces any port is free
     ip netns exec "$node" torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29400 \
         --rdzv-conf "is_host=$((2 - number))" --local-addr "10.77.0.$number" "$@" &
     children="$children $!" number=$((number + 1))

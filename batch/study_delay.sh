@@ -7,8 +7,9 @@
 #
 # Larger: DATA=multi30k STEPS=1000 STUDY=my-study sh batch/study_delay.sh --layers 3 --d-model 256
 # As root, where the kernel has netem, the two processes are two nodes on a slow network (batch/netem.sh). Elsewhere,
-# or with NETEM=no, train_ddp.py --delay-ms waits so long before each exchange of gradients. With --accumulate 4 a
-# step is four micro-batches of the same size and one exchange: a quarter of the waiting for the same sentences.
+# or with NETEM=no (to go on with such a study, too), train_ddp.py --delay-ms waits so long before each exchange of
+# gradients. With --accumulate 4 a step is four micro-batches of the same size and one exchange: a quarter of the
+# waiting for the same sentences.
 #SBATCH --job-name=study-delay
 #SBATCH --array=1-10
 #SBATCH --ntasks=1

@@ -111,7 +111,8 @@ def main() -> None:
         ours.pool, pool = None, ours.pool
         alone = [timed(lambda: ours([source]), 1)[0] for source in sources[:50]]
         report("this project", beam, seconds, hypotheses, alone)
-        pool.shutdown()
+        if pool:
+            pool.shutdown()
     with tempfile.TemporaryDirectory() as folder:
         convert(model, vocabulary, folder + "/model")
         for kind in sorted(ctranslate2.get_supported_compute_types("cpu")):

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import data
+import decode
 from model import (Dropout, ModelConfig, SummedCrossEntropy, Transformer, flops, load_checkpoint, scaled_dot_product)
 from reference import TorchTransformer
 
@@ -125,16 +126,23 @@ def test_scores_of_translations_are_the_models_own(model, beam):
             assert score == pytest.approx(-float(nll) / tokens, rel=1e-4)
 
 
-@pytest.mark.skipif(torch.backends.quantized.engine not in ("x86", "fbgemm"), reason="this CPU has no products in int8")
+@pytest.mark.skipif(not decode.has_int8(), reason="this CPU has no products in int8")
 def test_in_int8_the_model_is_nearly_the_same(model):
     src, tgt_in, tgt_out = make_batch()
-    quick = copy.deepcopy(model).quantize()
+    quick = decode.quantize(copy.deepcopy(model))
     assert not any(isinstance(module, torch.nn.Linear) for module in quick.modules())
     for exact, near in zip(model.states(src, tgt_in, tgt_out), quick.states(src, tgt_in, tgt_out)):
         torch.testing.assert_close(near, exact, atol=0.1, rtol=0)           # of numbers with a variance of 1
     for exact, near in zip(*(m.translate(src, beam=4, length_penalty=1.0) for m in (model, quick))):
         assert near[0][0] == pytest.approx(exact[0][0], abs=0.05)    # nats a token
         assert all(3 <= token < model.config.vocab_size for token in near[0][1])
+
+
+def test_in_bf16_the_search_is_nearly_the_same(model):
+    """As on a CPU that has bf16 and no int8, and on a GPU."""
+    src = make_batch()[0]
+    for exact, near in zip(*(m.translate(src, beam=4, length_penalty=1.0) for m in (model, copy.deepcopy(model).bfloat16()))):
+        assert near[0][0] == pytest.approx(exact[0][0], abs=0.05)           # nats a token
 
 
 def test_a_wide_beam_finds_what_exhaustive_search_finds():
