@@ -250,7 +250,7 @@ class Run:
                             f"at most {float(memory):,.0f} MiB each")
 
         def translate(part: str, weights: dict | None) -> tuple[list[str], float, str]:
-            """As the model will be used, with beam search: translations and BLEU, on rank 0."""
+            """As the model will be used, with beam search: translations, and on rank 0 their BLEU."""
             share_weights(model, weights, rank)
             hypotheses = translate_part(model.eval(), bpe, read_text(corpus, part, "src"), args, 4, rank, world_size)
             return hypotheses, *(bleu(hypotheses, read_text(corpus, part, "tgt")) if rank == 0 else (0.0, ""))
