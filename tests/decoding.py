@@ -3,15 +3,20 @@
     python tests/decoding.py logs/RUN/best.pt test.de test.en
 
 Sentences a second of the whole file by greedy and by beam search with 4 hypotheses, best of three after a warm-up;
-BLEU of both; milliseconds for one sentence, the median of 50. CTranslate2 in each of its compute types, with its two
-ways to use all cores: a worker for each, or one worker with a thread for each.
+BLEU; milliseconds for one sentence, the median of 50. CTranslate2 in each of its compute types, with its two ways to
+use all cores: a worker for each, or one worker with a thread for each. With --joeynmt PYTHON, another environment's,
+JoeyNMT too, with our weights: once through the file, in the same batches.
 """
 
+import argparse
+import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -24,8 +29,10 @@ if __name__ == "__main__" and not os.environ.keys() >= ALLOCATOR.keys():
 import ctranslate2
 import numpy as np
 import sacrebleu
+import torch
 
 from corpora import read_parallel
+from decode import sort_into_batches
 from model import Transformer, load_checkpoint
 from translate import Translator, parse_arguments
 
@@ -90,7 +97,12 @@ def timed(call, times: int = 3) -> tuple[float, list]:
 
 
 def main() -> None:
-    path, src, tgt = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("checkpoint", "src", "tgt"):
+        parser.add_argument(name)
+    parser.add_argument("--joeynmt", metavar="PYTHON", help="of an environment with JoeyNMT 2.3")
+    given = parser.parse_args()
+    path, src, tgt = given.checkpoint, given.src, given.tgt
     sources, references = map(list, zip(*read_parallel(Path(src), Path(tgt))))
     model, checkpoint = load_checkpoint(path)
     bpe, cores = BPE(checkpoint["bpe"]), available_cores()
@@ -129,6 +141,16 @@ def main() -> None:
                     seconds, hypotheses = timed(lambda: translate(sources, beam))
                     alone = [timed(lambda: translate([source], beam), 1)[0] for source in sources[:50]]
                     report(f"CTranslate2, {kind}, {workers} x {threads}", beam, seconds, hypotheses, alone)
+        if given.joeynmt:
+            ids = bpe.encode(sources)
+            batches = sort_into_batches(ids)
+            torch.save(model.state_dict(), folder + "/weights.pt")
+            Path(folder, "shape.json").write_text(json.dumps({"model": asdict(model.config)}))
+            Path(folder, "batches.json").write_text(json.dumps([[ids[i] for i in batch] for batch in batches]))
+            subprocess.run([given.joeynmt, str(Path(__file__).with_name("peers.py")), "joeynmt_search", folder], check=True, stderr=subprocess.DEVNULL)
+            for beam, found in json.loads(Path(folder, "found.json").read_text()).items():
+                texts = {i: bpe.decode(ids) for batch, answers in zip(batches, found["ids"]) for i, ids in zip(batch, answers)}
+                report("JoeyNMT, fp32", int(beam), found["seconds"], [texts[i] for i in range(len(sources))], found["alone"])
 
 
 if __name__ == "__main__":

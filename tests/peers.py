@@ -3,7 +3,7 @@
     PYTHON tests/peers.py NAME FOLDER
 
 FOLDER holds train.src and train.tgt, the encoded corpus with numbers for words, and shape.json. Each prints target
-tokens a second without padding, over the last three quarters of its steps.
+tokens a second without padding, over the last three quarters of its steps. joeynmt_search is tests/decoding.py's.
 """
 
 import contextlib
@@ -112,6 +112,76 @@ def joeynmt(folder: Path, shape: dict) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "joeynmt", "train", str(folder / "joeynmt.yaml"), "--skip-test"])
 
 
+def joeynmt_search(folder: Path, shape: dict) -> None:
+    """JoeyNMT's model with the weights of FOLDER/weights.pt translates the ids in FOLDER/batches.json, greedy and with beam 4.
+
+    Its first four words are <unk>, <pad>, <s>, </s>: ours, which begin with the last three, come one later.
+    """
+    from types import SimpleNamespace
+
+    import torch
+    from joeynmt.batch import Batch
+    from joeynmt.model import build_model
+    from joeynmt.search import search
+    from joeynmt.vocabulary import Vocabulary
+
+    config, ours = shape["model"], torch.load(folder / "weights.pt", weights_only=True)
+    specials = SimpleNamespace(unk_token="<unk>", pad_token="<pad>", bos_token="<s>", eos_token="</s>", sep_token=None, lang_tags=[],
+                               unk_id=0, pad_id=1, bos_id=2, eos_id=3)
+    vocabulary = Vocabulary([str(number) for number in range(3, config["vocab_size"])], specials)
+    coder = {"type": "transformer", "num_layers": config["layers"], "num_heads": config["heads"], "hidden_size": config["d_model"],
+             "ff_size": config["d_ff"], "dropout": 0.0, "layer_norm": config["norm"],
+             "embeddings": {"embedding_dim": config["d_model"], "scale": True}}
+    model = build_model({"tied_embeddings": True, "tied_softmax": True, "encoder": coder, "decoder": coder}, vocabulary, vocabulary).eval()
+    embedding = torch.cat([torch.zeros(1, config["d_model"]), ours["embedding.weight"]])
+    theirs = dict.fromkeys(["src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer.weight"], embedding)
+
+    def copy(to: str, of: str, bias: bool = True) -> None:
+        theirs[f"{to}.weight"] = ours[f"{of}.weight"]
+        theirs[f"{to}.bias"] = ours[f"{of}.bias"] if bias else torch.zeros(len(ours[f"{of}.weight"]))
+
+    def attention(to: str, of: str) -> None:
+        ours[f"{of}.key.weight"], ours[f"{of}.value.weight"] = ours[f"{of}.key_value.weight"].chunk(2)
+        for name, part in (("q_layer", "query"), ("k_layer", "key"), ("v_layer", "value"), ("output_layer", "out")):
+            copy(f"{to}.{name}", f"{of}.{part}", bias=False)
+
+    for side, attentions in (("encoder", [("src_src_att", "attention", "layer_norm")]),
+                             ("decoder", [("trg_trg_att", "self_attention", "x_layer_norm"), ("src_trg_att", "cross_attention", "dec_layer_norm")])):
+        for number in range(config["layers"]):
+            to, of = f"{side}.layers.{number}", f"{side}.{number}"
+            for place, (name, part, norm) in enumerate(attentions):
+                attention(f"{to}.{name}", f"{of}.{part}")
+                copy(f"{to}.{norm}", f"{of}.residuals.{place}.norm")
+            copy(f"{to}.feed_forward.layer_norm", f"{of}.residuals.{len(attentions)}.norm")
+            for theirs_at, ours_at in ((0, 0), (3, 2)):
+                copy(f"{to}.feed_forward.pwff_layer.{theirs_at}", f"{of}.feed_forward.{ours_at}")
+        copy(f"{side}.layer_norm", f"{side}_norm")
+    missing, unexpected = model.load_state_dict(theirs, strict=False)
+    assert not unexpected and {name.split(".")[-1] for name in missing} <= {"pe"}, (missing, unexpected)
+
+    def translate(sentences: list[list[int]], beam: int) -> list[list[int]]:
+        src = padded([[i + 1 for i in ids] + [3] for ids in sentences], 1)
+        lengths = torch.tensor([len(ids) + 1 for ids in sentences])
+        batch = Batch(src, lengths, None, None, None, torch.arange(len(src)), torch.device("cpu"), 1, 3, is_train=False)
+        found = search(model, batch, -1, beam, 1.0, generate_unk=False)[0]
+        return [[int(i) - 1 for i in ids[: list(ids).index(3) if 3 in ids else None] if i > 3] for ids in found]
+
+    batches, found = json.loads((folder / "batches.json").read_text()), {}
+    for beam in (1, 4):
+        translate(batches[-1], beam)
+        began = time.perf_counter()
+        ids = [translate(batch, beam) for batch in batches]
+        seconds = time.perf_counter() - began
+        alone = []
+        for sentence in batches[len(batches) // 2][:20]:
+            began = time.perf_counter()
+            translate([sentence], beam)
+            alone.append(time.perf_counter() - began)
+        found[beam] = {"ids": ids, "seconds": seconds, "alone": alone}
+    (folder / "found.json").write_text(json.dumps(found))
+
+
 if __name__ == "__main__":
     name, folder = sys.argv[1], Path(sys.argv[2])
-    {"tutorial": tutorial, "marian": marian, "joeynmt": joeynmt}[name](folder, json.loads((folder / "shape.json").read_text()))
+    programs = {"tutorial": tutorial, "marian": marian, "joeynmt": joeynmt, "joeynmt_search": joeynmt_search}
+    programs[name](folder, json.loads((folder / "shape.json").read_text()))
