@@ -21,17 +21,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from data import ALLOCATOR, BPE, available_cores
-
-if __name__ == "__main__" and not os.environ.keys() >= ALLOCATOR.keys():
-    os.execve(sys.executable, sys.orig_argv, os.environ | ALLOCATOR)
-
 import ctranslate2
 import numpy as np
 import sacrebleu
 import torch
 
 from corpora import read_parallel
+from data import BPE, available_cores
 from decode import sort_into_batches
 from model import Transformer, load_checkpoint
 from translate import Translator, parse_arguments
