@@ -1,12 +1,14 @@
 """What a second process brings, for each script, next to what the machine allows.
 
     python tests/scaling.py --data multi30k               # flags are passed on to all runs
+    python tests/scaling.py --modes ddp,fsdp --data multi30k
 
 Tokens a second with 1 and with 2 processes of one thread, and the ceiling: two runs of 1 process side by side
 that know nothing of each other, each with half the tokens a step. What is missing to the ceiling is the time
 that goes into communication, waiting included. Three rounds, in turn; the median of each is shown.
 """
 
+import argparse
 import re
 import statistics
 import subprocess
@@ -26,18 +28,21 @@ def speed(*runs: list[str]) -> float:
 
 
 def main() -> None:
-    tokens = 3072
-    flags = ["--benchmark", "--steps", "60", *sys.argv[1:]]
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--modes", default="cpu,ddp,fsdp")
+    given, others = parser.parse_known_args()
+    tokens, modes = 3072, given.modes.split(",")
+    flags = ["--benchmark", "--steps", "60", *others]
     found = {}
     for _ in range(3):
-        for mode in ("cpu", "ddp", "fsdp"):
+        for mode in modes:
             whole, half = ([*flags, "--batch-tokens", str(n)] for n in (tokens, tokens // 2))
             for what, runs in (("one", [["taskset", "-c", "0", *command(mode, 1, *whole)]]),
                                ("two", [command(mode, 2, *whole)]),
                                ("ceiling", [["taskset", "-c", str(core), *command(mode, 1, *half)] for core in (0, 1)])):
                 found.setdefault((mode, what), []).append(speed(*runs))
     print("| script | 1 process | 2 processes | two runs side by side | of that ceiling | in communication |\n|" + " --- |" * 6)
-    for mode in ("cpu", "ddp", "fsdp"):
+    for mode in modes:
         one, two, ceiling = (statistics.median(found[mode, what]) for what in ("one", "two", "ceiling"))
         print(f"| train_{mode}.py | {one:,.0f} | {two:,.0f} | {ceiling:,.0f} | {two / ceiling:.0%} | {1 - two / ceiling:.0%} |")
 
