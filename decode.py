@@ -122,7 +122,8 @@ def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def has_int8() -> bool:
     """Whether PyTorch multiplies in int8 on this CPU; without such instructions it would saturate, or be slower."""
     has = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(has.get("avx512_vnni")) and torch.backends.quantized.engine in ("x86", "fbgemm")
+    able = hasattr(torch, "quantize_per_channel") and torch.backends.quantized.engine in ("x86", "fbgemm")
+    return able and bool(has.get("avx512_vnni"))
 
 
 class Int8Linear(nn.Module):
