@@ -41,8 +41,9 @@ def translate(model, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty
     memory = [torch.stack(layer.cross_attention.keys_values(encoded)).to(exact) for layer in model.decoder]
     # Each position of the cache has a column for each hypothesis. None is ever moved when the beam is
     # sorted anew: a hypothesis knows the columns that it comes from, and attends to those.
-    shape = (2, batch, config.heads, max(limit) * beam, config.d_model // config.heads)
-    past = [encoded.new_empty(shape, dtype=exact) for _ in model.decoder]
+    # A column of all sentences lies together in memory: that halves the time of writing and of attending.
+    shape = (2, max(limit) * beam, batch, config.heads, config.d_model // config.heads)
+    past = [encoded.new_empty(shape, dtype=exact).permute(0, 2, 3, 1, 4) for _ in model.decoder]
     own = torch.eye(beam, dtype=torch.bool, device=device)[None]
     lineage = own.new_zeros(batch, beam, 0)
     project = model.projection or partial(F.linear, **projection(model))
@@ -58,11 +59,14 @@ def translate(model, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty
         x = model.embed(ids[:, :, -1].reshape(-1, 1), position).view(len(live), beam, -1)
         for layer, kv, cache in zip(model.decoder, memory, past):
             x = layer(x, mask, kv, memory_mask, cache[:, :, :, : lineage.shape[2]])
-        p = project(model.decoder_norm(x)).softmax(-1)                      # (live, beam, vocabulary)
-        p[:, :, config.pad] = p[:, :, config.bos] = 0
         # Of 2 * beam candidates at most beam end the sentence, so at least beam are left to go on with.
         each = 2 * beam if beam > 1 else 1
-        p, token = largest(p, each)
+        found = []
+        for rows in model.decoder_norm(x).flatten(0, 1).split(64 if device.type == "cpu" else batch * beam):
+            p = project(rows).softmax(-1)                                   # (rows, vocabulary); few, for the cache's sake
+            p[:, config.pad] = p[:, config.bos] = 0
+            found.append(largest(p, each))
+        p, token = (torch.cat(of).view(len(live), beam, each) for of in zip(*found))
         token.clamp_(max=config.vocab_size - 1)                                 # where all else has probability 0
         score, pick = (scores[:, :, None] + p.float().log()).flatten(1).topk(each)      # (live, candidates)
         token, parent = token.flatten(1).gather(1, pick), pick // each
@@ -106,14 +110,14 @@ def take(of: Tensor, rows: Tensor) -> Tensor:
 
 
 def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The `k` largest of the last dimension of x, whole blocks, and their places: x.topk(k), several times as fast.
+    """The `k` largest of each row of x, whole blocks, and their places: x.topk(k), several times as fast.
 
     They are in the k blocks that have the largest maxima: only those need sorting.
     """
-    blocks = x.unflatten(-1, (-1, BLOCK))
-    best = blocks.amax(-1).topk(min(k, blocks.shape[-2])).indices           # (..., blocks)
-    values, places = take(blocks.flatten(0, 1), best.flatten(0, 1)).unflatten(0, best.shape[:2]).flatten(-2).topk(k)
-    return values, best.gather(-1, places // BLOCK) * BLOCK + places % BLOCK
+    blocks = x.unflatten(1, (-1, BLOCK))
+    best = blocks.amax(-1).topk(min(k, blocks.shape[1])).indices            # (rows, blocks)
+    values, places = take(blocks, best).flatten(1).topk(k)
+    return values, best.gather(1, places // BLOCK) * BLOCK + places % BLOCK
 
 
 # --- In int8 -----------------------------------------------------------------------------------------------
@@ -137,7 +141,7 @@ class Int8Linear(nn.Module):
         self.packed = torch.ops.quantized.linear_prepack(int8, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic(x, self.packed)
+        return torch.ops.quantized.linear_dynamic.default(x, self.packed)
 
 
 @torch.no_grad()

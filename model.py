@@ -11,6 +11,7 @@ batch, src and tgt (lengths in tokens), heads, d_model, d_head = d_model / heads
 import math
 import pickle
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -84,7 +85,13 @@ def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> 
         # The lowest finite number, not -inf: a sentence that is all padding gets equal weights, not NaN.
         scores = scores.where(mask, torch.finfo(scores.dtype).min)
     # In fp32: that is more exact, and for rows this short several times as fast as in bf16.
-    return scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v
+    softmax = partial(torch.softmax, dim=-1, dtype=torch.float32)
+    src = scores.shape[-1]
+    if src < 16 and len(scores) > 8:                       # rows of less than a vector: ten times as fast when padded
+        p = softmax(F.pad(scores, (0, 16 - src), value=-math.inf)).narrow(-1, 0, src)
+    else:
+        p = softmax(scores)
+    return p.to(v.dtype) @ v
 
 
 class Attention(nn.Module):

@@ -22,7 +22,7 @@ import torch.multiprocessing as mp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.nn.utils import clip_grad_norm_
 
-from data import ALLOCATOR, BPE, Batches, Pairs, answer_bad_input, available_cores
+from data import BPE, Batches, Pairs, answer_bad_input, available_cores, keep_memory
 from model import Transformer
 from processes import Stop, add_up, hold_signals, look_after, name_lost_processes, shared_table
 from runs import Run
@@ -124,7 +124,6 @@ def main() -> None:
         corpus = prepare_corpus(args)
         name_run(args)
 
-    os.environ.update(ALLOCATOR)                           # for the processes to come: read at a process's start
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     hold_signals()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)    # port 0: a free one
@@ -134,6 +133,7 @@ def main() -> None:
 
 def worker(rank: int, args, port: int, corpus) -> None:
     with answer_bad_input(rank):
+        keep_memory()
         torch.set_num_threads(args.threads)
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
         with name_lost_processes(store, rank, args.procs):

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from corpora import CACHE, BadInput, read_lines, read_parallel
-from data import BOS, BPE, EOS, answer_bad_input, available_cores
+from data import BOS, BPE, EOS, answer_bad_input, available_cores, keep_memory
 from decode import CONTROL, has_int8, translate_batch, translate_lines
 from model import load_checkpoint, to_decode
 
@@ -77,6 +77,7 @@ class Translator:
         self.model, self.bpe = to_decode(model, args.device, args.precision), BPE(checkpoint["bpe"])
         self.here = partial(translate_batch, self.model, beam=args.beam, n_best=args.n_best)
         self.pool = None
+        keep_memory()
 
     def __call__(self, lines: list[str]) -> list[str]:
         """One translation for each line, or its n best, tab-separated from their scores, a line each."""

@@ -27,9 +27,12 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 import numpy as np
 
 import train_cpu
-from data import ALLOCATOR, BPE, Pairs
+from data import BPE, Pairs
 from reference import TorchTransformer
 from training import model_config, parse_arguments, prepare_corpus
+
+# What `keep_memory` in data.py asks of glibc, for programs that do not ask themselves.
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 33), "MALLOC_TOP_PAD_": str(1 << 28)}
 
 
 def peer_worker(*args) -> None:

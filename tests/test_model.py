@@ -41,10 +41,11 @@ def test_the_special_tokens_are_those_of_the_data():
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
-def test_attention_written_out_is_pytorchs(dtype, tolerance):
+@pytest.mark.parametrize("batch", [3, 9])                  # more than 8 with few keys are padded
+def test_attention_written_out_is_pytorchs(batch, dtype, tolerance):
     torch.manual_seed(0)
-    q, k, v = (torch.randn(3, 4, n, 16, dtype=dtype) for n in (5, 7, 7))
-    mask = torch.rand(3, 1, 5, 7) > 0.3
+    q, k, v = (torch.randn(batch, 4, n, 16, dtype=dtype) for n in (5, 7, 7))
+    mask = torch.rand(batch, 1, 5, 7) > 0.3
     mask[..., 0] = True
     ours = scaled_dot_product(q, k, v, mask)
     torch.testing.assert_close(ours, F.scaled_dot_product_attention(q, k, v, mask), atol=tolerance, rtol=tolerance)

@@ -66,7 +66,7 @@ TRICKS = {                                                 # what is fast: (what
     "everything": ("", lambda: None, []),
     "one process a core": ("one process, a thread a core", lambda: None, ["--procs", "1"]),
     "bf16": ("fp32", lambda: None, ["--precision", "fp32"]),
-    "memory that glibc keeps, in huge pages": ("its defaults", put(train_cpu, "ALLOCATOR", {}), []),
+    "memory that glibc keeps": ("its defaults", put(train_cpu, "keep_memory", lambda: None), []),
     "attention written out": ("F.scaled_dot_product_attention", put(model, "scaled_dot_product", F.scaled_dot_product_attention), []),
     "dropout's bits 64 at a time": ("F.dropout", put(model.Dropout, "forward", plain_dropout), []),
     "a loss that keeps no logits": ("F.cross_entropy", put(model, "SummedCrossEntropy", PlainCrossEntropy), []),
@@ -83,8 +83,7 @@ def worker_without(rank: int, args, *more) -> None:
 
 
 def main() -> None:
-    if without := os.environ.get("WITHOUT"):
-        TRICKS[without][1]()                               # the allocator's settings are the parent's
+    if "WITHOUT" in os.environ:
         train_cpu.worker = worker_without
         sys.argv = ["train_cpu.py", *sys.argv[1:]]
         train_cpu.main()
