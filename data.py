@@ -35,15 +35,20 @@ from corpora import CACHE, PARTS, BadInput, Corpus
 PAD, BOS, EOS = 0, 1, 2
 FORMAT = 1                   # of the encoded corpus: raise it where the same text would be stored otherwise
 
-def keep_memory() -> None:
-    """Has the C library keep the memory of freed tensors. glibc hands every large one back, and faults it in again.
 
-    The peers in tests/benchmark.py train 7 to 17 % faster so, decoding is a tenth faster; elsewhere it does nothing.
+def keep_memory() -> None:
+    """Has glibc keep the memory of freed tensors: it would hand every large one back, and fault it in again.
+
+    By tests/benchmark.py, with huge pages too, the peers trained 7 to 17 % faster so, this model not measurably;
+    decoding is a tenth faster. Other C libraries are left as they are.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
-    mallopt(-3, 1 << 30)                                   # M_MMAP_THRESHOLD: what is smaller comes from the heap,
-    mallopt(-1, 2**31 - 1)                                 # M_TRIM_THRESHOLD: which is not given back,
-    mallopt(-2, 1 << 28)                                   # M_TOP_PAD: and grows by that much
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt:
+        # M_MMAP_THRESHOLD: smaller tensors come from the heap; before glibc 2.35 it may be 32 MiB at most.
+        if not mallopt(-3, 1 << 30):
+            mallopt(-3, 1 << 25)
+        mallopt(-1, -1)                                    # M_TRIM_THRESHOLD: the heap never shrinks
+        mallopt(-2, 1 << 28)                               # M_TOP_PAD: it grows by 256 MiB at a time
 
 
 @contextmanager

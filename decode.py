@@ -4,7 +4,7 @@
     answers = translate_lines(bpe, lines, longest, search) # lines of text, in batches of like length
 
 Training needs it to evaluate only. Shapes stand in comments: live, the sentences that are not finished; beam, the
-hypotheses of each; columns, the positions of the KV cache.
+hypotheses of each; columns, those of the KV cache.
 """
 
 import math
@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+ROWS = 64                      # hypotheses that are projected together on a CPU, so that their logits fit its cache
 BLOCK = 64                     # tokens of the vocabulary that are looked through together
 
 
@@ -39,11 +40,11 @@ def translate(model, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty
     # Keys and values in fp32 on a CPU: products of so few rows take half as long as in bf16.
     exact = torch.float32 if device.type == "cpu" else encoded.dtype
     memory = [torch.stack(layer.cross_attention.keys_values(encoded)).to(exact) for layer in model.decoder]
-    # Each position of the cache has a column for each hypothesis. None is ever moved when the beam is
-    # sorted anew: a hypothesis knows the columns that it comes from, and attends to those.
-    # A column of all sentences lies together in memory: that halves the time of writing and of attending.
+    # Each step has a column of the cache for each hypothesis. None is ever moved when the beam is sorted
+    # anew: a hypothesis knows its lineage, the columns that it comes from, and attends to those. What all
+    # sentences have in one column lies together in memory: that halves the time of writing and of attending.
     shape = (2, max(limit) * beam, batch, config.heads, config.d_model // config.heads)
-    past = [encoded.new_empty(shape, dtype=exact).permute(0, 2, 3, 1, 4) for _ in model.decoder]
+    past = [encoded.new_empty(shape, dtype=exact) for _ in model.decoder]
     own = torch.eye(beam, dtype=torch.bool, device=device)[None]
     lineage = own.new_zeros(batch, beam, 0)
     project = model.projection or partial(F.linear, **projection(model))
@@ -58,15 +59,16 @@ def translate(model, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty
         mask = lineage[:, None] if beam > 1 else None                           # (live, 1, beam, columns)
         x = model.embed(ids[:, :, -1].reshape(-1, 1), position).view(len(live), beam, -1)
         for layer, kv, cache in zip(model.decoder, memory, past):
-            x = layer(x, mask, kv, memory_mask, cache[:, :, :, : lineage.shape[2]])
+            columns = cache[:, : lineage.shape[2]].permute(0, 2, 3, 1, 4)       # (2, live, heads, columns, d_head)
+            x = layer(x, mask, kv, memory_mask, columns)
         # Of 2 * beam candidates at most beam end the sentence, so at least beam are left to go on with.
         each = 2 * beam if beam > 1 else 1
-        found = []
-        for rows in model.decoder_norm(x).flatten(0, 1).split(64 if device.type == "cpu" else batch * beam):
-            p = project(rows).softmax(-1)                                   # (rows, vocabulary); few, for the cache's sake
+        best = []
+        for some in model.decoder_norm(x).flatten(0, 1).split(ROWS if device.type == "cpu" else batch * beam):
+            p = project(some).softmax(-1)                                       # (ROWS, vocabulary)
             p[:, config.pad] = p[:, config.bos] = 0
-            found.append(largest(p, each))
-        p, token = (torch.cat(of).view(len(live), beam, each) for of in zip(*found))
+            best.append(largest(p, each))
+        p, token = (torch.cat(of).view(len(live), beam, each) for of in zip(*best))
         token.clamp_(max=config.vocab_size - 1)                                 # where all else has probability 0
         score, pick = (scores[:, :, None] + p.float().log()).flatten(1).topk(each)      # (live, candidates)
         token, parent = token.flatten(1).gather(1, pick), pick // each
@@ -92,8 +94,9 @@ def translate(model, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty
             ids, scores, lineage, memory_mask = (of[rows] for of in (ids, scores, lineage, memory_mask))
             memory = [kv.index_select(1, rows) for kv in memory]
             for i, cache in enumerate(past):
-                cache[:, : len(keep), :, : lineage.shape[2]] = cache[:, rows, :, : lineage.shape[2]]
-                past[i] = cache[:, : len(keep)]
+                used = cache[:, : lineage.shape[2]]
+                used[:, :, : len(keep)] = used[:, :, rows]
+                past[i] = cache[:, :, : len(keep)]
     return [sorted(found, key=lambda h: -h[0])[:n_best] for found in done]
 
 
@@ -118,6 +121,25 @@ def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     best = blocks.amax(-1).topk(min(k, blocks.shape[1])).indices            # (rows, blocks)
     values, places = take(blocks, best).flatten(1).topk(k)
     return values, best.gather(1, places // BLOCK) * BLOCK + places % BLOCK
+
+
+@torch.inference_mode()
+def alignment(model, src: Tensor, tgt_in: Tensor) -> Tensor:
+    """What each target position attends to, in the last layer, mean over heads: (batch, tgt, src), each row of sum 1."""
+    seen = []
+
+    def look(attention, inputs, _) -> None:
+        x, k, _, mask = inputs                             # of Attention.forward
+        q = attention.query(x).unflatten(-1, (attention.heads, -1)).transpose(1, 2)
+        scores = (q @ k.to(q.dtype).transpose(-2, -1)).float() * q.shape[-1] ** -0.5
+        seen.append(scores.masked_fill(~mask, -math.inf).softmax(-1).mean(1))
+
+    hook = model.decoder[-1].cross_attention.register_forward_hook(look)
+    try:
+        model.states(src, tgt_in, tgt_in)
+    finally:
+        hook.remove()
+    return seen[0]
 
 
 # --- In int8 -----------------------------------------------------------------------------------------------
@@ -148,7 +170,7 @@ class Int8Linear(nn.Module):
 def quantize(model):
     """Changes a model so that it decodes on a CPU with weights in int8: all linear layers and the projection.
 
-    A layer's input gets one scale for the whole batch, so what a sentence gets may change with its batch.
+    A layer's input gets one scale for all its rows, so what a sentence gets may change with those beside it.
     """
     model.projection = Int8Linear(**projection(model.float()))
     for module in list(model.modules()):

@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from corpora import BadInput
-from data import keep_memory
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -96,7 +95,6 @@ def join_torchrun() -> tuple[dist.Store | None, int, int]:
             return None, 0, 1
         raise BadInput(f"start it with torchrun: torchrun --standalone --nproc-per-node 2 {' '.join(sys.argv)}")
     signal.signal(signal.SIGINT, signal.SIG_DFL)           # until there is something to save
-    keep_memory()
     if name := interface_to(os.environ["MASTER_ADDR"]):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     store, rank, world_size = next(dist.rendezvous("env://"))

@@ -34,6 +34,7 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
     """One process: its share of every step, from the first to the last."""
     # --- Processes: who takes part
     stop = Stop()
+    keep_memory()
     device, backend = torch.device("cpu"), "gloo"
     patience = timedelta(seconds=args.timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=patience)
@@ -133,7 +134,6 @@ def main() -> None:
 
 def worker(rank: int, args, port: int, corpus) -> None:
     with answer_bad_input(rank):
-        keep_memory()
         torch.set_num_threads(args.threads)
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
         with name_lost_processes(store, rank, args.procs):

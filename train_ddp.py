@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from data import BPE, Batches, Pairs, answer_bad_input
+from data import BPE, Batches, Pairs, answer_bad_input, keep_memory
 from model import Transformer
 from processes import Stop, exchange, join_torchrun, leave, name_lost_processes, shared_table, this_attempt
 from runs import Run
@@ -34,6 +34,7 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
     """One process: its share of every step, from the first to the last."""
     # --- Processes: who takes part
     stop = Stop()
+    keep_memory()
     device, backend = torch.device("cpu"), "gloo"
     if args.device == "cuda":
         device, backend = torch.device("cuda", int(os.environ["LOCAL_RANK"])), "nccl"    # not by rank: nodes are many

@@ -27,7 +27,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
-from data import BPE, Batches, Pairs, answer_bad_input
+from data import BPE, Batches, Pairs, answer_bad_input, keep_memory
 from model import Transformer
 from processes import Stop, join_torchrun, leave, name_lost_processes, this_attempt
 from runs import Run
@@ -39,6 +39,7 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
     """One process: its share of every step, from the first to the last."""
     # --- Processes: who takes part
     stop = Stop()
+    keep_memory()
     device, backend = torch.device("cpu"), "gloo"
     if args.device == "cuda":
         device, backend = torch.device("cuda", int(os.environ["LOCAL_RANK"])), "cpu:gloo,cuda:nccl"

@@ -25,7 +25,7 @@ import torch
 
 from corpora import CACHE, BadInput, read_lines, read_parallel
 from data import BOS, BPE, EOS, answer_bad_input, available_cores, keep_memory
-from decode import CONTROL, has_int8, translate_batch, translate_lines
+from decode import CONTROL, alignment, has_int8, translate_batch, translate_lines
 from model import load_checkpoint, to_decode
 
 BLOCK = 20_000               # lines read at a time, so that a file of any size needs no more memory
@@ -77,7 +77,7 @@ class Translator:
         self.model, self.bpe = to_decode(model, args.device, args.precision), BPE(checkpoint["bpe"])
         self.here = partial(translate_batch, self.model, beam=args.beam, n_best=args.n_best)
         self.pool = None
-        keep_memory()
+        keep_memory()                                      # before the pool forks
 
     def __call__(self, lines: list[str]) -> list[str]:
         """One translation for each line, or its n best, tab-separated from their scores, a line each."""
@@ -157,7 +157,7 @@ def draw_attention(translator: Translator, text: str, path: str) -> None:
         raise BadInput(f"--attention: a sentence of more than {model.config.max_length - 1} tokens")
     src = torch.tensor([bpe.encode([text])[0] + [EOS]], device=model.embedding.weight.device)
     ids = model.translate(src, translator.args.beam)[0][0][1] + [EOS]
-    weights = model.alignment(src, torch.tensor([[BOS, *ids[:-1]]], device=src.device))[0].float().cpu()
+    weights = alignment(model, src, torch.tensor([[BOS, *ids[:-1]]], device=src.device))[0].float().cpu()
     rows, columns = ([(CONTROL.sub(" ", word), tokens) for word, tokens in bpe.words(of)] for of in (ids, src[0].tolist()))
     weights = torch.stack([weights[tokens].mean(0) for _, tokens in rows])
     weights = torch.stack([weights[:, tokens].sum(1) for _, tokens in columns], dim=1)      # (words, words)

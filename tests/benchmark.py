@@ -32,7 +32,7 @@ from reference import TorchTransformer
 from training import model_config, parse_arguments, prepare_corpus
 
 # What `keep_memory` in data.py asks of glibc, for programs that do not ask themselves.
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 33), "MALLOC_TOP_PAD_": str(1 << 28)}
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 60), "MALLOC_TOP_PAD_": str(1 << 28)}
 
 
 def peer_worker(*args) -> None:

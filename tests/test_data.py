@@ -221,7 +221,7 @@ def test_an_epoch_has_every_sentence_once_little_padding_and_few_shapes(batches)
         shapes.add((*src.shape, tgt_out.shape[1]))
         assert max(src.numel(), tgt_out.numel()) <= 4096
     assert sorted(np.concatenate(seen)) == list(range(len(batches.pairs)))
-    # Even widths would make 58 shapes, but 92.9 % real tokens: together with huge pages, 2.5 % slower.
+    # Even widths would make 58 shapes, but 92.9 % real tokens: 2.5 % slower.
     assert real / padded >= (0.95 if os.environ.get("MULTI30K") else 0.92)
     assert len(shapes) <= 90
 

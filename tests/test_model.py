@@ -47,8 +47,13 @@ def test_attention_written_out_is_pytorchs(batch, dtype, tolerance):
     q, k, v = (torch.randn(batch, 4, n, 16, dtype=dtype) for n in (5, 7, 7))
     mask = torch.rand(batch, 1, 5, 7) > 0.3
     mask[..., 0] = True
-    ours = scaled_dot_product(q, k, v, mask)
-    torch.testing.assert_close(ours, F.scaled_dot_product_attention(q, k, v, mask), atol=tolerance, rtol=tolerance)
+    q.requires_grad_()
+    ours, theirs = (attend(q, k, v, mask) for attend in (scaled_dot_product, F.scaled_dot_product_attention))
+    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+    gradients = [torch.autograd.grad(y.float().square().sum(), q)[0] for y in (ours, theirs)]
+    torch.testing.assert_close(*gradients, atol=4 * tolerance, rtol=4 * tolerance)      # of sums of 80 numbers
+    mask[-1] = False                                       # a sentence that is all padding: the mean of all
+    torch.testing.assert_close(scaled_dot_product(q, k, v, mask)[-1, :, 0], v[-1].mean(1), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -110,8 +115,9 @@ def test_dropout_drops_its_share_and_keeps_the_mean():
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-def test_scores_of_translations_are_the_models_own(model, beam):
+def test_scores_of_translations_are_the_models_own(model, monkeypatch, beam):
     """The KV cache, the beam's bookkeeping and the batch change nothing: scoring again gives the same."""
+    monkeypatch.setattr(decode, "ROWS", 5)                 # more than one part
     src = make_batch()[0]
     found = model.translate(src, beam, n_best=beam, length_penalty=1.0)
     for sentence, hypotheses in zip(src, found):
