@@ -4,8 +4,9 @@
 
 Sentences a second of the whole file by greedy and by beam search with 4 hypotheses, best of three after a warm-up;
 BLEU; milliseconds for one sentence, the median of 50. CTranslate2 in each of its compute types, with its two ways to
-use all cores: a worker for each, or one worker with a thread for each. With --joeynmt PYTHON, another environment's,
-JoeyNMT too, with our weights: once through the file, in the same batches.
+use all cores: a worker for each, or one worker with a thread for each; in this process, so that glibc keeps its memory
+too. With --joeynmt PYTHON, another environment's, JoeyNMT too, with our weights: once through the file, in the same
+batches.
 """
 
 import argparse
