@@ -57,10 +57,10 @@ def measured(rows: list[dict], name: str) -> list[dict]:
     return [row for row in rows if math.isfinite(row[name]) and (row[name] > 0 or name not in POSITIVE)]
 
 
-def read_table(path: Path, names: tuple) -> list[dict]:
+def read_table(path: Path, names: tuple, texts: tuple = ()) -> list[dict]:
     """The rows of a CSV but a last that is half-written, `names` as numbers. Raises OSError and ValueError."""
     table = csv.DictReader(line for line in path.read_text(encoding="utf-8").splitlines(True) if line.endswith("\n"))
-    if missing := [name for name in names if name not in (table.fieldnames or ())]:
+    if missing := [name for name in (*texts, *names) if name not in (table.fieldnames or ())]:
         raise ValueError(f"{path.name} has no column {missing[0]}")
     return [row | {name: number(row[name]) for name in names} for row in table if None not in (*row, *row.values())]
 
@@ -147,7 +147,7 @@ def draw(rows: list[list[tuple]], path: Path) -> None:
         if y in ("tokens_per_second", "efficiency") and not log_y:
             axes.set_ylim(0, 1.08 * max(value for points in lines.values() for value in points.values()))
         tried = FixedLocator(sorted({value for points in lines.values() for value in points}), nbins=5)
-        for axis, ticks in (axes.xaxis, log_x and tried), (axes.yaxis, log_y and LogLocator(subs=(1, 1.5, 2, 3, 5, 7))):
+        for axis, ticks in (axes.xaxis, log_x and tried), (axes.yaxis, log_y and LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7))):
             axis.set_major_locator(ticks or MaxNLocator(5, steps=(1, 2, 5, 10), integer=x == "step"))
             axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
         axes.minorticks_off()
@@ -168,7 +168,7 @@ def main() -> None:
     args, runs = parser.parse_args(), []
     for path in dict.fromkeys(args.source):
         try:
-            runs += (read_table(path, STUDY) or fail(f"{path}: no rows")) if path.is_file() else [read_run(path, runs)]
+            runs += (read_table(path, STUDY, ("study", "run", "mode")) or fail(f"{path}: no rows")) if path.is_file() else [read_run(path, runs)]
         except (ValueError, TypeError, KeyError, csv.Error) as problem:
             fail(f"{path}: not a run or a study, or cut short ({problem})")
     logged = [run for run in runs if "curve" in run]

@@ -28,6 +28,7 @@ from training import LOGS, bleu, read_text, save_file, translate_part
 COLUMNS = ["step", "epoch", "seconds", "tokens", "train_loss", "learning_rate", "grad_norm", "tokens_per_second",
            "mfu", "valid_loss", "valid_bleu"]
 EPOCH_SUMS = ("nll", "targets", "tokens", "samples", "seconds")
+EVALUATED = ("valid_loss", "valid_bleu", "token_accuracy")
 
 
 class Run:
@@ -39,9 +40,11 @@ class Run:
         self.folder = Path(args.resume) if args.resume else LOGS / args.run
         self.writes = rank == 0 and not args.benchmark
         # Travels in the checkpoint: nll and targets are the sums since the last row of metrics.csv.
-        # epochs: a row for each; epoch: the sums of the one that is going on; unfinished: its row, if the run ends in it.
+        # epochs: a row for each; epoch: the sums of the one that is going on, evaluated: its latest evaluation;
+        # unfinished: its row, if the run ends in it.
         self.progress = {"seconds": 0.0, "tokens": 0, "nll": 0.0, "targets": 0.0, "best": [-1.0, 0.0],
-                         "epochs": [], "unfinished": [], "epoch": dict.fromkeys(EPOCH_SUMS, 0.0)}
+                         "epochs": [], "unfinished": [], "epoch": dict.fromkeys(EPOCH_SUMS, 0.0),
+                         "evaluated": dict.fromkeys(EVALUATED)}
         self.progress |= resumed["progress"] if resumed else {}
         self.best = self.progress["best"]
         self.began = time.perf_counter() - self.progress["seconds"]
@@ -82,13 +85,14 @@ class Run:
             partial.write_text("\n".join([",".join(COLUMNS), *rows]) + "\n")
             partial.rename(path)
             self.metrics = open(path, "a", buffering=1)    # line by line, so that others can watch it grow
-            write_json(self.folder / "config.json", {
+            self.about = {
                 "mode": Path(sys.argv[0]).stem.removeprefix("train_"), "flags": vars(self.args),
                 "model": asdict(self.config), "world_size": self.world_size,
                 "parameters": sum(p.numel() for p in Transformer(self.config).parameters()),
                 "host": socket.gethostname(), "device": device_name(self.args.device),
                 "threads": torch.get_num_threads(), "python": platform.python_version(), "torch": torch.__version__,
-                "started": time.strftime("%Y-%m-%d %H:%M:%S")})
+                "started": time.strftime("%Y-%m-%d %H:%M:%S")}
+            write_json(self.folder / "config.json", self.about)
         except OSError as problem:
             raise BadInput(f"{self.folder}: cannot be written ({problem.strerror or problem})")
         return end
@@ -113,7 +117,7 @@ class Run:
             from torch.utils.tensorboard import SummaryWriter
 
             self.board = SummaryWriter(str(self.folder), purge_step=step + 1)
-            self.board.add_text("flags", json.dumps(vars(self.args), indent=1), step)
+            self.board.add_text("config", json.dumps(self.about, indent=1), step)
             self.trackers.append(lambda step, values: [self.board.add_scalar(name, values[name], step) for name in values])
         if self.args.wandb:
             import wandb
@@ -121,7 +125,7 @@ class Run:
             self.progress.setdefault("wandb", uuid.uuid4().hex[:8])
             try:
                 self.online = wandb.init(project=self.args.wandb, name=self.folder.name, id=self.progress["wandb"],
-                                         resume="allow", dir=str(self.folder), config=vars(self.args))
+                                         resume="allow", dir=str(self.folder), config=self.about)
             except wandb.Error as problem:
                 raise BadInput(f"--wandb: {problem}")
             self.trackers.append(lambda step, values: self.online.log(values, step=step))
@@ -181,18 +185,18 @@ class Run:
     def record_epoch(self, step: int, sums: tuple, valid: dict) -> None:
         """Adds a step's `sums`, in the order of EPOCH_SUMS; at the end of an epoch, or of the run, they become a row."""
         epoch = {name: self.progress["epoch"][name] + more for name, more in zip(EPOCH_SUMS, sums)}
-        self.progress["epoch"] = epoch
-        self.progress["unfinished"] = []
+        self.progress |= {"epoch": epoch, "unfinished": []} | ({"evaluated": valid} if valid else {})
         if step % len(self.batches) and step != self.last:
             return
         row = {"epoch": -(-step // len(self.batches)), "step": step, "train_loss": epoch["nll"] / epoch["targets"]}
-        row |= {name: valid.get(name) for name in ("valid_loss", "valid_bleu", "token_accuracy")}
+        row |= self.progress["evaluated"]
         row |= {"seconds": round(epoch["seconds"], 2), "samples_per_second": round(epoch["samples"] / epoch["seconds"], 1),
                 "tokens_per_second": round(epoch["tokens"] / epoch["seconds"]), "memory_mib": round(peak_memory())}
         if step % len(self.batches):
             self.progress["unfinished"] = [row]
         else:
-            self.progress |= {"epochs": [*self.progress["epochs"], row], "epoch": dict.fromkeys(EPOCH_SUMS, 0.0)}
+            self.progress |= {"epochs": [*self.progress["epochs"], row], "epoch": dict.fromkeys(EPOCH_SUMS, 0.0),
+                              "evaluated": dict.fromkeys(EVALUATED)}
 
     def say(self, text: str) -> None:
         """A line from rank 0, above the progress bar."""

@@ -168,6 +168,7 @@ def draw_attention(translator: Translator, text: str, path: str) -> None:
     image = axes.imshow(weights, cmap="Greys", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(columns)), [word for word, _ in columns], rotation=90, parse_math=False)
     axes.set_yticks(range(len(rows)), [word for word, _ in rows], parse_math=False)
+    axes.set(xlabel="source", ylabel="translation")
     axes.xaxis.tick_top()
     figure.colorbar(image, label="attention")
     figure.savefig(path, dpi=200, format="png")

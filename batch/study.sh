@@ -3,6 +3,7 @@
 DATA=${DATA:-phrasebook} DEVICE=${DEVICE:-cpu}
 if [ "$DEVICE" = cuda ]; then MODE=ddp; else MODE=cpu; fi        # for studies that are not about the mode
 if [ -f .venv/bin/activate ]; then . .venv/bin/activate; fi      # EDIT: or module load, conda activate
+case " $* " in *" --help "* | *" -h "*) sed -n '/^# What/,/^#SBATCH/{/^#SBATCH/!s/^# \{0,1\}//p;}' "$0"; exit ;; esac
 again="started again as before, $STUDY goes on where it stopped"
 number=0 folders='' child='' under=''
 
@@ -16,7 +17,7 @@ run() {
     shift 3
     set -- --data "$DATA" "$@"
     folders="$folders $folder"
-    if [ -f "$folder/flags" ] && [ "$mode $processes $*" != "$(cat "$folder/flags")" ]; then
+    if [ -f "$folder/config.json" ] && [ "$mode $processes $*" != "$(cat "$folder/flags")" ]; then
         quit "error: $folder was started as: $(cat "$folder/flags"); STUDY=NAME keeps studies apart" 2
     fi
     if [ -f "$folder/summary.json" ]; then return; fi

@@ -7,8 +7,8 @@
 #
 # Larger: DATA=multi30k TOKENS=9000000 STUDY=my-study sh batch/study_batch_size.sh --layers 3 --d-model 256
 # --batch-tokens counts a step of both processes, sentences times the longest: with the phrasebook's 11 tokens a
-# sentence, 24, 96 and 384 are 1, 4 and 16 sentences a process. All runs see as many tokens (TOKENS a side, padding
-# included). As a larger batch has less noise, the learning rate goes with its root; a quarter of a run is warm-up.
+# sentence, 32, 96 and 384 are about 1, 4 and 16 sentences a process. All runs may see as many tokens (TOKENS a side,
+# padding included). As a larger batch has less noise, the learning rate goes with its root; a quarter is warm-up.
 #SBATCH --job-name=study-batch-size
 #SBATCH --array=1-5
 #SBATCH --ntasks=1
@@ -23,7 +23,7 @@ STUDY=${STUDY:-study-batch-size}
 . batch/study.sh
 
 seen=${TOKENS:-160000}
-for tokens in ${BATCHES:-24 96 384 1024 4096}; do
+for tokens in ${BATCHES:-32 96 384 1024 4096}; do
     lr=$(LC_ALL=C awk "BEGIN { printf \"%.2g\", 0.004 * sqrt($tokens / 4096) }")
     run "tokens-$tokens" "$MODE" "${PROCESSES:-2}" --batch-tokens "$tokens" --steps $((seen / tokens)) --lr "$lr" \
         --warmup $((seen / 4 / tokens)) --eval-every $((seen / 4 / tokens)) --log-every $((seen / 40 / tokens + 1)) \

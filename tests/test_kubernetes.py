@@ -154,7 +154,10 @@ def instructions(name: str) -> list[str]:
 
 def test_the_recipe_is_pinned_and_not_root():
     assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", instructions("FROM")[0])
-    assert re.search(r"^torch==", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    pinned = dict(line.split("==") for line in (ROOT / "batch/constraints.txt").read_text().splitlines() if line[0] != "#")
+    wanted = re.findall(r"^([\w-]+)(.*)", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    assert "-c constraints.txt" in instructions("RUN")[1] and ("torch", f"=={pinned['torch']}") in wanted
+    assert {name for name, _ in wanted} | {"tensorboard", "wandb"} <= pinned.keys()
     uid = POD["securityContext"]["runAsUser"]
     assert instructions("USER") == [f"{uid}:{POD['securityContext']['runAsGroup']}"]
     assert instructions("WORKDIR") == [CONTAINER["workingDir"]]
@@ -168,7 +171,7 @@ def copied() -> list[tuple[Path, str]]:
     for line in instructions("COPY"):
         *sources, target = [word for word in shlex.split(line) if not word.startswith("--")]
         for source in sources:
-            files = [path for path in ROOT.glob(source) if any(fnmatch(path.name, pattern) for pattern in kept)]
+            files = [path for path in ROOT.glob(source) if any(fnmatch(str(path.relative_to(ROOT)), pattern) for pattern in kept)]
             assert files, f"COPY {source}: nothing to copy"
             found += [(path, f"{target}{path.name}") for path in files]
     return found
@@ -180,7 +183,7 @@ def test_the_image_holds_all_that_the_scripts_import(tmp_path):
     for path, target in copied():
         (app / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, app / target)
-    assert {path.name for path in app.iterdir()} == {"requirements.txt", *(path.name for path in ROOT.glob("*.py"))}
+    assert {path.name for path in app.iterdir()} == {"requirements.txt", "constraints.txt", *(path.name for path in ROOT.glob("*.py"))}
     assert not (app / "logs").exists()
     done = subprocess.run([sys.executable, app / "train_ddp.py", "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "--name" in done.stdout, done.stderr

@@ -227,7 +227,7 @@ def test_folders_that_cannot_be_drawn(tmp_path, how):
     assert not list(tmp_path.rglob("*.png"))
 
 
-@pytest.mark.parametrize("content", ["", STUDY + "\n", "a,b\n1,2\n", STUDY + "\n" + "x," * 15 + "x\n", "\0\0\n",
+@pytest.mark.parametrize("content", ["", STUDY + "\n", "a,b\n1,2\n", STUDY.replace("mode,", "") + "\n", STUDY + "\n" + "x," * 15 + "x\n", "\0\0\n",
                                      STUDY + "\nlr,one,cpu,1,3072,1,0.002,0,100,9000,2,2,30,,60,500\n"])
 def test_studies_that_cannot_be_drawn(tmp_path, content):
     """Empty, without rows, of something else, with words for numbers, of bytes, with nothing to compare."""

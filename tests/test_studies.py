@@ -110,6 +110,15 @@ def test_a_study_is_short_and_says_how_many_runs_it_has(study):
             assert subprocess.run([shell, "-n", ROOT / "batch" / name]).returncode == 0
 
 
+def test_what_a_study_does_is_asked_of_it(folder, stubs):
+    """--help runs nothing; and what a wrong flag left is not in the way of the right one."""
+    status, output, errors = finish(start(folder, "learning_rate", "--help"))
+    assert (status, errors) == (0, "") and output.startswith("What the peak learning rate does") and "SBATCH" not in output
+    assert not (folder / "logs").exists()
+    assert finish(start(folder, "learning_rate", "--lrr", "3"))[0] == 1
+    assert finish(start(folder, "learning_rate", first=stubs))[0] == 0
+
+
 def test_a_stopped_study_goes_on(folder, corpus_flags):
     """One task of an array; then all, stopped by Ctrl-C; then the rest, which leaves finished runs alone."""
     logs = folder / "logs" / "study-learning-rate"

@@ -33,9 +33,11 @@ def test_tensorboard_reads_what_metrics_csv_has(tmp_path, train):
     pytest.importorskip("tensorboard", reason="pip install tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = train_in_two_parts(tmp_path, train, "--tensorboard")
+    run = train_in_two_parts(tmp_path, train, "--procs", "2", "--tensorboard")
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     found = {(name, event.step): event.value for name in events.Tags()["scalars"] for event in events.Scalars(name)}
+    assert json.loads(events.Tensors("config/text_summary")[-1].tensor_proto.string_val[0])["world_size"] == 2
+    assert len(list(run.glob("events.out.*"))) == 2        # one process, twice
     assert found.keys() == expected(run).keys()
     assert all(math.isclose(found[key], value, rel_tol=1e-6) for key, value in expected(run).items())      # it keeps fp32
     assert sum(len(events.Scalars(name)) for name in events.Tags()["scalars"]) == len(found)
@@ -64,16 +66,22 @@ def wandb_records(path):
 def test_wandb_offline_has_what_metrics_csv_has(tmp_path, train):
     pytest.importorskip("wandb", reason="pip install wandb")
 
-    run = train_in_two_parts(tmp_path, train, "--wandb", "translator", env=os.environ | {"WANDB_MODE": "offline", "WANDB_SILENT": "true"})
-    found, ids = {}, set()
+    key = "0123456789abcdef" * 2 + "01234567"               # of the length of a real one
+    run = train_in_two_parts(tmp_path, train, "--procs", "2", "--wandb", "translator",
+                             env=os.environ | {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_API_KEY": key})
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
+    found, ids, config = {}, set(), {}
     for file in sorted(run.glob("wandb/offline-run-*/run-*.wandb"), key=lambda file: file.stat().st_mtime):
         for record in wandb_records(file):
             if record.run.run_id:
                 ids.add((record.run.project, record.run.run_id))
+                config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
             if record.history.item:
                 row = {(item.nested_key[0] if item.nested_key else item.key): json.loads(item.value_json) for item in record.history.item}
                 found |= {(name, int(row["_step"])): value for name, value in row.items() if name[0] != "_"}
     assert len(ids) == 1 and next(iter(ids))[0] == "translator"
+    assert {key: config[key] for key in ("mode", "world_size", "flags")} == {
+        key: value for key, value in json.loads((run / "config.json").read_text()).items() if key in ("mode", "world_size", "flags")}
     assert found == expected(run) | {key: value for key, value in found.items() if key[1] == 12 and key not in expected(run)}
 
 
@@ -98,6 +106,15 @@ def test_a_finished_run_that_is_resumed_is_as_it_was(tmp_path, train):
     assert (run / "metrics.csv").read_text() == before["metrics.csv"] and (run / "translations.txt").read_text() == before["translations.txt"]
     now, then = (json.loads(text) for text in ((run / "summary.json").read_text(), before["summary.json"]))
     assert now["epochs"] == then["epochs"] and now["test_bleu"] == then["test_bleu"] and len(then["epochs"]) == 1
+
+
+def test_an_evaluation_within_an_epoch_is_in_its_record(tmp_path, train):
+    """Where evaluations do not fall on the ends of epochs, the latest before one counts."""
+    done = train(tmp_path, "--run", "seen", "--steps", "8", "--eval-every", "5", "--save-every", "3")
+    assert done.returncode == 0, done.stderr
+    assert train(tmp_path, "--resume", "logs/seen", "--steps", "9").returncode == 0
+    [row] = json.loads((tmp_path / "logs/seen/summary.json").read_text())["epochs"]
+    assert row["step"] == 9 and row["valid_loss"] == pytest.approx(float(read_metrics(tmp_path / "logs/seen")[-1]["valid_loss"]), abs=1e-6)
 
 
 def test_the_record_of_each_epoch(tmp_path, train):

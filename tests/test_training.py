@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 
+import runs
 from conftest import ROOT, SMALL, children_of, mathematics, read_metrics, run_script, wait_for
 
 def test_one_and_two_processes_compute_the_same(tmp_path, train):
@@ -225,3 +226,22 @@ def test_two_runs_at_once_do_not_disturb_each_other(tmp_path, small_corpus):
     runs = sorted((tmp_path / "logs").iterdir())
     assert len(runs) == 2
     assert mathematics(read_metrics(runs[0])) == mathematics(read_metrics(runs[1]))
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+def test_mfu_is_the_models_operations_over_those_that_the_hardware_could_do(tmp_path, train, procs):
+    """Counting real tokens only; --peak-tflops is of one device."""
+    done = train(tmp_path, "--benchmark", "--steps", "40", "--peak-tflops", "0.01", "--procs", procs)
+    assert done.returncode == 0, done.stderr
+    speed, mfu, peak = (float(number.replace(",", "")) for number in re.search(
+        r"([\d,]+) source\+target tokens/s, MFU ([\d.]+)% of ([\d,]+) GFLOP/s", done.stdout).groups())
+    assert peak == 10 * procs and not (tmp_path / "logs").exists()
+    # A layer's products, forward and backward: those with weights for each token, and the vocabulary's for half of them.
+    weights = 3 * 2 * (6 * 32 * 32 + 2 * 32 * 64 + 300 * 32 / 2)
+    assert mfu / 100 * peak * 1e9 / speed == pytest.approx(weights, rel=0.25)      # attention's scores and the medians make the rest
+
+
+@pytest.mark.parametrize("name, tflops", [("NVIDIA H200", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA L40S", 362), ("NVIDIA L4", 121)])
+def test_the_peak_of_a_known_gpu(monkeypatch, name, tflops):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: name)
+    assert runs.matrix_rate("cuda", "bf16") == tflops * 1e12
