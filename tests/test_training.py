@@ -238,7 +238,7 @@ def test_mfu_is_the_models_operations_over_those_that_the_hardware_could_do(tmp_
     assert peak == 10 * procs and not (tmp_path / "logs").exists()
     # A layer's products, forward and backward: those with weights for each token, and the vocabulary's for half of them.
     weights = 3 * 2 * (6 * 32 * 32 + 2 * 32 * 64 + 300 * 32 / 2)
-    assert mfu / 100 * peak * 1e9 / speed == pytest.approx(weights, rel=0.25)      # attention's scores and the medians make the rest
+    assert weights < mfu / 100 * peak * 1e9 / speed < 1.5 * weights         # attention's scores come to it
 
 
 @pytest.mark.parametrize("name, tflops", [("NVIDIA H200", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA L40S", 362), ("NVIDIA L4", 121)])
