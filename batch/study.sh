@@ -3,7 +3,7 @@
 DATA=${DATA:-phrasebook} DEVICE=${DEVICE:-cpu}
 if [ "$DEVICE" = cuda ]; then MODE=ddp; else MODE=cpu; fi        # for studies that are not about the mode
 if [ -f .venv/bin/activate ]; then . .venv/bin/activate; fi      # EDIT: or module load, conda activate
-case " $* " in *" --help "* | *" -h "*) sed -n '/^# What/,/^#SBATCH/{/^#SBATCH/!s/^# \{0,1\}//p;}' "$0"; exit ;; esac
+case " $* " in *" --help "* | *" -h "*) sed -n '/^# What/,/^#S/{/^#S/!s/^# \{0,1\}//p;}' "$0"; exit ;; esac
 again="started again as before, $STUDY goes on where it stopped"
 number=0 folders='' child='' under=''
 
