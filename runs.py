@@ -185,11 +185,14 @@ class Run:
     def record_epoch(self, step: int, sums: tuple, valid: dict) -> None:
         """Adds a step's `sums`, in the order of EPOCH_SUMS; at the end of an epoch, or of the run, they become a row."""
         epoch = {name: self.progress["epoch"][name] + more for name, more in zip(EPOCH_SUMS, sums)}
-        self.progress |= {"epoch": epoch, "unfinished": []} | ({"evaluated": valid} if valid else {})
+        self.progress |= {"epoch": epoch, "unfinished": []}
+        latest = valid or self.progress["evaluated"]
+        if step % self.args.eval_every == 0:               # an evaluation for being last is not one if resumed
+            self.progress["evaluated"] = latest
         if step % len(self.batches) and step != self.last:
             return
         row = {"epoch": -(-step // len(self.batches)), "step": step, "train_loss": epoch["nll"] / epoch["targets"]}
-        row |= self.progress["evaluated"]
+        row |= latest
         row |= {"seconds": round(epoch["seconds"], 2), "samples_per_second": round(epoch["samples"] / epoch["seconds"], 1),
                 "tokens_per_second": round(epoch["tokens"] / epoch["seconds"]), "memory_mib": round(peak_memory())}
         if step % len(self.batches):

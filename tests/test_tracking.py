@@ -109,12 +109,16 @@ def test_a_finished_run_that_is_resumed_is_as_it_was(tmp_path, train):
 
 
 def test_an_evaluation_within_an_epoch_is_in_its_record(tmp_path, train):
-    """Where evaluations do not fall on the ends of epochs, the latest before one counts."""
-    done = train(tmp_path, "--run", "seen", "--steps", "8", "--eval-every", "5", "--save-every", "3")
-    assert done.returncode == 0, done.stderr
-    assert train(tmp_path, "--resume", "logs/seen", "--steps", "9").returncode == 0
-    [row] = json.loads((tmp_path / "logs/seen/summary.json").read_text())["epochs"]
-    assert row["step"] == 9 and row["valid_loss"] == pytest.approx(float(read_metrics(tmp_path / "logs/seen")[-1]["valid_loss"]), abs=1e-6)
+    """Where evaluations do not fall on the ends of epochs, the latest before one counts; also across a stop."""
+    how = ["--batch-tokens", "2048", "--eval-every", "7"]
+    assert train(tmp_path, "--run", "seen", "--steps", "9", *how).returncode == 0
+    assert train(tmp_path, "--resume", "logs/seen", "--steps", "45").returncode == 0
+    rows = json.loads((tmp_path / "logs/seen/summary.json").read_text())["epochs"]
+    evaluated = {int(row["step"]): float(row["valid_loss"]) for row in read_metrics(tmp_path / "logs/seen") if row["valid_loss"]}
+    del evaluated[9]                                       # an unbroken run would not have had it
+    assert rows[-1]["step"] == 45 and rows[0]["step"] > 9 and any(row["step"] % 7 for row in rows[:-1])
+    for row in rows:
+        assert row["valid_loss"] == pytest.approx(evaluated[max(step for step in evaluated if step <= row["step"])], abs=1e-6)
 
 
 def test_the_record_of_each_epoch(tmp_path, train):
