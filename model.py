@@ -82,9 +82,9 @@ def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> 
     if mask is not None:
         # The lowest finite number, not -inf: a sentence that is all padding gets equal weights, not NaN.
         scores = scores.where(mask, torch.finfo(scores.dtype).min)
-    # Padded to a vector, softmax of short rows is up to ten times as fast; for few rows padding costs more.
+    # Padded to a vector, softmax of short rows is up to ten times as fast.
     src = scores.shape[-1]
-    if src < 16 and len(scores) > 8 and not torch.compiler.is_compiling():
+    if src < 16 and not torch.compiler.is_compiling():
         scores = F.pad(scores, (0, 16 - src), value=-math.inf)
     # In fp32: that is more exact, and for rows this short several times as fast as in bf16.
     p = scores.softmax(dim=-1, dtype=torch.float32)
@@ -109,10 +109,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """x: (batch, tgt, d_model) attends to k, v of `keys_values` where `mask` allows; same shape out."""
         q = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)   # (batch, heads, tgt, d_head)
-        if q.device.type == "cpu" and (q.dtype == torch.bfloat16 or q.shape[2] < 8):
-            # Measured: on a CPU the fused kernel is far slower than matrix products for sentences in bf16,
-            # and in fp32 for the one query, or the few, of a step of decoding.
-            y = scaled_dot_product(q.to(k.dtype), k, v, mask).to(q.dtype)
+        if q.device.type == "cpu" and q.dtype == torch.bfloat16:            # where the fused kernel is far slower
+            y = scaled_dot_product(q, k, v, mask)
         else:
             y = F.scaled_dot_product_attention(q, k, v, mask)
         return self.out(y.transpose(1, 2).flatten(2))                       # (batch, tgt, d_model)
@@ -164,26 +162,11 @@ class DecoderLayer(nn.Module):
         self.feed_forward = feed_forward(config)
         self.residuals = nn.ModuleList(Residual(config) for _ in range(3))
 
-    def forward(self, x: Tensor, mask: Tensor | None, memory: Tensor, memory_mask: Tensor, past: Tensor | None = None):
-        """x: (batch, tgt, d_model); memory: (batch, src, d_model). Returns the shape of x.
-
-        memory may also be its keys and values, (2, batch, heads, src, d_head), worked out before.
-        past: (2, batch, heads, all, d_head), keys and values of earlier positions; those of x fill its last ones.
-        """
-        def attend_to_self(y: Tensor) -> Tensor:
-            kv = self.self_attention.keys_values(y)
-            if past is not None:
-                for cache, new in zip(past, kv):
-                    cache[:, :, -y.shape[1] :] = new
-                kv = past
-            return self.self_attention(y, *kv, mask)
-
-        def attend_to_source(y: Tensor) -> Tensor:
-            kv = memory if memory.dim() == 5 else self.cross_attention.keys_values(memory)
-            return self.cross_attention(y, *kv, memory_mask)
-
-        x = self.residuals[0](x, attend_to_self)
-        x = self.residuals[1](x, attend_to_source)
+    def forward(self, x: Tensor, mask: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
+        """x: (batch, tgt, d_model); memory: (batch, src, d_model). Returns the shape of x."""
+        attend, look = self.self_attention, self.cross_attention
+        x = self.residuals[0](x, lambda y: attend(y, *attend.keys_values(y), mask))
+        x = self.residuals[1](x, lambda y: look(y, *look.keys_values(memory), memory_mask))
         return self.residuals[2](x, self.feed_forward)
 
 
