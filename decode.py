@@ -35,7 +35,7 @@ def translate(model, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty
     config, device = model.config, src.device
     if not 1 <= beam <= config.vocab_size // 2:
         raise ValueError(f"beam {beam}: it must be from 1 to half the vocabulary, {config.vocab_size // 2}")
-    batch, vocabulary = len(src), config.vocab_size
+    batch = len(src)
     limit = ((src != config.pad).sum(1) * 2 + 8).clamp(max=config.max_length)           # longest target allowed
     longest = int(limit.max())
     decoder = Decoder(model, src, beam, longest)
@@ -48,15 +48,15 @@ def translate(model, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty
     scores[:, 0] = 0                                                    # all begin alike: keep one
 
     for position in range(longest):
-        x = decoder.step(ids[:, :, -1], position)                               # (live, beam, d_model)
+        x = decoder.step(ids[:, :, -1])                                         # (live, beam, d_model)
         # Of 2 * beam candidates at most beam end the sentence, so at least beam are left to go on with.
         best = []
         for some, so_far in zip(x.split(together), scores.split(together)):
-            p = project(some).softmax(-1, dtype=torch.float32)                  # (together, beam, vocabulary)
+            p = project(some).softmax(-1, dtype=torch.float32)                  # (together, beam, vocabulary), whole blocks
             p[:, :, config.pad] = p[:, :, config.bos] = 0
-            best.append(largest(p, so_far, 2 * beam if beam > 1 else 1))
+            best.append(continuations(p, so_far, 2 * beam if beam > 1 else 1))
         score, parent, token = (torch.cat(of) for of in zip(*best))             # (live, candidates), best first
-        token.clamp_(max=vocabulary - 1)                                        # where all else has probability 0
+        token.clamp_(max=config.vocab_size - 1)                                  # where all else has probability 0
 
         ends = token == config.eos
         cut = (limit <= position + 1)[:, None]                                  # no room for more
@@ -70,8 +70,8 @@ def translate(model, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty
         order = ends.int().sort(dim=1, stable=True).indices[:, :beam]           # those that go on, best first
         token, scores, parent = (of.gather(1, order) for of in (token, score, parent))
         ids = torch.cat([take(ids, parent), token[:, :, None]], dim=-1)
-        decoder.follow(parent)
-        keep = [row for row, (s, full) in enumerate(zip(live, cut[:, 0].tolist())) if len(done[s]) < beam and not full]
+        decoder.reorder(parent)
+        keep = [row for row, (s, at_limit) in enumerate(zip(live, cut[:, 0].tolist())) if len(done[s]) < beam and not at_limit]
         if not keep:
             break
         if len(keep) < 0.8 * len(live):                                         # else moving costs more than it saves
@@ -87,91 +87,84 @@ def translate(model, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty
 class Decoder:
     """The decoder of a model, a position at a time: it keeps keys and values of what is there (a KV cache).
 
-    Each position has a column of the cache for each hypothesis. None is ever moved when the beam is sorted
-    anew: a hypothesis knows its lineage, the columns that it comes from, and attends to those. What all
-    sentences have in one column lies together in memory: that halves the time of writing and of attending.
+    Each position has a column of the cache for each hypothesis. Sorting the beam anew moves no column: a
+    hypothesis knows its lineage, the columns that it comes from, and attends to those. What all sentences
+    have in one column lies together in memory: that halves the time of writing and of attending.
     """
 
     def __init__(self, model, src: Tensor, beam: int, length: int):
         """src: (batch, src) ids, of which up to `length` target tokens will be written for each of `beam` hypotheses."""
         self.model, self.beam, self.heads = model, beam, model.config.heads
         encoded, mask = model.encode(src)
-        # In fp32 on a CPU: products of so few rows take half as long as in bf16.
-        dtype = torch.float32 if src.device.type == "cpu" else encoded.dtype
-        # (2, batch, heads, src, d_head)
-        self.memory = [torch.stack(layer.cross_attention.keys_values(encoded)).to(dtype) for layer in model.decoder]
-        # Masks are added to the scores: 0, or the lowest number for what is not attended to.
-        padding = encoded.new_zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+        # Keys and values in fp32: on a CPU products of so few rows take half as long as in bf16.
+        memory = (torch.stack(layer.cross_attention.keys_values(encoded)).float() for layer in model.decoder)
+        self.memory = list(memory)                                              # (2, batch, heads, src, d_head)
+        # Masks are added to the scores. Padding gets the lowest number, not -inf: a sentence may be all padding.
+        padding = torch.zeros(mask.shape, device=src.device).masked_fill(~mask, torch.finfo(torch.float32).min)
         self.padding = padding.repeat(1, self.heads, 1, 1)                      # (batch, heads, 1, src)
         shape = (2, length * beam, len(src), self.heads, self.memory[0].shape[-1])
-        self.past = [encoded.new_empty(shape, dtype=dtype) for _ in model.decoder]
+        self.past = [padding.new_empty(shape) for _ in model.decoder]
         self.lineage = padding.new_full((len(src), beam, length * beam), -math.inf)
-        self.own = torch.eye(beam, dtype=dtype, device=src.device).log()
+        self.filled = 0                                                         # columns
 
-    def step(self, ids: Tensor, position: int) -> Tensor:
-        """ids: (live, beam), the last token of each hypothesis, at `position`. Returns (live, beam, d_model), to project."""
-        live, first = len(ids), position * self.beam
-        new = slice(first, first + self.beam)
-        self.filled = new.stop
-        self.lineage[:, :, new] = self.own
-        lineage = self.lineage[:, None, :, : self.filled].expand(-1, self.heads, -1, -1).flatten(0, 1)
-        padding = self.padding.flatten(0, 1)
-        # Hypotheses come before sentences: keys and queries of a head are then products of a batch as they lie.
+    def step(self, ids: Tensor) -> Tensor:
+        """ids: (live, beam), the last token of each hypothesis. Returns (live, beam, d_model), to be projected."""
+        live, position = len(ids), self.filled // self.beam
+        new = slice(self.filled, self.filled + self.beam)
+        self.filled += self.beam
+        self.lineage[:live, :, new].diagonal(dim1=1, dim2=2).zero_()            # each attends to itself
+        lineage = self.lineage[:live, None, :, : self.filled].expand(-1, self.heads, -1, -1).flatten(0, 1)
+        padding = self.padding[:live].flatten(0, 1)
+        # (beam, live, d_model), hypotheses first: so (live, heads) is the batch of one product, and nothing is copied.
         x = self.model.embed(ids.t().reshape(-1, 1), position).view(self.beam, live, -1)
         for layer, memory, cache in zip(self.model.decoder, self.memory, self.past):
 
             def attend_to_past(y: Tensor) -> Tensor:
                 kv = layer.self_attention.key_value(y).view(self.beam, live, 2, self.heads, -1)
-                cache[:, new] = kv.permute(2, 0, 1, 3, 4)
-                kv = cache[:, : self.filled].flatten(2, 3).transpose(1, 2)
+                cache[:, new, :live] = kv.permute(2, 0, 1, 3, 4)
+                kv = cache[:, : self.filled, :live].flatten(2, 3).transpose(1, 2)
                 return attend(layer.self_attention, y, kv, lineage)
 
             def attend_to_source(y: Tensor) -> Tensor:
-                return attend(layer.cross_attention, y, memory.flatten(1, 2), padding)
+                return attend(layer.cross_attention, y, memory[:, :live].flatten(1, 2), padding)
 
             x = layer.residuals[0](x, attend_to_past)
             x = layer.residuals[1](x, attend_to_source)
             x = layer.residuals[2](x, layer.feed_forward)
         return self.model.decoder_norm(x).transpose(0, 1)
 
-    def follow(self, parent: Tensor) -> None:
-        """parent: (live, beam), which hypothesis each one goes on from."""
+    def reorder(self, parent: Tensor) -> None:
+        """parent: (live, beam), the hypothesis that each one goes on from."""
         if self.beam > 1:
-            self.lineage[:, :, : self.filled] = take(self.lineage[:, :, : self.filled], parent)
+            lineage = self.lineage[: len(parent), :, : self.filled]
+            lineage.copy_(take(lineage, parent))
 
     def keep(self, rows: list[int]) -> None:
         """Sentence rows[i] is sentence i from now on; those that are not in `rows` are finished."""
         places = [i for i, row in enumerate(rows) if i != row]
         moved = [rows[i] for i in places]
-
-        def kept(of: Tensor, dim: int) -> Tensor:
-            by_row = of.movedim(dim, 0)
-            by_row[places] = by_row[moved]
-            return of.narrow(dim, 0, len(rows))
-
-        self.padding, self.lineage = kept(self.padding, 0), kept(self.lineage, 0)
-        self.memory = [kept(kv, 1) for kv in self.memory]
-        for cache in self.past:
-            kept(cache[:, : self.filled], 2)
-        self.past = [cache.narrow(2, 0, len(rows)) for cache in self.past]
+        memory, past = (kv.movedim(1, 0) for kv in self.memory), (kv[:, : self.filled].movedim(2, 0) for kv in self.past)
+        for by_sentence in (self.padding, self.lineage, *memory, *past):
+            by_sentence[places] = by_sentence[moved]
 
 
 def attend(attention, x: Tensor, kv: Tensor, mask: Tensor) -> Tensor:
-    """Multi-head attention (section 3.2.2) of one position: with a beam of 1 there is one query for each head.
+    """Multi-head attention (section 3.2.2) of one position of each hypothesis.
 
-    x: (beam, live, d_model); kv: (2, live * heads, columns, d_head); mask: (live * heads, 1 or beam, columns).
+    x: (beam, live, d_model); kv: (2, live * heads, n, d_head), what is attended to; mask, added to the scores:
+    (live * heads, 1 or beam, n). Returns the shape of x.
     """
     k, v = kv
     q = attention.query(x).to(k.dtype).view(len(x), -1, k.shape[-1]).transpose(0, 1)    # (live * heads, beam, d_head)
     scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=k.shape[-1] ** -0.5)
-    short = NARROW - scores.shape[-1]
-    p = (F.pad(scores, (0, short), value=-math.inf) if short > 0 and len(k) > 32 else scores).softmax(-1, dtype=torch.float32)
-    y = torch.bmm(p[..., : k.shape[1]].to(v.dtype), v)
-    return attention.out(y.transpose(0, 1).reshape(x.shape).to(x.dtype))
+    if (short := NARROW - scores.shape[-1]) > 0 and len(scores) > 32:                   # for few rows padding costs more
+        scores = F.pad(scores, (0, short), value=-math.inf)
+    y = torch.bmm(scores.softmax(-1)[..., : k.shape[1]], v).transpose(0, 1).reshape(x.shape)
+    return attention.out(y.to(x.dtype))
 
 
 def projection(model) -> dict[str, Tensor]:
-    """Weight and bias that give logits, with tokens of -inf that make the vocabulary a multiple of `largest`'s BLOCK."""
+    """Weight and bias that give logits, with tokens of -inf that make the vocabulary a multiple of BLOCK."""
     extra = -model.config.vocab_size % BLOCK
     weight = F.pad(model.embedding.weight, (0, 0, 0, extra))
     return {"weight": weight, "bias": F.pad(weight.new_zeros(model.config.vocab_size), (0, extra), value=-math.inf)}
@@ -182,20 +175,20 @@ def take(of: Tensor, rows: Tensor) -> Tensor:
     return of.gather(1, rows[:, :, None].expand(-1, -1, of.shape[2]))
 
 
-def largest(p: Tensor, scores: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The `k` best ways to go on for each sentence: their scores, hypotheses and tokens, (batch, k), best first.
+def continuations(p: Tensor, scores: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The `k` best ways to go on with each sentence: their scores, hypotheses and tokens, (batch, k), best first.
 
     p: (batch, beam, vocabulary), whole blocks, probabilities; scores: (batch, beam), what is added to their logarithms.
-    They are in the k blocks that have the largest maxima: only those need sorting, a fraction of p.topk(k)'s work.
+    The best are in the k blocks that have the largest maxima: only those need sorting, a fraction of p.topk(k)'s work.
     """
     blocks = p.unflatten(-1, (-1, BLOCK))                                       # (batch, beam, blocks, BLOCK)
-    each = blocks.shape[2]
+    per_hypothesis = blocks.shape[2]
     maxima = blocks.amax(-1).log_().add_(scores[:, :, None]).flatten(1)         # (batch, beam * blocks)
-    best = maxima.topk(min(k, maxima.shape[1])).indices                         # (batch, k)
-    candidates = take(blocks.flatten(1, 2), best).log_() + scores.gather(1, best // each)[:, :, None]
-    values, places = candidates.flatten(1).topk(k)
-    best = best.gather(1, places // BLOCK)
-    return values, best // each, best % each * BLOCK + places % BLOCK
+    block = maxima.topk(min(k, maxima.shape[1])).indices                        # (batch, k)
+    found = take(blocks.flatten(1, 2), block).log_() + scores.gather(1, block // per_hypothesis)[:, :, None]
+    values, places = found.flatten(1).topk(k)
+    block = block.gather(1, places // BLOCK)
+    return values, block // per_hypothesis, block % per_hypothesis * BLOCK + places % BLOCK
 
 
 @torch.inference_mode()
@@ -235,9 +228,9 @@ class Int8Linear(nn.Module):
         scale = weight.abs().amax(1).clamp_min(1e-12) / 127
         with warnings.catch_warnings(action="ignore"):     # such tensors are to go from PyTorch, some day
             int8 = torch.quantize_per_channel(weight, scale, torch.zeros(len(scale), dtype=torch.long), 0, torch.qint8)
-        # For the many outputs of the projection oneDNN is up to a third faster; for few its calls cost more.
-        engine = torch.backends.quantized.engine
-        torch.backends.quantized.engine = "onednn" if len(weight) >= 2048 else engine
+        # For thousands of outputs, as the projection has, oneDNN is up to a third faster; else a call costs more.
+        engine, large = torch.backends.quantized.engine, len(weight) >= 2048
+        torch.backends.quantized.engine = "onednn" if large and "onednn" in torch.backends.quantized.supported_engines else engine
         self.packed = torch.ops.quantized.linear_prepack(int8, bias)
         torch.backends.quantized.engine = engine
 

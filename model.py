@@ -72,16 +72,15 @@ class Dropout(nn.Module):
         return x * keep.to(x.dtype).mul_(256 / (256 - dropped))
 
 
-def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d_head)) v (section 3.2.1), written out.
 
     q: (batch, heads, tgt, d_head); k, v: (batch, heads, src, d_head); mask: True where attention is
     allowed, broadcastable to (batch, heads, tgt, src). Returns (batch, heads, tgt, d_head).
     """
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)            # (batch, heads, tgt, src)
-    if mask is not None:
-        # The lowest finite number, not -inf: a sentence that is all padding gets equal weights, not NaN.
-        scores = scores.where(mask, torch.finfo(scores.dtype).min)
+    # The lowest finite number, not -inf: a sentence that is all padding gets equal weights, not NaN.
+    scores = scores.where(mask, torch.finfo(scores.dtype).min)
     # Padded to a vector, softmax of short rows is up to ten times as fast.
     src = scores.shape[-1]
     if src < 16 and not torch.compiler.is_compiling():
@@ -106,7 +105,7 @@ class Attention(nn.Module):
         k, v = self.key_value(x).chunk(2, dim=-1)
         return tuple(y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (k, v))
 
-    def forward(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """x: (batch, tgt, d_model) attends to k, v of `keys_values` where `mask` allows; same shape out."""
         q = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)   # (batch, heads, tgt, d_head)
         if q.device.type == "cpu" and q.dtype == torch.bfloat16:            # where the fused kernel is far slower
@@ -145,7 +144,7 @@ class EncoderLayer(nn.Module):
         self.feed_forward = feed_forward(config)
         self.residuals = nn.ModuleList(Residual(config) for _ in range(2))
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """x: (batch, src, d_model); mask: see `scaled_dot_product`. Returns the shape of x."""
         attend = self.attention
         x = self.residuals[0](x, lambda y: attend(y, *attend.keys_values(y), mask))
@@ -164,9 +163,9 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
         """x: (batch, tgt, d_model); memory: (batch, src, d_model). Returns the shape of x."""
-        attend, look = self.self_attention, self.cross_attention
-        x = self.residuals[0](x, lambda y: attend(y, *attend.keys_values(y), mask))
-        x = self.residuals[1](x, lambda y: look(y, *look.keys_values(memory), memory_mask))
+        past, source = self.self_attention, self.cross_attention
+        x = self.residuals[0](x, lambda y: past(y, *past.keys_values(y), mask))
+        x = self.residuals[1](x, lambda y: source(y, *source.keys_values(memory), memory_mask))
         return self.residuals[2](x, self.feed_forward)
 
 
