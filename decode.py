@@ -24,13 +24,14 @@ NARROW = 16                    # a vector: softmax of shorter rows is up to ten 
 
 
 @torch.inference_mode()
-def translate(model, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty: float = 2.0):
+def translate(model, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty: float = 2.0, others: Iterable = ()):
     """Beam search over a batch; with beam 1, greedy decoding (section 6.1, with Wu et al., 2016).
 
     src: (batch, src) ids, padded at the end. Returns for each sentence its `n_best` hypotheses, best
     first, as (score, ids): the log-probability over length ** length_penalty, and the target ids
     without bos and eos. What a sentence gets does not depend on the others in its batch (in int8: hardly).
     The default penalty is what was best on Multi30k's validation part, where 1 gave translations 5 % too short.
+    others: models with the same vocabulary, to translate with as an ensemble: all their probabilities are averaged.
     """
     config, device = model.config, src.device
     if not 1 <= beam <= config.vocab_size // 2:
@@ -38,8 +39,7 @@ def translate(model, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty
     batch = len(src)
     limit = ((src != config.pad).sum(1) * 2 + 8).clamp(max=config.max_length)           # longest target allowed
     longest = int(limit.max())
-    decoder = Decoder(model, src, beam, longest)
-    project = model.projection or partial(F.linear, **projection(model))
+    decoders = [Decoder(each, src, beam, longest) for each in (model, *others)]
     together = max(1, ROWS // beam) if device.type == "cpu" else batch
     done = [[] for _ in range(batch)]                                   # finished (score, ids)
     live = list(range(batch))                                           # the sentence of each row
@@ -48,12 +48,12 @@ def translate(model, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty
     scores[:, 0] = 0                                                    # all begin alike: keep one
 
     for position in range(longest):
-        x = decoder.step(ids[:, :, -1])                                         # (live, beam, d_model)
+        states = [decoder.step(ids[:, :, -1]) for decoder in decoders]          # (live, beam, d_model) of each
         # Of 2 * beam candidates at most beam end the sentence, so at least beam are left to go on with.
         best = []
-        for some, so_far in zip(x.split(together), scores.split(together)):
-            p = project(some).softmax(-1, dtype=torch.float32)                  # (together, beam, vocabulary), whole blocks
-            p[:, :, config.pad] = p[:, :, config.bos] = 0
+        for so_far, *xs in zip(*(of.split(together) for of in (scores, *states))):
+            p = sum(decoder.probabilities(x) for decoder, x in zip(decoders, xs)) / len(decoders)
+            p[:, :, config.pad] = p[:, :, config.bos] = 0                       # (together, beam, vocabulary), whole blocks
             best.append(continuations(p, so_far, 2 * beam if beam > 1 else 1))
         score, parent, token = (torch.cat(of) for of in zip(*best))             # (live, candidates), best first
         token.clamp_(max=config.vocab_size - 1)                                  # where all else has probability 0
@@ -70,7 +70,8 @@ def translate(model, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty
         order = ends.int().sort(dim=1, stable=True).indices[:, :beam]           # those that go on, best first
         token, scores, parent = (of.gather(1, order) for of in (token, score, parent))
         ids = torch.cat([take(ids, parent), token[:, :, None]], dim=-1)
-        decoder.reorder(parent)
+        for decoder in decoders:
+            decoder.reorder(parent)
         keep = [row for row, (s, at_limit) in enumerate(zip(live, cut[:, 0].tolist())) if len(done[s]) < beam and not at_limit]
         if not keep:
             break
@@ -80,7 +81,8 @@ def translate(model, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty
             rows = [row if row in keep else next(last) for row in range(len(keep))]
             live = [live[row] for row in rows]
             ids, scores, limit = (of[rows] for of in (ids, scores, limit))
-            decoder.keep(rows)
+            for decoder in decoders:
+                decoder.keep(rows)
     return [sorted(found, key=lambda h: -h[0])[:n_best] for found in done]
 
 
@@ -106,9 +108,10 @@ class Decoder:
         self.past = [padding.new_empty(shape) for _ in model.decoder]
         self.lineage = padding.new_full((len(src), beam, length * beam), -math.inf)
         self.filled = 0                                                         # columns
+        self.project = model.projection or partial(F.linear, **projection(model))
 
     def step(self, ids: Tensor) -> Tensor:
-        """ids: (live, beam), the last token of each hypothesis. Returns (live, beam, d_model), to be projected."""
+        """ids: (live, beam), the last token of each hypothesis. Returns (live, beam, d_model), for `probabilities`."""
         live, position = len(ids), self.filled // self.beam
         new = slice(self.filled, self.filled + self.beam)
         self.filled += self.beam
@@ -132,6 +135,10 @@ class Decoder:
             x = layer.residuals[1](x, attend_to_source)
             x = layer.residuals[2](x, layer.feed_forward)
         return self.model.decoder_norm(x).transpose(0, 1)
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """Of the next token, from rows that `step` gave: (rows, beam, vocabulary), which ends with a whole BLOCK."""
+        return self.project(x).softmax(-1, dtype=torch.float32)
 
     def reorder(self, parent: Tensor) -> None:
         """parent: (live, beam), the hypothesis that each one goes on from."""
@@ -304,9 +311,9 @@ def sort_into_batches(sentences: list[list[int]], most: int = 128, tokens: int =
     return batches
 
 
-def translate_batch(model, sentences: list[list[int]], beam: int, n_best: int = 1) -> list[list[tuple[float, list[int]]]]:
+def translate_batch(model, sentences: list[list[int]], beam: int, n_best: int = 1, **how) -> list[list[tuple[float, list[int]]]]:
     """`model.translate` of token ids, longest first, to which the mark of the end is added."""
     src = torch.full((len(sentences), len(sentences[0]) + 1), model.config.pad)
     for row, ids in enumerate(sentences):
         src[row, : len(ids) + 1] = torch.tensor([*ids, model.config.eos])
-    return model.translate(src.to(next(model.parameters()).device), beam, n_best)
+    return model.translate(src.to(next(model.parameters()).device), beam, n_best, **how)

@@ -18,6 +18,9 @@ from torch import Tensor, nn
 
 import decode
 
+# On an H100 PyTorch would take cuDNN's attention, which makes a plan for each new shape: batches have many.
+torch.backends.cuda.enable_cudnn_sdp(False)
+
 
 @dataclass
 class ModelConfig:
@@ -182,6 +185,7 @@ class SummedCrossEntropy(torch.autograd.Function):
         """x: (tokens, d_model); weight: (vocabulary, d_model); target: (tokens,). Returns (loss, nll)."""
         with torch.autocast(x.device.type, enabled=False):
             w, uniform = weight.to(x.dtype), smoothing / len(weight)
+            block = block if x.device.type == "cpu" else 4 * block              # what fits a cache; fewer kernels
             d_x, d_weight = torch.empty_like(x), torch.zeros_like(weight)
             nll = log_z = torch.zeros((), device=x.device)
             for rows, d_rows, t in zip(x.split(block), d_x.split(block), target.split(block)):
@@ -213,6 +217,12 @@ def sinusoids(length: int, d_model: int) -> Tensor:
     return torch.stack([(position * frequency).sin(), (position * frequency).cos()], dim=-1).flatten(1)
 
 
+def lower(x: Tensor) -> Tensor:
+    """Under autocast, x in its precision: the sum that runs through all layers, and on GPUs norms, else stay in fp32."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
 class Transformer(nn.Module):
     """Encoder and decoder (figure 1), with one matrix for both embeddings and the projection (3.4)."""
 
@@ -239,10 +249,7 @@ class Transformer(nn.Module):
     def embed(self, ids: Tensor, first: int = 0) -> Tensor:
         """ids: (batch, length), at positions from `first` on, to (batch, length, d_model)."""
         x = self.embedding(ids) * self.config.d_model**0.5
-        x = self.dropout(x + self.positions[first : first + ids.shape[1]])
-        # Under autocast the sum that runs through all layers is kept in the lower precision as well.
-        on = torch.is_autocast_enabled(x.device.type)
-        return x.to(torch.get_autocast_dtype(x.device.type)) if on else x
+        return lower(self.dropout(x + self.positions[first : first + ids.shape[1]]))
 
     def encode(self, src: Tensor) -> tuple[Tensor, Tensor]:
         """src: (batch, src) ids. Returns the memory (batch, src, d_model) and its mask (batch, 1, 1, src)."""
@@ -250,10 +257,12 @@ class Transformer(nn.Module):
         x = self.embed(src)
         for layer in self.encoder:
             x = layer(x, mask)
-        return self.encoder_norm(x), mask
+        return lower(self.encoder_norm(x)), mask
 
     def states(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> tuple[Tensor, Tensor]:
         """What the projection makes each target token from, (tokens, d_model), and these tokens; see `forward`."""
+        # First of all: on a GPU the program waits here until it knows how many they are.
+        real = (tgt_out != self.config.pad).flatten().nonzero()[:, 0]
         memory, memory_mask = self.encode(src)
         length = tgt_in.shape[1]
         # Padding comes last, so hiding what comes later hides it too from every token that counts.
@@ -261,8 +270,7 @@ class Transformer(nn.Module):
         x = self.embed(tgt_in)
         for layer in self.decoder:
             x = layer(x, causal, memory, memory_mask)
-        x = self.decoder_norm(x)
-        real = (tgt_out != self.config.pad).flatten().nonzero()[:, 0]
+        x = lower(self.decoder_norm(x))
         return x.flatten(0, 1).index_select(0, real), tgt_out.flatten().index_select(0, real)
 
     def forward(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> tuple[Tensor, Tensor, int]:

@@ -299,8 +299,8 @@ class Run:
 
 
 # FLOP/s in bf16 without sparsity, from the makers' data sheets; the first name that the device's has in it counts.
-PEAKS = {"B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12,
-         "L4": 121e12}
+PEAKS = {"B200": 2250e12, "H200 NVL": 835e12, "H200": 989e12, "H100 NVL": 835e12, "H100 PCIe": 756e12, "H100": 989e12,
+         "A100": 312e12, "L40S": 362e12, "L40": 181e12, "L4": 121e12}
 
 
 def matrix_rate(device: str, precision: str) -> float:
@@ -317,6 +317,8 @@ def matrix_rate(device: str, precision: str) -> float:
         if device == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()               # its matrices are not the run's
     return 2 * size**3 / min(times)
 
 

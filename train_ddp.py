@@ -64,6 +64,7 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
     one_node = backend == "gloo" and 1 < world_size == int(os.environ.get("LOCAL_WORLD_SIZE", 0))
     # One node's CPUs need no socket, and with nothing to hide behind the backward pass one bucket is enough.
     replica = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=1 << 20 if one_node else None)
+    replica.broadcast_buffers = False                      # before each step: the only one, positions, never changes
     table = shared_table(store, rank, world_size, sum(p.numel() for p in parameters)) if one_node else None
     if one_node or args.delay_ms and not args.netem:
         replica.register_comm_hook((table, args.delay_ms / 1000), exchange)
@@ -83,7 +84,8 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
                   torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16")):
                 loss, nll, tokens = compiled(*batch)
                 loss.backward()
-            sums += torch.stack([nll.double(), nll.new_tensor(tokens), nll.new_tensor(0)])
+            sums[0] += nll
+            sums[1] += tokens
 
         # --- Synchronise: gradients are averages over the processes; back to sums, divided once
         sums[2] = bool(stop)

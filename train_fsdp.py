@@ -96,7 +96,8 @@ def train(rank: int, world_size: int, args, store, corpus) -> None:
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
                 loss, nll, tokens = compiled(*batch)
             loss.backward()
-            sums += torch.stack([nll.double(), nll.new_tensor(tokens), nll.new_tensor(0)])
+            sums[0] += nll
+            sums[1] += tokens
 
         # --- Synchronise: gradients are averages over the processes; back to sums, divided once
         sums[2] = bool(stop)

@@ -4,6 +4,7 @@
     python translate.py "Ein Hund läuft im Park."         # one sentence
     python translate.py < in.de > out.en                  # as many lines out as in
     python translate.py --score test.de test.en           # BLEU with its sacreBLEU signature
+    python translate.py --checkpoint A --checkpoint B …   # the mean of two models, or more: an ensemble
     python translate.py --attention out.png "Ein Hund."   # a picture of what each word comes from
 """
 
@@ -34,7 +35,8 @@ BLOCK = 20_000               # lines read at a time, so that a file of any size 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", nargs="?", help="a sentence to translate; without it: a prompt, or standard input")
-    parser.add_argument("--checkpoint", help="a .pt file of a run (default: best.pt of the newest run in logs/)")
+    parser.add_argument("--checkpoint", action="append", metavar="FILE",
+                        help="a .pt file of a run; several of one vocabulary: an ensemble (default: best.pt of the newest run in logs/)")
     parser.add_argument("--beam", type=int, default=4, help="hypotheses kept while searching; 1 is greedy (default 4)")
     parser.add_argument("--n-best", type=int, default=1, help="translations to show, with their scores (default 1)")
     parser.add_argument("--score", nargs=2, metavar=("SRC", "REF"), help="translate SRC and score it against REF")
@@ -64,18 +66,21 @@ class Translator:
     """A model ready to translate: text in, text out; many lines on all cores, a process for each, or on the GPU."""
 
     def __init__(self, args: argparse.Namespace):
-        path = args.checkpoint or max(Path("logs").glob("*/best.pt"), key=lambda p: p.stat().st_mtime, default=None)
-        if path is None:
+        newest = sorted(Path("logs").glob("*/best.pt"), key=lambda p: p.stat().st_mtime)[-1:]
+        self.args, self.paths = args, args.checkpoint or newest
+        if not self.paths:
             raise BadInput("there is no checkpoint under logs/ yet; train one, in a few minutes: python train_cpu.py")
         try:
-            model, checkpoint = load_checkpoint(str(path))
+            models, checkpoints = zip(*(load_checkpoint(str(path)) for path in self.paths))
         except (OSError, ValueError) as problem:
             raise BadInput(problem)
-        if 2 * args.beam > model.config.vocab_size:
-            raise BadInput(f"--beam {args.beam}: more than half the vocabulary, {model.config.vocab_size}")
-        self.args, self.path, self.languages = args, path, (checkpoint["flags"]["src"], checkpoint["flags"]["tgt"])
-        self.model, self.bpe = to_decode(model, args.device, args.precision), BPE(checkpoint["bpe"])
-        self.here = partial(translate_batch, self.model, beam=args.beam, n_best=args.n_best)
+        if len({(checkpoint["bpe"], checkpoint["config"]["max_length"]) for checkpoint in checkpoints}) > 1:
+            raise BadInput("--checkpoint: the models of an ensemble need one vocabulary and --max-length; these have different ones")
+        if 2 * args.beam > models[0].config.vocab_size:
+            raise BadInput(f"--beam {args.beam}: more than half the vocabulary, {models[0].config.vocab_size}")
+        self.languages, self.bpe = [checkpoints[0]["flags"][side] for side in ("src", "tgt")], BPE(checkpoints[0]["bpe"])
+        self.model, *others = (to_decode(model, args.device, args.precision) for model in models)
+        self.here = partial(translate_batch, self.model, beam=args.beam, n_best=args.n_best, others=others)
         self.pool = None
         keep_memory()                                      # before the pool forks
 
@@ -123,7 +128,7 @@ def prompt(translator: Translator) -> None:
     except (ImportError, OSError):                         # no such library, or another's file: no history
         readline = None
     src, tgt = translator.languages
-    print(f"{translator.path}: {src} to {tgt}. Type a sentence; q ends.")
+    print(f"{', '.join(map(str, translator.paths))}: {src} to {tgt}. Type a sentence; q ends.")
     try:
         while (line := input(f"{src}> ")).strip() != "q":
             if line.strip():

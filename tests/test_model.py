@@ -136,6 +136,19 @@ def test_scores_of_translations_are_the_models_own(monkeypatch, beam, norm):
             assert score == pytest.approx(-float(nll) / tokens, rel=1e-4)
 
 
+def test_an_ensemble_searches_with_the_mean_of_the_probabilities(model):
+    """The others may have another shape; where the best hypothesis leads, both models are asked at once."""
+    torch.manual_seed(3)
+    other = Transformer(ModelConfig(**CONFIG | dict(layers=1, d_model=48, norm="post"))).eval()
+    src = make_batch()[0]
+    for sentence, [(score, ids)] in zip(src, model.translate(src, beam=4, length_penalty=1.0, others=[other])):
+        target = torch.tensor([ids + [data.EOS]])[:, :min(32, 2 * int((sentence != data.PAD).sum()) + 8)]
+        tgt_in = torch.tensor([[data.BOS, *target[0, :-1]]])
+        each = [F.linear(m.states(sentence[None], tgt_in, target)[0], m.embedding.weight).softmax(-1) for m in (model, other)]
+        p = (sum(each) / 2).gather(1, target[0][:, None])
+        assert score == pytest.approx(p.log().mean().item(), rel=1e-4)
+
+
 @pytest.mark.skipif(not decode.has_int8(), reason="this CPU has no products in int8")
 @pytest.mark.parametrize("vocabulary", [50, 2200])         # few outputs, and many: other kernels
 def test_in_int8_the_model_is_nearly_the_same(vocabulary):

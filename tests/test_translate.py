@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from conftest import ROOT, run_script
 
@@ -64,12 +65,25 @@ def test_in_the_precision_of_the_training_the_translations_are_the_trainings(tra
     assert done.stdout == (trained / "logs" / "first" / "translations.txt").read_bytes(), done.stderr
 
 
+def test_several_checkpoints_are_an_ensemble(trained, tmp_path):
+    checkpoint = torch.load(trained / "logs" / "first" / "best.pt")
+    torch.save(checkpoint | {"model": {name: 0.9 * weight for name, weight in checkpoint["model"].items()}}, tmp_path / "other.pt")
+    first, other = ("--checkpoint", "logs/first/best.pt"), ("--checkpoint", str(tmp_path / "other.pt"))
+    one, same, two = (translate(trained, "Ein Hund läuft im Park.", "--precision", "fp32", "--n-best", "4", *flags)
+                      for flags in (first, first * 2, first + other))
+    assert one.stdout == same.stdout and one.returncode == 0, one.stderr
+    assert two.stdout.count("\n") == 4 and two.stdout != one.stdout, two.stderr
+
+
 def test_what_cannot_be_done_is_said_in_one_line(trained, tmp_path):
     (tmp_path / "zero.pt").write_bytes(b"")
+    checkpoint = torch.load(trained / "logs" / "first" / "best.pt")
+    torch.save(checkpoint | {"bpe": checkpoint["bpe"] + "\n"}, tmp_path / "other.pt")
     for folder, flags, how, expected in [
         (tmp_path, ["Hallo"], {}, "train one, in a few minutes: python train_cpu.py"),
         (trained, ["Hallo", "--checkpoint", "no.pt"], {}, "no.pt"),
         (trained, ["Hallo", "--checkpoint", str(tmp_path / "zero.pt")], {}, "zero.pt: not a whole checkpoint"),
+        (trained, ["Hallo", "--checkpoint", "logs/first/best.pt", "--checkpoint", str(tmp_path / "other.pt")], {}, "different ones"),
         (trained, ["Hallo", "--n-best", "5"], {}, "--n-best 5 with --beam 4"),
         (trained, ["Hallo", "--beam", "2000"], {}, "--beam 2000: more than half the vocabulary"),
         (trained, ["--score", os.devnull + ".de", os.devnull], {}, "cannot be read"),
