@@ -52,7 +52,8 @@ def translate(model, src: Tensor, beam: int = 1, n_best: int = 1, length_penalty
         # Of 2 * beam candidates at most beam end the sentence, so at least beam are left to go on with.
         best = []
         for so_far, *xs in zip(*(of.split(together) for of in (scores, *states))):
-            p = sum(decoder.probabilities(x) for decoder, x in zip(decoders, xs)) / len(decoders)
+            p, *more = (decoder.probabilities(x) for decoder, x in zip(decoders, xs))
+            p = torch.stack([p, *more]).mean(0) if more else p
             p[:, :, config.pad] = p[:, :, config.bos] = 0                       # (together, beam, vocabulary), whole blocks
             best.append(continuations(p, so_far, 2 * beam if beam > 1 else 1))
         score, parent, token = (torch.cat(of) for of in zip(*best))             # (live, candidates), best first

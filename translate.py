@@ -9,6 +9,7 @@
 """
 
 import argparse
+import atexit
 import multiprocessing
 import os
 import signal
@@ -98,6 +99,7 @@ class Translator:
             # A fork has the model at once; but what macOS multiplies matrices with does not survive one.
             how = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
             self.pool = ProcessPoolExecutor(procs, how, start_worker, (self.here,))
+            atexit.register(self.pool.shutdown)            # which keeps it until then: to be collected at the end, it may fail
         try:
             yield from self.pool.map(search_there, batches) if self.pool else map(self.here, batches)
         except BrokenProcessPool:
