@@ -1,27 +1,21 @@
 """One BPE for both languages, the encoded corpus on disk, and the batches of every step.
 
-    corpus = corpora.find_corpus("multi30k")           # or "phrasebook", a PREFIX, a folder, a .tsv or .csv
-    folder = prepare(corpus, vocab_size=8000)          # trains the BPE and encodes, once; later runs find it
+    corpus = find_corpus("multi30k")                   # in support/corpora.py
+    folder = prepare(corpus, cache, vocab_size=8000)   # trains the BPE and encodes, once
     batches = Batches(Pairs(folder, "train"), batch_tokens=4096, seed=1)
     for src, tgt_in, tgt_out in batches.share(0, rank=0, world_size=1, accumulate=1): ...
 
-What a step holds is a pure function of the corpus, the seed and the step's number. How many processes
-share it decides only who gets which of its sentences.
+What a step holds is a pure function of the corpus, the seed and the step's number. How many
+processes share it decides only who gets which of its sentences.
 """
 
-import ctypes
 import hashlib
 import json
-import os
 import shutil
-import signal
-import sys
 import tempfile
-import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -30,57 +24,13 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from corpora import CACHE, PARTS, BadInput, Corpus
+from support.errors import BadInput
 
 PAD, BOS, EOS = 0, 1, 2
-FORMAT = 1                   # of the encoded corpus: raise it where the same text would be stored otherwise
+FORMAT = 1      # of the encoded corpus: raise it where the same text would be stored otherwise
 
 
-def keep_memory() -> None:
-    """Has glibc keep the memory of freed tensors: it would hand every large one back, and fault it in again.
-
-    By tests/benchmark.py the peers train 7 to 24 % faster so; decoding is a tenth faster. Other C libraries are
-    left as they are.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt:
-        # M_MMAP_THRESHOLD: smaller tensors come from the heap; before glibc 2.35 it may be 32 MiB at most.
-        if not mallopt(-3, 1 << 30):
-            mallopt(-3, 1 << 25)
-        mallopt(-1, -1)                                    # M_TRIM_THRESHOLD: the heap never shrinks
-        mallopt(-2, 1 << 28)                               # M_TOP_PAD: it grows by 256 MiB at a time
-
-
-@contextmanager
-def answer_bad_input(rank: int = 0):
-    """Answers BadInput as every script does, by one line on stderr and exit status 2; Ctrl-C by 130.
-
-    A full disk or a folder that went away is answered alike. What all processes run into, the first says:
-    the others give it time to, and are ended with it.
-    """
-    try:
-        yield
-    except (BadInput, OSError) as problem:
-        if isinstance(problem, OSError):
-            if not problem.filename:
-                raise
-            problem = f"{problem.filename}: {problem.strerror}"
-        if rank > 0:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            time.sleep(3)
-        print(f"error: {problem}", file=sys.stderr, flush=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-def available_cores() -> int:
-    """The cores this process may use: fewer than the machine's under Slurm or taskset."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, int(os.environ.get("SLURM_CPUS_PER_TASK") or cores))     # not every Slurm binds what it grants
-
-
-# --- Byte-level BPE ----------------------------------------------------------------------------------------
+# --- Byte-level BPE -------------------------------------------------------------------------------
 
 
 class BPE:
@@ -109,93 +59,109 @@ class BPE:
         return [e.ids for e in self.tokenizer.encode_batch_fast([text.strip() for text in texts])]
 
     def words(self, ids: list[int]) -> list[tuple[str, list[int]]]:
-        """The words that token ids make up, each with the places of its tokens; the mark at the end is one."""
+        """The words that token ids make up, each with the places of its tokens; eos is one."""
         words = []
         for place, token in enumerate(ids):
-            if not words or token == EOS or self.tokenizer.id_to_token(token).startswith("Ġ"):      # a space
+            starts = token == EOS or self.tokenizer.id_to_token(token).startswith("Ġ")  # a space
+            if starts or not words:
                 words.append([])
             words[-1].append(place)
-        return [("end" if ids[places[0]] == EOS else self.decode([ids[i] for i in places]), places) for places in words]
+        return [("end" if ids[places[0]] == EOS else self.decode([ids[i] for i in places]), places)
+                for places in words]
 
     def decode(self, ids: list[int]) -> str:
         """The text of token ids, on one line."""
         return " ".join(self.tokenizer.decode(ids).split())
 
 
-# --- The encoded corpus on disk ----------------------------------------------------------------------------
+# --- The encoded corpus on disk -------------------------------------------------------------------
 
 
-def prepare(corpus: Corpus, vocab_size: int = 8000, max_length: int = 128, bpe: str | None = None) -> Path:
+def prepare(corpus, cache: Path, vocab_size: int = 8000, max_length: int = 128,
+            bpe: str | None = None) -> Path:
     """Encodes a corpus into a folder that any number of processes can map, and returns the folder.
 
-    The folder's name is a hash of the corpus, the BPE (or how to train it) and `max_length`, so what is
-    there is found again. It is made under another name and renamed, so what is there is whole. Without
-    a validation part, about 1,000 pairs (at most one in 20) are held out of training, chosen by a hash
-    of their source so that equal sentences stay together. Raises BadInput.
+    corpus: has a `name`, a `checksum()`, and `parts`, a reader of sentence pairs for train, valid
+    and test. The folder, in `cache`, is named by a hash of the corpus, the BPE (or how to train it)
+    and `max_length`, so a later call finds it; it is renamed into place, so what is there is whole.
+    Without a validation part, about 1,000 pairs (at most one in 20) are held out of training,
+    chosen by a hash of their source so that equal sentences stay together. Raises BadInput.
     """
-    for how in (None, bpe):                                # a BPE that is given may be the one that was trained
+    for how in (None, bpe):                            # a given BPE may be the one that was trained
         made_of = [FORMAT, corpus.name, corpus.checksum(), vocab_size, max_length, how]
-        digest = hashlib.sha256(json.dumps(made_of).encode())
-        folder = CACHE / "encoded" / f"{corpus.name}-{digest.hexdigest()[:16]}"
-        if (folder / "meta.json").is_file() and bpe in (how, (folder / "bpe.json").read_text(encoding="utf-8")):
+        digest = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
+        folder = cache / f"{corpus.name}-{digest[:16]}"
+        if (folder / "meta.json").is_file() and bpe in (how, read_bpe(folder)):
             return folder
-    pairs = {part: count_pairs(corpus, part) for part in corpus.parts}
-    held_out = 0 if "valid" in corpus.parts else max(20, pairs["train"] // 1000)
-    stride = -(-pairs["train"] // 1_000_000)               # a million pairs are enough to learn a BPE from
-
-    def split(part: str) -> Iterator[tuple[str, str]]:
-        for pair in corpus.parts["train" if held_out and part == "valid" else part]():
-            if not held_out or part == "test" or (zlib.crc32(pair[0].encode()) % held_out == 0) == (part == "valid"):
-                yield pair
-
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix="partial-"))
+        cache.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=cache, prefix="partial-"))
     except OSError as problem:
-        raise BadInput(f"{folder.parent}: the encoded corpus cannot be kept there ({problem.strerror}); "
+        raise BadInput(f"{cache}: the encoded corpus cannot be kept there ({problem.strerror}); "
                        f"XDG_CACHE_HOME names another place")
     try:
-        texts = (text.strip() for pair in islice(split("train"), 0, None, stride) for text in pair)
-        encoder = BPE(bpe) if bpe else BPE.train(texts, vocab_size)
-        (partial / "bpe.json").write_text(encoder.serialized, encoding="utf-8")
-        meta = {"name": corpus.name, "held_out": bool(held_out), "parts": {}}
-        for part in [part for part in PARTS if part in {*corpus.parts, "valid"}]:
-            meta["parts"][part] = encode_part(split(part), encoder, partial / part, max_length)
-        for part, what in (("train", "train on"), ("valid", "validate on (--valid names some)"), ("test", "test on")):
-            if not (counts := meta["parts"].get(part, {"pairs": 1}))["pairs"]:
-                raise BadInput(f"{corpus.name}: no sentence pair to {what} ({counts['empty']:,} with an empty side, "
-                               f"{counts['too_long']:,} longer than --max-length {max_length})")
-        (partial / "meta.json").write_text(json.dumps(meta, indent=1))
+        encode(corpus, partial, vocab_size, max_length, bpe)
         try:
             partial.rename(folder)
-        except OSError:                                    # another run made the same folder meanwhile
+        except OSError:                                # another run made the same folder meanwhile
             if not (folder / "meta.json").is_file():
                 raise
     except OSError as problem:
-        raise BadInput(f"the encoded corpus cannot be written to {folder.parent} ({problem})")
+        raise BadInput(f"the encoded corpus cannot be written to {cache} ({problem})")
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
 
 
-def count_pairs(corpus: Corpus, part: str) -> int:
+def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str | None) -> None:
+    """Writes bpe.json, the encoded parts, and meta.json, which counts what is in them."""
+    pairs = {part: count_pairs(corpus, part) for part in corpus.parts}
+    held_out = 0 if "valid" in corpus.parts else max(20, pairs["train"] // 1000)
+    stride = -(-pairs["train"] // 1_000_000)           # a million pairs are enough to learn a BPE
+
+    def split(part: str) -> Iterator[tuple[str, str]]:
+        for pair in corpus.parts["train" if held_out and part == "valid" else part]():
+            is_valid = held_out and zlib.crc32(pair[0].encode()) % held_out == 0
+            if not held_out or part == "test" or is_valid == (part == "valid"):
+                yield pair
+
+    texts = (text.strip() for pair in islice(split("train"), 0, None, stride) for text in pair)
+    encoder = BPE(bpe) if bpe else BPE.train(texts, vocab_size)
+    (folder / "bpe.json").write_text(encoder.serialized, encoding="utf-8")
+    meta = {"name": corpus.name, "held_out": bool(held_out), "parts": {}}
+    for part, purpose in (("train", "train on"), ("valid", "validate on (--valid names some)"),
+                          ("test", "test on")):
+        if part in corpus.parts or part == "valid":
+            counts = encode_part(split(part), encoder, folder / part, max_length)
+            if not counts["pairs"]:
+                raise BadInput(f"{corpus.name}: no sentence pair to {purpose} "
+                               f"({counts['empty']:,} with an empty side, "
+                               f"{counts['too_long']:,} longer than --max-length {max_length})")
+            meta["parts"][part] = counts
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+
+
+def count_pairs(corpus, part: str) -> int:
     """Reads a whole part, so that what is wrong with it is said before anything is made of it."""
     count = sum(1 for _ in corpus.parts[part]())
     if not count:
-        raise BadInput(f"the {part} part of {corpus.name} is empty: {', '.join(map(str, corpus.files))}")
+        files = ", ".join(map(str, corpus.files))
+        raise BadInput(f"the {part} part of {corpus.name} is empty: {files}")
     return count
 
 
 def encode_part(pairs: Iterator[tuple[str, str]], bpe: BPE, path: Path, max_length: int) -> dict:
-    """Writes PATH.src.ids, PATH.src.offsets and the same for tgt, flat arrays, a block of pairs at a time.
+    """Writes PATH.src.ids, PATH.src.offsets and the same for tgt: flat arrays.
 
-    What is translated and scored later, all but the training part, is kept as text as well.
+    It takes 20,000 pairs at a time. The parts that are translated and scored later, all but the
+    training part, are kept as text too.
     """
     dtype = np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32
     counts = {"pairs": 0, "too_long": 0, "empty": 0, "tokens": 0, "dtype": np.dtype(dtype).name}
     ends = {"src": 0, "tgt": 0}
     kinds = ("ids", "offsets") if path.name == "train" else ("ids", "offsets", "txt")
-    files = {f"{side}.{kind}": open(f"{path}.{side}.{kind}", "wb") for side in ends for kind in kinds}
+    names = [f"{side}.{kind}" for side in ends for kind in kinds]
+    files = {name: open(f"{path}.{name}", "wb") for name in names}
     for side in ends:
         files[f"{side}.offsets"].write(np.zeros(1, np.int64).tobytes())
     while block := list(islice(pairs, 20_000)):
@@ -204,12 +170,13 @@ def encode_part(pairs: Iterator[tuple[str, str]], bpe: BPE, path: Path, max_leng
         for pair in zip(*sides):
             shortest, longest = sorted(map(len, pair))
             counts["empty"] += shortest == 0
-            counts["too_long"] += shortest > 0 and longest >= max_length        # the end mark counts too
+            counts["too_long"] += shortest > 0 and longest >= max_length    # one is the end mark
             if 0 < shortest and longest < max_length:
                 kept.append(pair)
         for side, sentences in zip(ends, zip(*kept)):
             lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
-            files[f"{side}.ids"].write(np.concatenate([np.array(ids, dtype=dtype) for ids in sentences]).tobytes())
+            flat = np.concatenate([np.array(ids, dtype=dtype) for ids in sentences])
+            files[f"{side}.ids"].write(flat.tobytes())
             files[f"{side}.offsets"].write((ends[side] + lengths.cumsum()).tobytes())
             ends[side] += int(lengths.sum())
         counts["pairs"] += len(kept)
@@ -221,31 +188,47 @@ def encode_part(pairs: Iterator[tuple[str, str]], bpe: BPE, path: Path, max_leng
     return counts | {"tokens": sum(ends.values()) + 2 * counts["pairs"]}
 
 
+def read_bpe(folder: Path) -> str:
+    """The serialized BPE of an encoded corpus."""
+    return (folder / "bpe.json").read_text(encoding="utf-8")
+
+
+def read_text(folder: Path, part: str, side: str) -> list[str]:
+    """The lines of a part that was kept as text; `side` is src or tgt.
+
+    Read as bytes: in text mode a lone carriage return would end a line as well.
+    """
+    return (folder / f"{part}.{side}.txt").read_bytes().decode().split("\n")[:-1]
+
+
 class Pairs:
-    """One part of an encoded corpus, mapped from disk: processes share it, and it needs no memory to speak of."""
+    """One part of an encoded corpus, mapped from disk: all processes share the same memory."""
 
     def __init__(self, folder: Path, part: str):
         self.counts = json.loads((folder / "meta.json").read_text())["parts"][part]
         self.sides = []
         for side in ("src", "tgt"):
             offsets = np.memmap(folder / f"{part}.{side}.offsets", dtype=np.int64, mode="r")
-            self.sides.append((np.memmap(folder / f"{part}.{side}.ids", dtype=self.counts["dtype"], mode="r"), offsets))
+            ids = np.memmap(folder / f"{part}.{side}.ids", dtype=self.counts["dtype"], mode="r")
+            self.sides.append((ids, offsets))
 
     def __len__(self) -> int:
         return self.counts["pairs"]
 
     def lengths(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Source and target lengths of the pairs `rows`, in tokens with the end mark, which both sides get: (rows,) each."""
+        """Source and target lengths of the pairs `rows`, (rows,) each, in tokens with end mark."""
         return [offsets[rows + 1] - offsets[rows] + 1 for _, offsets in self.sides]
 
-    def batch(self, rows: np.ndarray, src_width: int = 0, tgt_width: int = 0) -> tuple[torch.Tensor, ...]:
-        """Sentences as (src, tgt_in, tgt_out), int64, padded to the widths or to the longest of `rows`.
+    def batch(self, rows: np.ndarray, src_width: int = 0,
+              tgt_width: int = 0) -> tuple[torch.Tensor, ...]:
+        """Sentences as (src, tgt_in, tgt_out), int64, padded to the widths or the longest sentence.
 
-        No rows make a single one of padding, so that a process with nothing to do still takes the step.
+        No rows make a single one of padding, so that a process with nothing to do still takes the
+        step.
         """
-        padded = []
-        for (ids, offsets), width, lengths in zip(self.sides, (src_width, tgt_width), self.lengths(rows)):
-            width = width or int(lengths.max())
+        padded, widths = [], (src_width, tgt_width)
+        for (ids, offsets), width, lengths in zip(self.sides, widths, self.lengths(rows)):
+            width = width or int(lengths.max(initial=1))
             out = np.full((max(len(rows), 1), width + 1), PAD, dtype=np.int64)
             if len(rows):
                 column, length = np.arange(width)[None], lengths[:, None] - 1
@@ -259,15 +242,16 @@ class Pairs:
         return src[:, 1:].contiguous(), tgt_in, tgt[:, 1:].contiguous()
 
 
-# --- Batches -----------------------------------------------------------------------------------------------
+# --- Batches --------------------------------------------------------------------------------------
 
 
-def group_by_length(src_lengths: np.ndarray, tgt_lengths: np.ndarray, batch_tokens: int, rng) -> list[np.ndarray]:
-    """Cuts all sentences into steps: sentences x the longest of them, on either side, <= batch_tokens.
-
-    Sorted by the longer side, then by how the sides differ, shuffled by `rng` among equals: neighbours
-    fit together with little padding. The number of sentences depends on the length alone, in eights, so
-    few distinct shapes occur and most numbers of processes get equal shares.
+def group_by_length(src_lengths: np.ndarray, tgt_lengths: np.ndarray, batch_tokens: int,
+                    rng: np.random.Generator) -> list[np.ndarray]:
+    """Cuts all sentences into steps: sentences x the longest of either side <= batch_tokens.
+    They are sorted by the longer side, then by how the sides differ, and shuffled by `rng` among
+    equals: neighbours fit together with little padding. The number of sentences depends on the
+    length alone, in eights, so few distinct shapes occur and most numbers of processes get equal
+    shares.
     """
     longer = np.maximum(src_lengths, tgt_lengths)
     differ = src_lengths - tgt_lengths + (1 << 15)
@@ -287,12 +271,12 @@ AT_ONCE = 1 << 20          # pairs
 
 
 class Batches:
-    """The steps of training: which sentences each takes, and which of them are a process's share."""
+    """The steps of training: which sentences each takes, and which of them each process takes."""
 
     def __init__(self, pairs: Pairs, batch_tokens: int, seed: int):
         self.pairs, self.batch_tokens, self.seed = pairs, batch_tokens, seed
         self.plan = lru_cache(maxsize=2)(self.plan)
-        # A large corpus is planned a block at a time, every n-th pair of it: memory does not grow with the corpus.
+        # A large corpus is planned a block at a time, every n-th pair of it, to bound the memory.
         self.blocks = -(-len(pairs) // AT_ONCE)
         self.ends = np.cumsum([len(self.plan(0, block)) for block in range(self.blocks)])
         self.thread, self.ahead = ThreadPoolExecutor(1), {}
@@ -303,7 +287,8 @@ class Batches:
 
     def plan(self, epoch: int, block: int) -> list[np.ndarray]:
         """The sentences of each step in one block of an epoch."""
-        rng, rows = np.random.default_rng([self.seed, epoch, block]), np.arange(block, len(self.pairs), self.blocks)
+        rng = np.random.default_rng([self.seed, epoch, block])
+        rows = np.arange(block, len(self.pairs), self.blocks)
         steps = group_by_length(*self.pairs.lengths(rows), self.batch_tokens, rng)
         return [rows[steps[i]] for i in rng.permutation(len(steps))]
 
@@ -313,15 +298,21 @@ class Batches:
         block = int(np.searchsorted(self.ends, step, side="right"))
         return self.plan(epoch, block)[step - self.ends[block]]    # counted from the block's end
 
-    def step(self, step: int, rank: int, world_size: int, accumulate: int, device: torch.device):
-        """The micro-batches of one process in a step, on `device`, each with the number that are still to come.
+    def targets(self, step: int) -> int:
+        """Target tokens of a step, over all processes and micro-batches, without padding."""
+        return int(self.pairs.lengths(self.rows(step))[1].sum())
 
-        There are `accumulate` of them, of the same widths everywhere. Those for a GPU are made a step ahead
-        and copied while it computes.
+    def step(self, step: int, rank: int, world_size: int, accumulate: int, device: torch.device):
+        """One process's micro-batches of a step, on `device`, each with the number still to come.
+
+        There are `accumulate` of them, of the same widths everywhere. Those for a GPU are made a
+        step ahead and copied while it computes.
         """
         def make(step: int) -> list[tuple[torch.Tensor, ...]]:
             parts = self.share(step, rank, world_size, accumulate)
-            return [[part.pin_memory() for part in batch] for batch in parts] if device.type == "cuda" else parts
+            if device.type == "cuda":
+                parts = [[part.pin_memory() for part in batch] for batch in parts]
+            return parts
 
         parts = self.ahead.pop(step).result() if step in self.ahead else make(step)
         if device.type == "cuda":
@@ -329,8 +320,9 @@ class Batches:
         for left, batch in zip(reversed(range(accumulate)), parts):
             yield left, [part.to(device, non_blocking=True) for part in batch]
 
-    def share(self, step: int, rank: int, world_size: int, accumulate: int) -> list[tuple[torch.Tensor, ...]]:
-        """What `step` gives, made on the CPU."""
+    def share(self, step: int, rank: int, world_size: int,
+              accumulate: int) -> list[tuple[torch.Tensor, ...]]:
+        """What `step` gives, made on the CPU: process r takes the shares r, r + world_size, …"""
         rows = self.rows(step)
         widths = [int(lengths.max()) for lengths in self.pairs.lengths(rows)]
         shares = world_size * accumulate

@@ -1,145 +1,95 @@
-"""Trains a German-to-English Transformer on the CPU: several processes, one copy of the model in each.
+"""Trains on the CPU: several processes, a copy of the model in each, gradients summed by hand.
 
-    python train_cpu.py                                   # the built-in phrasebook, a few minutes
-    python train_cpu.py --data multi30k --procs 2         # image captions, fetched once
-    python train_cpu.py --data corpus/train --valid corpus/dev
-    python train_cpu.py --resume logs/RUN                 # goes on exactly where it stopped
+    python train_cpu.py                                    # the built-in phrasebook, a few minutes
+    python train_cpu.py --data multi30k --procs 2
 
-Data parallelism by hand: every process works out the gradient of its share of a step, an all-reduce adds
-them up, and all take the same step. DistributedDataParallel does the same behind the scenes.
+Every process computes the gradient of its share of a step, an all-reduce adds up the shares, and
+all processes take the same optimizer step. train_ddp.py leaves that to DistributedDataParallel.
 """
 
 import math
-import os
-import signal
-import sys
-import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.nn.utils import clip_grad_norm_
 
-from data import BPE, Batches, Pairs, answer_bad_input, available_cores, keep_memory
-from model import Transformer
-from processes import Stop, add_up, hold_signals, look_after, name_lost_processes, shared_table
-from runs import Run
-from training import (evaluate, learning_rate, load_run, model_config, name_run, parse_arguments, prepare_corpus,
-                      save_file, seed_step)
+from model import initialize
+from support.flags import parse_arguments
+from support.processes import rank_0_first, spawn
+from support.runs import Run
+from support.schedule import learning_rate, seed_step
+from support.stopping import stop_requested
+from support.tasks import find_task
 
 
-def train(rank: int, world_size: int, args, store, corpus) -> None:
-    """One process: its share of every step, from the first to the last."""
+def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
+    """One process's part of a run, all its steps; returns whether it was stopped before the last."""
     # --- Processes: who takes part
-    stop = Stop()
-    keep_memory()
     device, backend = torch.device("cpu"), "gloo"
-    patience = timedelta(seconds=args.timeout)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=patience)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size,
+                            timeout=timedelta(seconds=args.timeout))
 
-    # --- Corpus: mapped from disk, shared by all
-    batches = Batches(Pairs(corpus, "train"), args.batch_tokens, args.seed)
-    bpe = BPE((corpus / "bpe.json").read_text(encoding="utf-8"))
-    last = args.steps or args.epochs * len(batches)
-    args.eval_every = args.eval_every or len(batches)
-    args.save_every = args.save_every or args.eval_every
+    # --- Task: what is trained, and on what data
+    with rank_0_first(store, rank):
+        task = find_task(args)
 
-    # --- Model and optimizer: the same everywhere, from the same seed or the same file
-    config = model_config(args, bpe.vocab_size)
-    torch.manual_seed(args.seed)
-    model = Transformer(config).to(device)
+    # --- Model and optimizer: the same everywhere, from the same seed or the same checkpoint
+    model = task.model().to(device)
+    initialize(model, args.seed)
     parameters = list(model.parameters())
-    optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.98), eps=1e-9, fused=True)
-    resumed = load_run(args.resume) if args.resume else None
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    if resumed:
-        set_state_dict(model, optimizer, model_state_dict=resumed["model"],
-                       optim_state_dict=resumed["optimizer"], options=options)
-    step = resumed["step"] if resumed else 0
-    # Every .grad is a view into one flat tensor, this process's row of a table that all have in memory.
-    table = shared_table(store, rank, world_size, sum(p.numel() for p in parameters))
-    gradients = table[rank]
-    for parameter, view in zip(parameters, gradients.split([p.numel() for p in parameters])):
+    optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.98), eps=1e-9)
+    run = Run(args, task, rank, world_size)
+    step = run.restore(model, optimizer)
+    # Every .grad is a view into one flat tensor, so that one all-reduce adds up all of them.
+    sizes = [parameter.numel() for parameter in parameters]
+    gradients = torch.zeros(sum(sizes))
+    for parameter, view in zip(parameters, gradients.split(sizes)):
         parameter.grad = view.view_as(parameter)
     compiled = torch.compile(model) if args.compile else model
-    run = Run(args, config, batches, last, rank, world_size, resumed)
 
-    # --- The loop: one step of the whole group a turn
+    # --- The loop: one step of all processes a turn
     stopping = False
-    while step < last and not stopping:
-        began = time.perf_counter()
+    while step < run.last and not stopping:
         seed_step(args.seed, step, rank)
-        lr = learning_rate(step + 1, args.lr, args.warmup)
-        sums = torch.zeros(3, dtype=torch.float64, device=device)      # loss, target tokens, wishes to stop
-        for _, batch in batches.step(step, rank, world_size, args.accumulate, device):
+        lr = learning_rate(step + 1, args)
+        targets = task.targets(step)                       # of the whole step, known to all
+        sums = torch.zeros(2, dtype=torch.float64, device=device)   # nll, requests to stop
+        for left, batch in task.batches(step, rank, world_size, args.accumulate, device):
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-                loss, nll, tokens = compiled(*batch)
-            loss.backward()
+                loss, nll = compiled(*batch)
+            (loss / targets).backward()                    # gradients add up over micro-batches
             sums[0] += nll
-            sums[1] += tokens
 
-        # --- Synchronise: sums over all processes, divided once
-        sums[2] = bool(stop)
-        dist.all_reduce(sums)                              # when it is through, all gradients are there
-        nll, tokens, stopping = sums.tolist()
-        add_up(table, rank, 1 / tokens)
+        # --- Synchronise: sums over all processes
+        dist.all_reduce(gradients)
+        sums[1] = stop_requested()
+        dist.all_reduce(sums)
+        nll, stopping = sums.tolist()
+
+        # --- Step: the same in every process
         norm = float(clip_grad_norm_(parameters, args.clip or math.inf))
-        run.check_finite(step + 1, nll, norm)
         for group in optimizer.param_groups:
             group["lr"] = lr
         optimizer.step()
         gradients.zero_()
         step += 1
-        seconds = time.perf_counter() - began
+        run.record(step, nll, targets, norm)
 
         # --- Evaluate and save
-        valid = {}
-        if not args.benchmark and (step % args.eval_every == 0 or step == last):
-            valid = evaluate(model, corpus, bpe, args, rank, world_size)
-            run.keep(step, bpe, model.state_dict(), valid)
-        run.record(step, seconds, nll, tokens, lr, norm, valid)
-        if not args.benchmark and (step % args.save_every == 0 or step == last or stopping):
-            weights, state = get_state_dict(model, optimizer, options=options)
-            if rank == 0:
-                save_file(run.folder / "last.pt", run.checkpoint(step, bpe, weights, state))
+        if run.evaluates(step):
+            run.keep(step, model, task.evaluate(model, "valid", rank, world_size))
+        if run.saves(step, stopping):
+            run.save(step, *get_state_dict(model, optimizer, options=run.options))
 
     # --- The end
-    if stopping:
-        run.stop(step)
-    else:
-        run.finish(model, corpus, bpe)
+    run.finish(step, model, stopping)
     dist.destroy_process_group()
-
-
-def main() -> None:
-    cores = available_cores()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))        # so that what is half-made goes
-    with answer_bad_input():
-        args = parse_arguments(__doc__, devices=("cpu",), procs=(int, 0, "processes; 0: one a core, up to 8"))
-        # One thread in each of several processes beats several threads in one: nothing waits inside an
-        # operation. Past 8, or with few tokens for each, the sum over the processes costs more than it brings.
-        args.procs = args.procs or max(1, min(cores, 8, args.batch_tokens // 512))
-        args.threads = max(1, cores // args.procs)
-        model_config(args, args.vocab_size)
-        corpus = prepare_corpus(args)
-        name_run(args)
-
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    hold_signals()
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)    # port 0: a free one
-    workers = mp.spawn(worker, (args, store.port, corpus), nprocs=args.procs, join=False)
-    look_after(workers, args.resume or f"logs/{args.run}")
-
-
-def worker(rank: int, args, port: int, corpus) -> None:
-    with answer_bad_input(rank):
-        torch.set_num_threads(args.threads)
-        store = dist.TCPStore("127.0.0.1", port, is_master=False)
-        with name_lost_processes(store, rank, args.procs):
-            train(rank, args.procs, args, store, corpus)
+    return bool(stopping)
 
 
 if __name__ == "__main__":
-    main()
+    args = parse_arguments(__doc__, devices=("cpu",),
+                           procs=(int, 0, "processes; 0: one a core, up to 8"))
+    spawn(train, args)                                     # starts them, and waits for their end

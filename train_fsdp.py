@@ -1,163 +1,109 @@
-"""Trains a German-to-English Transformer too large for one GPU: parameters and optimizer are split over all.
+"""Trains under torchrun: one process per GPU (or CPU core), a shard of the model in each.
 
     torchrun --standalone --nproc-per-node 4 train_fsdp.py --data multi30k --accumulate 4
     torchrun --standalone --nproc-per-node 2 train_fsdp.py --device cpu
-    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:PORT train_fsdp.py
-    torchrun --standalone --nproc-per-node 4 train_fsdp.py --resume logs/RUN
 
-Fully sharded data parallelism (FSDP2): every process keeps one part of each layer, gathers the whole layer
-when its turn comes, and gets the sum of its part of the gradient. --max-restarts N goes on by itself when a
-process has died.
+Fully sharded data parallelism (FSDP2): every process keeps its shard of each layer's parameters, of
+their gradients and of the optimizer's state; a whole layer is gathered when its turn comes.
 """
 
 import math
 import os
-import signal
-import time
 from datetime import timedelta
-from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import load, save
-from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict, get_state_dict,
-                                                     set_state_dict)
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy,
+                                    fully_shard, register_fsdp_forward_method)
 from torch.nn.utils import clip_grad_norm_
-from torch.utils.checkpoint import checkpoint
 
-from data import BPE, Batches, Pairs, answer_bad_input, keep_memory
-from model import Transformer
-from processes import Stop, join_torchrun, leave, name_lost_processes, this_attempt
-from runs import Run
-from training import (evaluate, learning_rate, load_run, model_config, name_run, parse_arguments, prepare_corpus,
-                      save_file, seed_step)
+from model import initialize
+from support.flags import parse_arguments
+from support.processes import rank_0_first, torchrun
+from support.runs import Run
+from support.schedule import learning_rate, seed_step
+from support.stopping import stop_requested
+from support.tasks import find_task
 
 
-def train(rank: int, world_size: int, args, store, corpus) -> None:
-    """One process: its share of every step, from the first to the last."""
+def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
+    """One process's part of a run, all its steps; returns whether it was stopped before the last."""
     # --- Processes: who takes part
-    stop = Stop()
-    keep_memory()
     device, backend = torch.device("cpu"), "gloo"
     if args.device == "cuda":
+        # LOCAL_RANK, not the rank: every node numbers its own GPUs from 0.
         device, backend = torch.device("cuda", int(os.environ["LOCAL_RANK"])), "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(device)
-    patience = timedelta(seconds=args.timeout)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=patience)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size,
+                            timeout=timedelta(seconds=args.timeout))
 
-    # --- Corpus: mapped from disk, shared by all
-    batches = Batches(Pairs(corpus, "train"), args.batch_tokens, args.seed)
-    bpe = BPE((corpus / "bpe.json").read_text(encoding="utf-8"))
-    last = args.steps or args.epochs * len(batches)
-    args.eval_every = args.eval_every or len(batches)
-    args.save_every = args.save_every or args.eval_every
+    # --- Task: what is trained, and on what data
+    with rank_0_first(store, rank):
+        task = find_task(args)
 
-    # --- Model and optimizer: the same everywhere, from the same seed or the same file
-    config = model_config(args, bpe.vocab_size)
-    torch.manual_seed(args.seed)
-    model = Transformer(config).to(device)
-    mesh = init_device_mesh(device.type, (world_size,))
+    # --- Model and optimizer: the same everywhere, from the same seed or the same checkpoint
+    with torch.device("meta"):                             # shapes only: nobody holds it whole
+        model = task.model()
     # What is gathered travels in bf16, what is summed in fp32; the shards stay in fp32.
-    how = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(torch.bfloat16 if args.precision == "bf16" else None, torch.float32),
-           "offload_policy": CPUOffloadPolicy(args.device == "cuda") if args.offload else OffloadPolicy()}
-    for layer in [*model.encoder, *model.decoder]:
-        if args.recompute:
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-        fully_shard(layer, **how)
-    fully_shard(model, **how)
-    whole = Transformer(config).to(device)                 # to evaluate: each process translates on its own
+    bf16 = torch.bfloat16 if args.precision == "bf16" else None
+    how = {"mesh": init_device_mesh(device.type, (world_size,)),
+           "mp_policy": MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=torch.float32),
+           "offload_policy": CPUOffloadPolicy() if args.offload else OffloadPolicy()}
+    for layer in model.layers():
+        fully_shard(layer, **how)                          # gathered and dropped as one
+    fully_shard(model, **how)                              # all else: embeddings, last norms
+    register_fsdp_forward_method(model, "score")           # evaluation's way in, besides forward
+    model.to_empty(device="cpu" if args.offload else device)
+    initialize(model, args.seed)
     parameters = list(model.parameters())
-    optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.98), eps=1e-9, fused=True)
-    resumed = load_run(args.resume, sharded=True) if args.resume else None
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    if resumed and "sharded" in resumed:
-        model_state, optimizer_state = get_state_dict(model, optimizer)
-        parts = {"model": model_state, "optimizer": optimizer_state}
-        load(parts, checkpoint_id=f"{args.resume}/{resumed['sharded']}")
-        set_state_dict(model, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"])
-    elif resumed:
-        set_state_dict(model, optimizer, model_state_dict=resumed["model"],
-                       optim_state_dict=resumed["optimizer"], options=options)
-    step = resumed["step"] if resumed else 0
+    optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.98), eps=1e-9)
+    run = Run(args, task, rank, world_size)
+    step = run.restore(model, optimizer)
     compiled = torch.compile(model) if args.compile else model
-    run = Run(args, config, batches, last, rank, world_size, resumed)
 
-    # --- The loop: one step of the whole group a turn
+    # --- The loop: one step of all processes a turn
     stopping = False
-    while step < last and not stopping:
-        began = time.perf_counter()
+    while step < run.last and not stopping:
         seed_step(args.seed, step, rank)
-        lr = learning_rate(step + 1, args.lr, args.warmup)
-        sums = torch.zeros(3, dtype=torch.float64, device=device)      # loss, target tokens, wishes to stop
-        for left, batch in batches.step(step, rank, world_size, args.accumulate, device):
-            model.set_requires_gradient_sync(not left)     # only the last micro-batch's backward pass sums
+        lr = learning_rate(step + 1, args)
+        targets = task.targets(step)                       # of the whole step, known to all
+        sums = torch.zeros(2, dtype=torch.float64, device=device)   # nll, requests to stop
+        for left, batch in task.batches(step, rank, world_size, args.accumulate, device):
+            model.set_requires_gradient_sync(not left)     # only the last one's backward sends
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-                loss, nll, tokens = compiled(*batch)
-            loss.backward()
+                loss, nll = compiled(*batch)
+            (loss * world_size / targets).backward()       # the exchange divides by world_size
             sums[0] += nll
-            sums[1] += tokens
 
-        # --- Synchronise: gradients are averages over the processes; back to sums, divided once
-        sums[2] = bool(stop)
+        # --- Synchronise: sums over all processes
+        sums[1] = stop_requested()
         dist.all_reduce(sums)
-        nll, tokens, stopping = sums.tolist()
-        torch._foreach_mul_([p.grad for p in parameters], world_size / tokens)
+        nll, stopping = sums.tolist()
+
+        # --- Step: the same in every process
         norm = float(clip_grad_norm_(parameters, args.clip or math.inf).full_tensor())
-        run.check_finite(step + 1, nll, norm)
         for group in optimizer.param_groups:
             group["lr"] = lr
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        seconds = time.perf_counter() - began
+        run.record(step, nll, targets, norm)
 
         # --- Evaluate and save
-        valid = {}
-        if not args.benchmark and (step % args.eval_every == 0 or step == last):
-            whole.load_state_dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)))
-            valid = evaluate(whole, corpus, bpe, args, rank, world_size)
-            run.keep(step, bpe, whole.state_dict(), valid)
-        run.record(step, seconds, nll, tokens, lr, norm, valid)
-        if not args.benchmark and (step % args.save_every == 0 or step == last or stopping):
-            weights, state = get_state_dict(model, optimizer, options=None if args.sharded else options)
-            if args.sharded:
-                save({"model": weights, "optimizer": state}, checkpoint_id=run.folder / f"sharded-{step:07d}")
-                run.keep_parts(step, bpe)
-            elif rank == 0:
-                save_file(run.folder / "last.pt", run.checkpoint(step, bpe, weights, state))
+        if run.evaluates(step):
+            run.keep(step, model, task.evaluate(model, "valid", rank, world_size))
+        if run.saves(step, stopping):
+            run.save(step, *get_state_dict(model, optimizer, options=run.options))
 
     # --- The end
-    if stopping:
-        run.stop(step)
-    else:
-        run.finish(whole, corpus, bpe)
-    dist.barrier()                                         # torchrun ends all as soon as one has left in error
+    run.finish(step, model, stopping)
     dist.destroy_process_group()
-    leave(128 + (stop.received or signal.SIGTERM) if stopping else 0)
-
-
-def main() -> None:
-    with answer_bad_input(int(os.environ.get("LOCAL_RANK", 0))):
-        store, rank, world_size = join_torchrun()
-        args = parse_arguments(__doc__, offload=(bool, False, "keep the shards in the memory of the CPU"),
-                               sharded=(bool, False, "checkpoints in parts, each process its own, gathered by none"),
-                               recompute=(bool, False, "keep no activations, compute them again in the backward pass"))
-        model_config(args, args.vocab_size)
-        args.threads = torch.get_num_threads()             # torchrun sets OMP_NUM_THREADS=1 where nothing else is set
-        if rank == 0:                                      # first, and alone: the others find what it made
-            corpus = prepare_corpus(args)
-            name_run(args)
-            store.set("run", args.resume or f"logs/{args.run}")
-        store.wait(["run"], timedelta(days=1))
-        if rank > 0:
-            args.run = store.get("run").decode().removeprefix("logs/")
-            corpus = prepare_corpus(args, rank)
-        store = this_attempt(store, rank, world_size)
-        with name_lost_processes(store, rank, world_size):
-            train(rank, world_size, args, store, corpus)
+    return bool(stopping)
 
 
 if __name__ == "__main__":
-    main()
+    args = parse_arguments(__doc__, offload=(bool, False, "keep the shards in the CPU's memory"),
+                           sharded=(bool, False, "checkpoints in parts, which nobody gathers"))
+    torchrun(train, args)                                  # it has started this process

@@ -1,202 +1,153 @@
-"""Translates with a trained model: at a prompt, one sentence, a file, or a test set with its BLEU score.
+"""Translates with a trained model: at a prompt, one sentence, a file, or a test set with its BLEU.
 
-    python translate.py                                   # a prompt, until q; the newest run's best checkpoint
+    python translate.py                                   # a prompt, until q
     python translate.py "Ein Hund läuft im Park."         # one sentence
     python translate.py < in.de > out.en                  # as many lines out as in
     python translate.py --score test.de test.en           # BLEU with its sacreBLEU signature
-    python translate.py --checkpoint A --checkpoint B …   # the mean of two models, or more: an ensemble
+    python translate.py --checkpoint A --checkpoint B …   # the mean of several models: an ensemble
     python translate.py --attention out.png "Ein Hund."   # a picture of what each word comes from
+    python translate.py --engine ctranslate2 < in.de      # in int8: pip install ctranslate2
 """
 
 import argparse
-import atexit
-import multiprocessing
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import torch
 
-from corpora import CACHE, BadInput, read_lines, read_parallel
-from data import BOS, BPE, EOS, answer_bad_input, available_cores, keep_memory
-from decode import CONTROL, alignment, has_int8, translate_batch, translate_lines
-from model import load_checkpoint, to_decode
+from support.attention_picture import draw_attention
+from support.beam import translate_lines
+from support.checkpoint import load
+from support.corpora import read_lines, read_parallel
+from support.errors import BadInput, answer_bad_input
+from support.fast import fast_dtype
+from support.machine import available_cores
+from support.pool import Pool
+from support.prompt import prompt, readable
+from support.translation import bleu, load_translator
 
-BLOCK = 20_000               # lines read at a time, so that a file of any size needs no more memory
+AT_ONCE = 20_000             # lines: a file of any size needs no more memory than these
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("text", nargs="?", help="a sentence to translate; without it: a prompt, or standard input")
-    parser.add_argument("--checkpoint", action="append", metavar="FILE",
-                        help="a .pt file of a run; several of one vocabulary: an ensemble (default: best.pt of the newest run in logs/)")
-    parser.add_argument("--beam", type=int, default=4, help="hypotheses kept while searching; 1 is greedy (default 4)")
-    parser.add_argument("--n-best", type=int, default=1, help="translations to show, with their scores (default 1)")
-    parser.add_argument("--score", nargs=2, metavar=("SRC", "REF"), help="translate SRC and score it against REF")
-    parser.add_argument("--attention", metavar="PNG", help="draw what each word of the translation attends to")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run (default auto)")
-    parser.add_argument("--procs", type=int, default=0, help="processes for a file (default: one a core)")
-    parser.add_argument("--precision", choices=("auto", "int8", "bf16", "fp32"), default="auto",
-                        help="what to multiply in (default auto: the fastest here; training evaluates in its own)")
-    parser.error = lambda message: (print(f"error: {message}; --help lists the flags", file=sys.stderr), sys.exit(2))
+    """The command line, checked. Raises BadInput."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, usage="%(prog)s [FLAGS] [TEXT]",
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = lambda message: refuse(f"{message}; --help lists the flags")
+    add = parser.add_argument
+    add("text", nargs="?", metavar="TEXT", help="a sentence [a prompt, or standard input]")
+    add("--checkpoint", action="append", type=Path, metavar="FILE", default=[],
+        help="a .pt file; several with one vocabulary: an ensemble [best.pt of logs/'s newest run]")
+    add("--beam", type=int, default=4, help="hypotheses kept while searching; 1 is greedy [4]")
+    add("--n-best", type=int, default=1, help="translations to show, with their scores [1]")
+    add("--score", nargs=2, metavar=("SRC", "REF"), help="translate SRC and score it against REF")
+    add("--attention", metavar="PNG", help="draw what each word of the translation attends to")
+    add("--engine", choices=("own", "ctranslate2"), default="own",
+        help="what decodes: support/beam.py, or CTranslate2 in int8 on the CPU [own]")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run [auto]")
+    add("--procs", type=int, default=0, help="processes for a file [one for each core]")
+    add("--precision", choices=("auto", "bf16", "fp32", "int8"), metavar="{auto,bf16,fp32}",
+        default="auto", help="of products [auto: bf16 on a GPU that has it, else fp32]")
     args = parser.parse_args()
-    if not 1 <= args.n_best <= args.beam:
-        raise BadInput(f"--n-best {args.n_best} with --beam {args.beam}: it takes at least 1, and a beam no smaller")
-    if args.score and args.n_best > 1:
-        raise BadInput("--score takes the best translation: leave out --n-best")
-    if args.attention and (not args.text or args.score or args.n_best > 1):
-        raise BadInput("--attention draws the best translation of one sentence: name it, and leave out --score and --n-best")
+    has_gpu, ctranslate2 = torch.cuda.is_available(), args.engine == "ctranslate2"
+    for wrong, message in [
+        (not 1 <= args.n_best <= args.beam,
+         f"--n-best {args.n_best} with --beam {args.beam}: it is from 1 to the beam"),
+        (args.score and args.n_best > 1, "--score takes the best translation: leave out --n-best"),
+        (args.attention and (not args.text or args.score or args.n_best > 1),
+         "--attention draws the best translation of one sentence: "
+         "name it, and leave out --score and --n-best"),
+        (args.device == "cuda" and not has_gpu,
+         "--device cuda: there is no GPU here that PyTorch can use; --device cpu does without"),
+        (args.precision == "int8", "--precision int8: that is what --engine ctranslate2 is for"),
+        (ctranslate2 and (len(args.checkpoint) > 1 or args.attention or args.device == "cuda"
+                          or args.precision != "auto"),
+         "--engine ctranslate2 decodes one --checkpoint, in int8 on the CPU; "
+         "it goes without --attention, --precision and --device cuda"),
+    ]:
+        if wrong:
+            refuse(message)
     if args.device == "auto":
-        args.device = "cuda" if torch.cuda.is_available() else "cpu"
-    elif args.device == "cuda" and not torch.cuda.is_available():
-        raise BadInput("--device cuda: there is no GPU here that PyTorch can use; --device cpu does without")
-    if args.precision == "int8" and (args.device == "cuda" or not has_int8()):
-        raise BadInput(f"--precision int8: not on this {'GPU' if args.device == 'cuda' else 'CPU'}; auto takes the fastest that is")
+        args.device = "cuda" if has_gpu and not ctranslate2 else "cpu"
+    if args.precision == "auto":
+        fast = args.device == "cuda" and fast_dtype("cuda") == torch.bfloat16
+        args.precision = "bf16" if fast else "fp32"
     return args
 
 
+def refuse(message: str) -> None:
+    raise BadInput(message)
+
+
+def newest() -> Path:
+    """The checkpoint of the newest run in logs/ that trained a translator. Raises BadInput."""
+    paths = sorted(Path("logs").glob("*/best.pt"), key=lambda path: path.stat().st_mtime)
+    for path in reversed(paths):
+        if load(path)["task"].get("kind") == "translation":
+            return path
+    raise BadInput("there is no checkpoint under logs/ yet; "
+                   "train one, in a few minutes: python train_cpu.py")
+
+
 class Translator:
-    """A model ready to translate: text in, text out; many lines on all cores, a process for each, or on the GPU."""
+    """A model, or an ensemble, that is ready to translate: text in, text out."""
 
     def __init__(self, args: argparse.Namespace):
-        newest = sorted(Path("logs").glob("*/best.pt"), key=lambda p: p.stat().st_mtime)[-1:]
-        self.args, self.paths = args, args.checkpoint or newest
-        if not self.paths:
-            raise BadInput("there is no checkpoint under logs/ yet; train one, in a few minutes: python train_cpu.py")
-        try:
-            models, checkpoints = zip(*(load_checkpoint(str(path)) for path in self.paths))
-        except (OSError, ValueError) as problem:
-            raise BadInput(problem)
-        if len({(checkpoint["bpe"], checkpoint["config"]["max_length"]) for checkpoint in checkpoints}) > 1:
-            raise BadInput("--checkpoint: the models of an ensemble need one vocabulary and --max-length; these have different ones")
-        if 2 * args.beam > models[0].config.vocab_size:
-            raise BadInput(f"--beam {args.beam}: more than half the vocabulary, {models[0].config.vocab_size}")
-        self.languages, self.bpe = [checkpoints[0]["flags"][side] for side in ("src", "tgt")], BPE(checkpoints[0]["bpe"])
-        self.model, *others = (to_decode(model, args.device, args.precision) for model in models)
-        self.here = partial(translate_batch, self.model, beam=args.beam, n_best=args.n_best, others=others)
-        self.pool = None
-        keep_memory()                                      # before the pool forks
+        """args: the command line, as `parse_arguments` gives it. Raises BadInput."""
+        self.args, self.paths = args, args.checkpoint or [newest()]
+        models, bpes, tasks = zip(*map(load_translator, self.paths))
+        self.model, self.bpe, self.task = models[0], bpes[0], tasks[0]
+        config = self.model.config
+        if len({(bpe.serialized, each.config.max_length) for each, bpe in zip(models, bpes)}) > 1:
+            raise BadInput("--checkpoint: the models of an ensemble need one vocabulary and "
+                           "--max-length; these have different ones")
+        if 2 * args.beam > config.vocab_size:
+            raise BadInput(f"--beam {args.beam}: more than half the vocabulary, "
+                           f"{config.vocab_size}")
+        sizes = args.beam, args.n_best, args.procs or available_cores()
+        if args.engine == "own":
+            self.engine = Pool(models, *sizes, args.device, args.precision == "bf16")
+        else:
+            try:
+                from support.ctranslate import Engine      # only here: it needs the package
+            except ImportError:
+                raise BadInput("--engine ctranslate2 needs a package: pip install ctranslate2")
+            self.engine = Engine(self.paths[0], self.model, *sizes)
 
     def __call__(self, lines: list[str]) -> list[str]:
-        """One translation for each line, or its n best, tab-separated from their scores, a line each."""
-        answers = translate_lines(self.bpe, lines, self.model.config.max_length - 1, self.search)
+        """One translation for each line; or its n best, a line each: score, tab, translation."""
+        longest = self.model.config.max_length - 1
+        answers = translate_lines(self.bpe, lines, longest, self.engine.search)
         if self.args.n_best == 1:
             return [hypotheses[0][1] for hypotheses in answers]
-        return ["\n".join(f"{score:.3f}\t{text}" for score, text in hypotheses) for hypotheses in answers]
-
-    def search(self, batches: list[list[list[int]]]) -> Iterator[list]:
-        """What `translate_lines` asks for."""
-        procs = 1 if self.args.device == "cuda" else min(self.args.procs or available_cores(), len(batches))
-        if procs > 1 and self.pool is None:
-            # A fork has the model at once; but what macOS multiplies matrices with does not survive one.
-            how = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-            self.pool = ProcessPoolExecutor(procs, how, start_worker, (self.here,))
-            atexit.register(self.pool.shutdown)            # which keeps it until then: to be collected at the end, it may fail
-        try:
-            yield from self.pool.map(search_there, batches) if self.pool else map(self.here, batches)
-        except BrokenProcessPool:
-            raise BadInput("a process that translated has died (out of memory?); fewer of them: --procs N")
-
-
-def start_worker(parents) -> None:
-    """Makes a pool's process ready: one thread, Ctrl-C left to the parent."""
-    global here
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    here = parents
-
-
-def search_there(batch: list[list[int]]) -> list:
-    return here(batch)
-
-
-def prompt(translator: Translator) -> None:
-    """Reads and answers until q, Ctrl-D or Ctrl-C; arrow keys edit the line and find earlier ones."""
-    try:
-        import readline
-
-        history = CACHE / "history"
-        readline.set_history_length(1000)
-        if history.exists():
-            readline.read_history_file(history)
-    except (ImportError, OSError):                         # no such library, or another's file: no history
-        readline = None
-    src, tgt = translator.languages
-    print(f"{', '.join(map(str, translator.paths))}: {src} to {tgt}. Type a sentence; q ends.")
-    try:
-        while (line := input(f"{src}> ")).strip() != "q":
-            if line.strip():
-                for answer in translator([readable(line)])[0].split("\n"):
-                    print(f"{tgt}> {answer}")
-    except (EOFError, KeyboardInterrupt):
-        print()
-    finally:
-        with suppress(OSError):
-            if readline:
-                history.parent.mkdir(parents=True, exist_ok=True)
-                readline.write_history_file(history)
-
-
-def readable(text: str) -> str:
-    """Text that was typed or passed as an argument, with what is not UTF-8 in it replaced."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def draw_attention(translator: Translator, text: str, path: str) -> None:
-    """A heat map: a row for each word of the translation, a column for each of the source, dark where it attends to.
-
-    It is the decoder's last layer, mean over heads; the parts that BPE cuts a word into are taken together.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise BadInput("--attention needs a package to draw with: pip install matplotlib")
-    bpe, model = translator.bpe, translator.model
-    if len(bpe.encode([text])[0]) >= model.config.max_length:
-        raise BadInput(f"--attention: a sentence of more than {model.config.max_length - 1} tokens")
-    src = torch.tensor([bpe.encode([text])[0] + [EOS]], device=model.embedding.weight.device)
-    ids = model.translate(src, translator.args.beam)[0][0][1] + [EOS]
-    weights = alignment(model, src, torch.tensor([[BOS, *ids[:-1]]], device=src.device))[0].float().cpu()
-    rows, columns = ([(CONTROL.sub(" ", word), tokens) for word, tokens in bpe.words(of)] for of in (ids, src[0].tolist()))
-    weights = torch.stack([weights[tokens].mean(0) for _, tokens in rows])
-    weights = torch.stack([weights[:, tokens].sum(1) for _, tokens in columns], dim=1)      # (words, words)
-    longest = [max(len(word) for word, _ in words) for words in (rows, columns)]             # labels need room, in inches
-    size = 1.5 + 0.35 * len(columns) + 0.1 * longest[0], 0.5 + 0.3 * len(rows) + 0.1 * longest[1]
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots()
-    image = axes.imshow(weights, cmap="Greys", vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(len(columns)), [word for word, _ in columns], rotation=90, parse_math=False)
-    axes.set_yticks(range(len(rows)), [word for word, _ in rows], parse_math=False)
-    axes.set(xlabel="source", ylabel="translation")
-    axes.xaxis.tick_top()
-    figure.colorbar(image, label="attention")
-    figure.savefig(path, dpi=200, format="png")
-    print(f"{path}: {CONTROL.sub(' ', bpe.decode(ids))}")
+        return ["\n".join(f"{score:.3f}\t{text}" for score, text in hypotheses)
+                for hypotheses in answers]
 
 
 def score(args: argparse.Namespace) -> None:
     """Prints the BLEU of the translation of a file, how it was computed, and how long it took."""
-    import sacrebleu
-
     pairs = list(read_parallel(*map(Path, args.score)))
     if not pairs:
         raise BadInput(f"{args.score[0]} and {args.score[1]} are empty")
-    sources, references = zip(*pairs)
-    translator = Translator(args)
-    began = time.perf_counter()
-    hypotheses = translator(list(sources))
+    sources, references = map(list, zip(*pairs))
+    translator, began = Translator(args), time.perf_counter()
+    hypotheses = translator(sources)
     seconds = time.perf_counter() - began
-    metric = sacrebleu.BLEU()
-    print(f"BLEU {metric.corpus_score(hypotheses, [references]).score:.2f}  {metric.get_signature()}\n"
-          f"{len(sources):,} sentences, beam {args.beam}, {seconds:.1f} s, {len(sources) / seconds:,.0f} sentences/s")
+    figure, signature = bleu(hypotheses, references)
+    print(f"BLEU {figure:.2f}  {signature}\n{len(sources):,} sentences, beam {args.beam}, "
+          f"{seconds:.1f} s, {len(sources) / seconds:,.0f} sentences/s")
+
+
+def talk(translator: Translator) -> None:
+    """Translates what is typed at a prompt."""
+    src, tgt = translator.task["src"], translator.task["tgt"]
+    names = ", ".join(map(str, translator.paths))
+    prompt(f"{names}: {src} to {tgt}. Type a sentence; q ends.", f"{src}> ",
+           lambda line: "\n".join(f"{tgt}> {text}" for text in translator([line])[0].split("\n")))
 
 
 def main() -> None:
@@ -204,14 +155,16 @@ def main() -> None:
     if args.score:
         score(args)
     elif args.attention:
-        draw_attention(Translator(args), readable(args.text), args.attention)
+        translator, text = Translator(args), readable(args.text)
+        answer = draw_attention(translator.model, translator.bpe, text, args.beam, args.attention)
+        print(f"{args.attention}: {answer}")
     elif args.text is not None:
         print(Translator(args)([readable(args.text)])[0])
     elif sys.stdin.isatty():
-        prompt(Translator(args))
+        talk(Translator(args))
     else:
         translator, lines = Translator(args), read_lines("standard input", sys.stdin.buffer)
-        while block := list(islice(lines, BLOCK)):
+        while block := list(islice(lines, AT_ONCE)):
             print("\n".join(translator(block)), flush=True)
 
 

@@ -1,15 +1,20 @@
 #!/bin/sh
-# Two network namespaces joined by a cable with a delay: two nodes on a slow network, on one machine, as root.
+# Two nodes on a slow network, on one machine: two network namespaces, joined by a virtual cable
+# with a delay. It needs root, iproute2, and a kernel that has netem.
 #
-#   sh batch/netem.sh 50 torchrun --standalone --nproc-per-node 2 train_ddp.py --device cpu --delay-ms 50 --netem
+#   sh batch/netem.sh 50 torchrun --standalone --nproc-per-node 2 train_ddp.py --device cpu \
+#       --delay-ms 50 --netem
 #
-# runs that as two nodes of one process each; the kernel's netem holds every packet back for half of 50 ms.
-#   sh batch/netem.sh 0 works                              # status 0 if all that it needs is here
+# runs the command as two nodes of one process each. The kernel's netem holds each packet back for
+# half of the 50 ms, so a packet and its answer take 50 ms. (--delay-ms is written to config.json;
+# --netem says that the network waits, not the script.)
+#
+#   sh batch/netem.sh 0 works                      # exit status 0 if this machine has what it needs
 set -e
 round_trip=$1 a="netem-a-$$" b="netem-b-$$" children=''
 shift
 if [ "$1" != works ] && [ "$1 $2 $3 $4" != "torchrun --standalone --nproc-per-node 2" ]; then
-    echo "netem.sh: error: it takes torchrun --standalone --nproc-per-node 2, and makes two nodes of it" >&2
+    echo "netem.sh: error: the command must begin: torchrun --standalone --nproc-per-node 2" >&2
     exit 2
 fi
 
@@ -28,12 +33,13 @@ trap 'stop 138' USR1
 ip netns add "$a"
 ip netns add "$b"
 ip link add eth0 netns "$a" type veth peer name eth0 netns "$b"
+one_way=$(LC_ALL=C awk "BEGIN { print $round_trip * 500 }")us
 number=1
 for node in $a $b; do
     ip -n "$node" address add "10.77.0.$number/24" dev eth0
     ip -n "$node" link set lo up
     ip -n "$node" link set eth0 up
-    tc -n "$node" qdisc add dev eth0 root netem delay "$(awk "BEGIN { print $round_trip * 500 }")us" limit 100000
+    tc -n "$node" qdisc add dev eth0 root netem delay "$one_way" limit 100000
     number=$((number + 1))
 done
 if [ "$1" = works ]; then
@@ -41,11 +47,12 @@ if [ "$1" = works ]; then
     exit 0
 fi
 shift 4
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"             # torchrun sets it only for several processes a node
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"     # torchrun sets it only for several processes
 number=1
-for node in $a $b; do                                      # in the namespaces any port is free
-    ip netns exec "$node" torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29400 \
-        --rdzv-conf "is_host=$((2 - number))" --local-addr "10.77.0.$number" "$@" &
+for node in $a $b; do                              # the namespaces are new, so the port is free
+    ip netns exec "$node" torchrun --nnodes 2 --nproc-per-node 1 \
+        --rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29400 --rdzv-conf "is_host=$((2 - number))" \
+        --local-addr "10.77.0.$number" "$@" &
     children="$children $!" number=$((number + 1))
 done
 status=0

@@ -1,36 +1,39 @@
 #!/bin/sh
-# What a slow network costs, with and without accumulation: logs/study-delay/delay.png and runs.csv.
+# What a slow network costs, with and without accumulation: delay.png and runs.csv in
+# logs/study-delay/.
 #
-#   sh batch/study_delay.sh                                # a laptop; started again it goes on where it stopped
-#   sbatch batch/study_delay.sh                            # Slurm, a job a run; --array=1-10%1: one at a time
+#   sh batch/study_delay.sh                        # a laptop; started again, it goes on
+#   sbatch batch/study_delay.sh                    # Slurm, one job per run; --array=1-10%1: in turn
 #   DEVICE=cuda sbatch --gpus-per-node=2 batch/study_delay.sh
 #
 # Larger: DATA=multi30k STEPS=1000 STUDY=my-study sh batch/study_delay.sh --layers 3 --d-model 256
-# As root, where the kernel has netem, the two processes are two nodes on a slow network (batch/netem.sh). Elsewhere,
-# or with NETEM=no (to go on with such a study, too), train_ddp.py --delay-ms waits so long before each exchange of
-# gradients. With --accumulate 4 a step is four micro-batches of the same size and one exchange: a quarter of the
-# waiting for the same sentences.
+# As root, where the kernel has netem, the two processes are two nodes on a slow network (netem.sh).
+# Elsewhere, or with NETEM=no, --delay-ms makes each process wait before each exchange. A study goes
+# on only in the way it was started. With --accumulate 4 a step is four micro-batches of the same
+# size and one exchange of gradients: a quarter of the waiting for the same sentences.
 #SBATCH --job-name=study-delay
 #SBATCH --array=1-10
 #SBATCH --ntasks=1
-#SBATCH --cpus-per-task=2         # EDIT: for all processes of a run
-#SBATCH --time=04:00:00           # EDIT; partition and account too, where the cluster asks for them
+#SBATCH --cpus-per-task=2         # EDIT: cores for all processes of a run
+#SBATCH --time=04:00:00           # EDIT; add partition and account if the cluster needs them
 #SBATCH --output=logs/%x-%A-%a.out
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@120
-[ -f batch/study.sh ] || cd "$(dirname "$0")/.."           # sbatch starts a copy of this file from elsewhere
+[ -f batch/study.sh ] || cd "$(dirname "$0")/.."   # sbatch starts a copy of this file elsewhere
 STUDY=${STUDY:-study-delay}
 . batch/study.sh
 
-network=''
-if [ "$DEVICE ${PROCESSES:-2} ${NETEM:-yes}" = "cpu 2 yes" ] && sh batch/netem.sh 0 works 2>/dev/null; then network=--netem; fi
-steps=${STEPS:-80}                                        # of one micro-batch; of four, a quarter as many
-for parts in 1 4; do
+n=${PROCESSES:-2} netem=''
+if [ "$DEVICE $n ${NETEM:-yes}" = "cpu 2 yes" ] && sh batch/netem.sh 0 works 2>/dev/null; then
+    netem=--netem
+fi
+for parts in 1 4; do                               # STEPS counts micro-batches of 2,048 tokens
     for delay in ${DELAYS:-0 1 10 50 100}; do
-        if [ "$network" ]; then under="sh batch/netem.sh $delay"; fi
-        run "delay-$delay-accumulate-$parts" ddp "${PROCESSES:-2}" --delay-ms "$delay" $network --accumulate "$parts" \
-            --batch-tokens $((2048 * parts)) --steps $((steps / parts)) --log-every $((8 / parts)) \
+        if [ "$netem" ]; then under="sh batch/netem.sh $delay"; fi
+        run "delay-$delay-accumulate-$parts" ddp "$n" --delay-ms "$delay" $netem \
+            --accumulate "$parts" --batch-tokens $((2048 * parts)) \
+            --steps $((${STEPS:-80} / parts)) --log-every $((8 / parts)) \
             --layers 2 --d-model 128 --d-ff 512 --average 1 "$@"
     done
 done

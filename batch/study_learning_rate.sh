@@ -1,27 +1,29 @@
 #!/bin/sh
-# What the peak learning rate does to loss and BLEU: logs/study-learning-rate/learning_rate.png and runs.csv.
+# What the peak learning rate does to loss and BLEU: learning_rate.png, curves.png and runs.csv in
+# logs/study-learning-rate/.
 #
-#   sh batch/study_learning_rate.sh                        # a laptop; started again it goes on where it stopped
-#   sbatch batch/study_learning_rate.sh                    # Slurm, a job a run
+#   sh batch/study_learning_rate.sh                # a laptop; started again, it goes on
+#   sbatch batch/study_learning_rate.sh            # Slurm, one job per run
 #   DEVICE=cuda sbatch --gpus-per-node=2 batch/study_learning_rate.sh
 #
-# Larger: DATA=multi30k EPOCHS=25 STUDY=my-study sh batch/study_learning_rate.sh --layers 3 --d-model 256
-# curves.png there has loss and BLEU after each epoch. RATES="0.001 0.002" for others.
+# Larger: DATA=multi30k EPOCHS=25 STUDY=my-study \
+#             sh batch/study_learning_rate.sh --layers 3 --d-model 256
+# RATES="0.001 0.002" sets other rates. curves.png shows loss and BLEU after each epoch.
 #SBATCH --job-name=study-learning-rate
 #SBATCH --array=1-4
 #SBATCH --ntasks=1
-#SBATCH --cpus-per-task=2         # EDIT: for all processes of a run
-#SBATCH --time=04:00:00           # EDIT; partition and account too, where the cluster asks for them
+#SBATCH --cpus-per-task=2         # EDIT: cores for all processes of a run
+#SBATCH --time=04:00:00           # EDIT; add partition and account if the cluster needs them
 #SBATCH --output=logs/%x-%A-%a.out
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@120
-[ -f batch/study.sh ] || cd "$(dirname "$0")/.."           # sbatch starts a copy of this file from elsewhere
+[ -f batch/study.sh ] || cd "$(dirname "$0")/.."   # sbatch starts a copy of this file elsewhere
 STUDY=${STUDY:-study-learning-rate}
 . batch/study.sh
 
 for lr in ${RATES:-0.0003 0.002 0.01 0.05}; do
-    run "lr-$lr" "$MODE" "${PROCESSES:-2}" --epochs "${EPOCHS:-5}" --lr "$lr" --batch-tokens 2048 --warmup 100 \
-        --layers 1 --d-model 128 --d-ff 256 --average 1 "$@"
+    run "lr-$lr" "$MODE" "${PROCESSES:-2}" --epochs "${EPOCHS:-5}" --lr "$lr" --warmup 100 \
+        --batch-tokens 2048 --layers 1 --d-model 128 --d-ff 256 --average 1 "$@"
 done
 picture

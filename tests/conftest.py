@@ -1,45 +1,62 @@
-"""What the tests share: a cache and a working folder of their own, small corpora, and a way to run the scripts."""
+"""What the tests share: two speeds, a cache of their own, small corpora, and a way to run the scripts.
 
+    python -m pytest tests                                 # the quick ones, which touch every subject
+    python -m pytest tests --all                           # all: Slurm, storms of kill -9, namespaces
+"""
+
+import csv
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
-import pytest
-
+# Encoded corpora go to a folder of this test run, also those of the scripts that it starts.
+os.environ["XDG_CACHE_HOME"] = CACHE = tempfile.mkdtemp(prefix="tests-")
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+import pytest
+
 # A model that trains in no time; the tests are about what is computed, not about how well.
-SMALL = ["--layers", "1", "--d-model", "32", "--heads", "2", "--d-ff", "64", "--vocab-size", "300", "--batch-tokens", "512",
-         "--precision", "fp32", "--warmup", "20", "--average", "1", "--log-every", "1"]
+SMALL = ["--layers", "1", "--d-model", "32", "--heads", "2", "--d-ff", "64", "--vocab-size", "300",
+         "--batch-tokens", "512", "--precision", "fp32", "--warmup", "20", "--average", "1",
+         "--log-every", "1"]
 
 # Network namespaces need root, iproute2 and a kernel that has them.
-NETWORK = os.geteuid() == 0 and shutil.which("ip") and subprocess.run(["ip", "netns", "add", "probe"], capture_output=True).returncode == 0
+NETWORK = os.geteuid() == 0 and shutil.which("ip") and subprocess.run(
+    ["ip", "netns", "add", "probe"], capture_output=True).returncode == 0
 if NETWORK:
     subprocess.run(["ip", "netns", "delete", "probe"], check=True)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory):
-    """The encoded corpora go to a folder of this test run, also those of the scripts that it starts."""
-    folder = tmp_path_factory.mktemp("cache")
-    os.environ["XDG_CACHE_HOME"] = str(folder)
-    import corpora
-    import data
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="the slow tests, too")
 
-    data.CACHE = corpora.CACHE = folder / "translator"
-    return folder
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes long; only --all runs it")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--all"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
+
+
+def pytest_unconfigure(config):
+    shutil.rmtree(CACHE, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
 def pairs():
     """Real sentence pairs: Multi30k's where MULTI30K names its folder, else the phrasebook's."""
-    import corpora
+    from support.corpora import find_corpus
 
-    corpus = corpora.find_corpus(os.environ.get("MULTI30K") or "phrasebook")
+    corpus = find_corpus(os.environ.get("MULTI30K") or "phrasebook")
     return {part: list(read()) for part, read in corpus.parts.items()}
 
 
@@ -77,12 +94,11 @@ def train(corpus_flags):
 
 def run_script(script, *flags, cwd, timeout=120, **how):
     command = [sys.executable, str(ROOT / script), *map(str, flags)]
-    return subprocess.run(command, cwd=cwd, timeout=timeout, capture_output=True, text="input" not in how or isinstance(how["input"], str), **how)
+    text = "input" not in how or isinstance(how["input"], str)
+    return subprocess.run(command, cwd=cwd, timeout=timeout, capture_output=True, text=text, **how)
 
 
 def read_metrics(run) -> list[dict]:
-    import csv
-
     with open(run / "metrics.csv", newline="") as file:
         return list(csv.DictReader(file))
 
@@ -112,7 +128,9 @@ def workers_of(pid: int) -> list[int]:
             return Path(f"/proc/{child}/cmdline").read_bytes()
         except OSError:                                    # it has ended
             return b""
-    return sorted(child for child in children_of(pid) if b"spawn_main" in command(child) or b"/train_" in command(child))
+
+    return sorted(child for child in children_of(pid)
+                  if b"spawn_main" in command(child) or b"/train_" in command(child))
 
 
 def wait_for(condition, seconds=60):
@@ -126,6 +144,6 @@ def wait_for(condition, seconds=60):
 def trained(tmp_path_factory, train):
     """The folder in which a small run has been trained to its end, as logs/first."""
     folder = tmp_path_factory.mktemp("trained")
-    done = train(folder, "--run", "first", "--steps", "30", "--eval-every", "10", "--average", "2")
+    done = train(folder, "--name", "first", "--steps", "30", "--eval-every", "10", "--average", "2")
     assert done.returncode == 0, done.stderr
     return folder

@@ -1,18 +1,28 @@
-"""The model against PyTorch's own: attention, loss, the whole network, decoding, and the FLOP count."""
+"""The model against PyTorch's own layers: loss, gradients, greedy decoding, weights, FLOPs."""
 
-import copy
+import math
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.flop_counter import FlopCounterMode
 
 import data
-import decode
-from model import (Dropout, ModelConfig, SummedCrossEntropy, Transformer, flops, load_checkpoint, scaled_dot_product)
+from model import ModelConfig, Transformer, flops, initialize, scaled_dot_product, sinusoids
 from reference import TorchTransformer
+from support.fast import speed_up
 
+torch.set_num_threads(1)                                   # for models so small, more would only wait
 CONFIG = dict(vocab_size=50, layers=2, d_model=32, heads=4, d_ff=64, dropout=0.0, max_length=32)
+
+
+def make_model(seed=2, **changes) -> Transformer:
+    model = Transformer(ModelConfig(**CONFIG | changes))
+    initialize(model, seed)
+    return model
 
 
 def make_batch(batch=6, src=9, tgt=7, vocab=50):
@@ -31,8 +41,7 @@ def make_batch(batch=6, src=9, tgt=7, vocab=50):
 
 @pytest.fixture
 def model():
-    torch.manual_seed(2)
-    return Transformer(ModelConfig(**CONFIG)).eval()
+    return make_model().eval()
 
 
 def test_the_special_tokens_are_those_of_the_data():
@@ -40,195 +49,256 @@ def test_the_special_tokens_are_those_of_the_data():
     assert (config.pad, config.bos, config.eos) == (data.PAD, data.BOS, data.EOS)
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize("keys", [7, 18])                  # few are padded to 16
-def test_attention_written_out_is_pytorchs(keys, dtype, tolerance):
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(3, 4, n, 16, dtype=dtype) for n in (5, keys, keys))
-    mask = torch.rand(3, 1, 5, keys) > 0.3
-    mask[..., 0] = True
-    q.requires_grad_()
-    ours, theirs = (attend(q, k, v, mask) for attend in (scaled_dot_product, F.scaled_dot_product_attention))
-    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
-    gradients = [torch.autograd.grad(y.float().square().sum(), q)[0] for y in (ours, theirs)]
-    torch.testing.assert_close(*gradients, atol=4 * tolerance, rtol=4 * tolerance)      # of sums of 80 numbers
-    mask[-1] = False                                       # a sentence that is all padding: the mean of all
-    torch.testing.assert_close(scaled_dot_product(q, k, v, mask)[-1, :, 0], v[-1].mean(1), atol=tolerance, rtol=tolerance)
+@pytest.mark.parametrize("wrong", [
+    dict(d_model=250), dict(heads=5), dict(d_model=33, heads=3), dict(layers=0), dict(dropout=1.0),
+    dict(label_smoothing=-0.1), dict(norm="mid"), dict(max_length=0)])
+def test_an_impossible_shape_is_refused_in_one_line(wrong):
+    with pytest.raises(ValueError) as problem:
+        ModelConfig(**CONFIG | wrong)
+    assert next(iter(wrong)) in str(problem.value) and "\n" not in str(problem.value)
+
+
+# --- Against PyTorch
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_whole_model_is_pytorchs_with_the_same_weights(norm, smoothing):
-    torch.manual_seed(2)
-    ours = Transformer(ModelConfig(**CONFIG, norm=norm, label_smoothing=smoothing))
+    """The loss and the gradient of every parameter."""
+    ours = make_model(norm=norm, label_smoothing=smoothing)
     theirs = TorchTransformer(ours.config).copy_from(ours)
     batch = make_batch()
-    loss, nll, tokens = ours(*batch)
-    expected, _, count = theirs(*batch)
-    assert tokens == count
+    loss, nll = ours(*batch)
+    expected, _ = theirs(*batch)
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-4)
     loss.backward()
     expected.backward()
-    torch.testing.assert_close(ours.embedding.weight.grad, theirs.embedding.weight.grad, rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(ours.decoder[1].cross_attention.query.weight.grad, theirs.decoder.layers[1].multihead_attn.in_proj_weight.grad[:32], rtol=1e-3, atol=1e-5)
-    if smoothing == 0:
-        torch.testing.assert_close(nll, loss.detach(), rtol=1e-6, atol=0)
+    compared = 0
+    for parameter, parts in theirs.matches(ours):
+        torch.testing.assert_close(torch.cat([part.grad for part in parts]), parameter.grad,
+                                   rtol=1e-3, atol=1e-4)
+        compared += len(parts)
+    assert compared == len(list(ours.parameters()))
+    unsmoothed = TorchTransformer(ModelConfig(**CONFIG, norm=norm, label_smoothing=0.0))
+    torch.testing.assert_close(nll, unsmoothed.copy_from(ours)(*batch)[0].detach(),
+                               rtol=1e-5, atol=1e-4)
 
 
-def test_the_two_attention_paths_give_the_same_loss(model):
-    """bf16 on a CPU takes the written-out path, fp32 the fused one."""
-    batch = make_batch()
-    with torch.autocast("cpu", torch.bfloat16):
-        low = model(*batch)[1]
-    torch.testing.assert_close(low, model(*batch)[1], rtol=2e-2, atol=0)
+def test_positions_are_the_papers():
+    """Section 3.5, one number at a time."""
+    found = sinusoids(torch.arange(40), 12)
+    for position in range(40):
+        for i in range(6):
+            angle = position / 10000 ** (2 * i / 12)
+            assert found[position, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-5)
+            assert found[position, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-5)
 
 
-@pytest.mark.parametrize("block", [3, 1024])
-def test_summed_cross_entropy_and_its_gradients(block):
+def test_tokens_can_be_embedded_from_any_position_on(model):
+    ids = make_batch()[0]
+    torch.testing.assert_close(model.embed(ids[:, 4:], first=4), model.embed(ids)[:, 4:])
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("keys", [7, 18])
+def test_attention_is_pytorchs(keys, dtype, tolerance):
     torch.manual_seed(0)
-    x, weight = torch.randn(10, 8, dtype=torch.float64, requires_grad=True), torch.randn(20, 8, dtype=torch.float64, requires_grad=True)
-    target = torch.randint(20, (10,))
-    loss, nll = SummedCrossEntropy.apply(x, weight, target, 0.1, block)
-    expected = F.cross_entropy(x @ weight.t(), target, reduction="sum", label_smoothing=0.1)
-    ours, theirs = torch.autograd.grad(3 * loss, [x, weight]), torch.autograd.grad(3 * expected, [x, weight])
-    torch.testing.assert_close(loss, expected, check_dtype=False, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(nll, F.cross_entropy(x @ weight.t(), target, reduction="sum"), check_dtype=False, rtol=1e-5, atol=1e-5)
-    for a, b in zip(ours, theirs):
-        torch.testing.assert_close(a, b)
+    q, k, v = (torch.randn(3, 4, n, 16, dtype=dtype, requires_grad=True) for n in (5, keys, keys))
+    mask = torch.rand(3, 1, 5, keys) > 0.3
+    mask[..., 0] = True                                    # every row may look at something
+    ours, theirs = (attend(q, k, v, mask)
+                    for attend in (scaled_dot_product, F.scaled_dot_product_attention))
+    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+    gradients = [torch.autograd.grad(y.float().square().sum(), [q, k, v]) for y in (ours, theirs)]
+    torch.testing.assert_close(*gradients, atol=4 * tolerance, rtol=4 * tolerance)
 
 
-def test_padding_and_what_comes_later_change_nothing(model):
-    src, tgt_in, tgt_out = make_batch()
-    whole = float(model(src, tgt_in, tgt_out)[1])
-    one_by_one = sum(float(model(src[i : i + 1, : 9 - i], tgt_in[i : i + 1, : 8 - i], tgt_out[i : i + 1, : 8 - i])[1]) for i in range(6))
-    assert whole == pytest.approx(one_by_one, rel=1e-5)
-    nothing = torch.zeros(1, 9, dtype=torch.long), torch.zeros(1, 8, dtype=torch.long), torch.zeros(1, 8, dtype=torch.long)
-    assert model(*nothing)[0].item() == 0                  # a process without sentences: no loss, and no NaN
-
-
-def test_dropout_drops_its_share_and_keeps_the_mean():
-    torch.manual_seed(0)
-    x = Dropout(0.25)(torch.ones(1000, 1000))
-    assert (x == 0).float().mean() == pytest.approx(0.25, abs=2e-3)
-    assert x.mean() == pytest.approx(1.0, abs=3e-3)
-    assert torch.equal(Dropout(0.25).eval()(x), x)
-
-
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("beam", [1, 4])
-def test_scores_of_translations_are_the_models_own(monkeypatch, beam, norm):
-    """The KV cache, the beam's bookkeeping and the batch change nothing: scoring again gives the same."""
-    monkeypatch.setattr(decode, "ROWS", 5)                 # more than one part
-    torch.manual_seed(2)
-    model = Transformer(ModelConfig(**CONFIG | dict(vocab_size=200), norm=norm)).eval()
-    src = torch.cat([make_batch()[0]] * 2)                 # more than 32 heads of all sentences, then fewer
-    found = model.translate(src, beam, n_best=beam, length_penalty=1.0)
-    for sentence, hypotheses in zip(src, found):
-        alone = model.translate(sentence[sentence != data.PAD][None], beam, n_best=beam, length_penalty=1.0)[0]
-        assert [ids for _, ids in alone] == [ids for _, ids in hypotheses]
-        assert [score for score, _ in hypotheses] == sorted((score for score, _ in hypotheses), reverse=True)
-        limit = min(32, 2 * int((sentence != data.PAD).sum()) + 8)
-        for score, ids in hypotheses:
-            ends = [data.EOS] if len(ids) < limit else []
-            target = torch.tensor([ids + ends])
-            tgt_in = torch.tensor([[data.BOS] + (ids + ends)[:-1]])
-            _, nll, tokens = model(sentence[None], tgt_in, target)
-            assert score == pytest.approx(-float(nll) / tokens, rel=1e-4)
-
-
-def test_an_ensemble_searches_with_the_mean_of_the_probabilities(model):
-    """The others may have another shape; where the best hypothesis leads, both models are asked at once."""
-    torch.manual_seed(3)
-    other = Transformer(ModelConfig(**CONFIG | dict(layers=1, d_model=48, norm="post"))).eval()
-    src = make_batch()[0]
-    for sentence, [(score, ids)] in zip(src, model.translate(src, beam=4, length_penalty=1.0, others=[other])):
-        target = torch.tensor([ids + [data.EOS]])[:, :min(32, 2 * int((sentence != data.PAD).sum()) + 8)]
-        tgt_in = torch.tensor([[data.BOS, *target[0, :-1]]])
-        each = [F.linear(m.states(sentence[None], tgt_in, target)[0], m.embedding.weight).softmax(-1) for m in (model, other)]
-        p = (sum(each) / 2).gather(1, target[0][:, None])
-        assert score == pytest.approx(p.log().mean().item(), rel=1e-4)
-
-
-@pytest.mark.skipif(not decode.has_int8(), reason="this CPU has no products in int8")
-@pytest.mark.parametrize("vocabulary", [50, 2200])         # few outputs, and many: other kernels
-def test_in_int8_the_model_is_nearly_the_same(vocabulary):
-    torch.manual_seed(2)
-    model = Transformer(ModelConfig(**CONFIG | dict(vocab_size=vocabulary))).eval()
-    src, tgt_in, tgt_out = make_batch()
-    quick = decode.quantize(copy.deepcopy(model))
-    assert not any(isinstance(module, torch.nn.Linear) for module in quick.modules())
-    for exact, near in zip(model.states(src, tgt_in, tgt_out), quick.states(src, tgt_in, tgt_out)):
-        torch.testing.assert_close(near, exact, atol=0.1, rtol=0)           # of numbers with a variance of 1
-    for exact, near in zip(*(m.translate(src, beam=4, length_penalty=1.0) for m in (model, quick))):
-        assert near[0][0] == pytest.approx(exact[0][0], abs=0.05)    # nats a token
-        assert all(3 <= token < model.config.vocab_size for token in near[0][1])
-
-
-def test_in_bf16_the_search_is_nearly_the_same(model):
-    """As on a CPU that has bf16 and no int8, and on a GPU."""
-    src = make_batch()[0]
-    for exact, near in zip(*(m.translate(src, beam=4, length_penalty=1.0) for m in (model, copy.deepcopy(model).bfloat16()))):
-        assert near[0][0] == pytest.approx(exact[0][0], abs=0.05)           # nats a token
-
-
-def test_a_wide_beam_finds_what_exhaustive_search_finds():
-    torch.manual_seed(5)
-    model = Transformer(ModelConfig(**CONFIG | dict(vocab_size=34, max_length=2))).eval()
-    src, words = torch.tensor([[3, 4, 2]]), range(3, 34)
-    targets = [[data.EOS], *([a, data.EOS] for a in words), *([a, b] for a in words for b in words)]    # all there are
-    scores = [-model(src, torch.tensor([[data.BOS, *t[:-1]]]), torch.tensor([t]))[1].item() / len(t) for t in targets]
-    score, ids = model.translate(src, beam=16, length_penalty=1.0)[0][0]
-    assert score == pytest.approx(max(scores), rel=1e-4)
-    assert ids == [i for i in targets[scores.index(max(scores))] if i != data.EOS]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_where_all_is_padding_attention_gives_equal_weights(dtype):
+    v = torch.arange(12, dtype=dtype).view(1, 1, 4, 3)
+    q, nothing = torch.randn(1, 1, 2, 3, dtype=dtype), torch.zeros(1, 1, 1, 4, dtype=torch.bool)
+    found = scaled_dot_product(q, v, v, nothing)
+    torch.testing.assert_close(found, v.mean(2, keepdim=True).expand_as(found))
 
 
 def test_the_flop_count_is_that_of_pytorchs_counter():
-    """Without padding, PyTorch's count differs by what it cannot know: that half of the causal scores are unused."""
-    torch.manual_seed(0)
-    model = Transformer(ModelConfig(**CONFIG | dict(d_model=64)))
+    """Without padding they differ by half of the causal scores, which are worked out in vain."""
+    model = make_model(d_model=64)
     src, tgt = torch.randint(3, 50, (4, 9)), torch.randint(3, 50, (4, 8))
     counter = FlopCounterMode(display=False)
-    with counter, torch.autocast("cpu", torch.bfloat16):    # the path on which it sees the scores being made
+    with counter:
         model(src, tgt, tgt)[0].backward()
     unused = 3 * 2 * 2 * 64 * 4 * 2 * (8 * 8 - 8 * 9 / 2)
     ours = flops(model.config, torch.full((4,), 9), torch.full((4,), 8)) + unused
     assert counter.get_total_flops() == pytest.approx(ours, rel=0.02)
 
 
-def test_a_sentence_of_exactly_the_longest_length_in_a_batch_padded_to_even():
-    model = Transformer(ModelConfig(**CONFIG | dict(max_length=31)))
-    ids = torch.cat([torch.randint(3, 50, (1, 31)), torch.zeros(1, 1, dtype=torch.long)], dim=1)
-    assert model(ids, ids, ids)[2] == 31
+# --- Padding
 
 
-@pytest.mark.parametrize("wrong", [dict(d_model=250), dict(heads=5), dict(d_model=33, heads=3), dict(layers=0), dict(dropout=1.0), dict(norm="mid")])
-def test_an_impossible_shape_is_refused(wrong):
-    with pytest.raises(ValueError):
-        ModelConfig(**{**CONFIG, "heads": 4, **wrong})
+@torch.no_grad()
+def test_padding_and_what_comes_later_change_nothing(model):
+    src, tgt_in, tgt_out = make_batch()
+    whole = model(src, tgt_in, tgt_out)
+    one_by_one = [model(src[i : i + 1, : 9 - i], tgt_in[i : i + 1, : 8 - i],
+                        tgt_out[i : i + 1, : 8 - i]) for i in range(6)]
+    for found, parts in zip(whole, zip(*one_by_one)):
+        torch.testing.assert_close(found, sum(parts), rtol=1e-5, atol=0)
+    states = model.decode(tgt_in, *model.encode(src))
+    changed = tgt_in.clone()
+    changed[:, 5:] = 7
+    torch.testing.assert_close(model.decode(changed, *model.encode(src))[:, :5], states[:, :5])
 
 
-def test_a_file_that_is_no_checkpoint_is_refused(tmp_path, model):
-    from dataclasses import asdict
+@pytest.mark.parametrize("fast, bf16", [(False, False), (True, False), (True, True)])
+def test_a_batch_of_padding_alone_has_no_loss_and_no_gradient(fast, bf16):
+    """What a process gets that has no sentence in a step."""
+    model = make_model()
+    if fast:
+        speed_up(model, "cpu", bf16)
+    empty = [torch.zeros(1, width, dtype=torch.long) for width in (9, 8, 8)]
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        loss, nll = model(*empty)
+    loss.backward()
+    assert loss.item() == nll.item() == 0
+    assert all(not parameter.grad.any() for parameter in model.parameters()
+               if parameter.grad is not None)
+    assert model.embedding.weight.grad is not None         # not even of what the loss is made of
 
-    class Code:
-        def __reduce__(self):
-            return exec, (f"open({str(tmp_path / 'ran')!r}, 'w')",)
 
-    good = {"config": asdict(model.config), "model": model.state_dict(), "bpe": "", "flags": {}}
-    torch.save(good, tmp_path / "good.pt")
-    assert load_checkpoint(tmp_path / "good.pt")[0].config == model.config
-    whole = (tmp_path / "good.pt").read_bytes()
-    torch.save(good | {"code": Code()}, tmp_path / "code.pt")
-    torch.save([1, 2], tmp_path / "list.pt")
-    torch.save(torch.zeros(3), tmp_path / "tensor.pt")
-    torch.save({"model": {}}, tmp_path / "empty.pt")
-    (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "zero.pt").write_bytes(b"")
-    (tmp_path / "text.pt").write_text("no checkpoint")
-    for name in ("code", "list", "tensor", "empty", "cut", "zero", "text"):
-        with pytest.raises(ValueError) as problem:
-            load_checkpoint(tmp_path / f"{name}.pt")
-        assert f"{name}.pt" in str(problem.value) and "\n" not in str(problem.value)
-    assert not (tmp_path / "ran").exists()
-    with pytest.raises(OSError):
-        load_checkpoint(tmp_path / "missing.pt")
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_sentence_of_padding_among_others_changes_nothing(fast):
+    model = make_model()
+    if fast:
+        speed_up(model, "cpu", bf16=False)
+    batch = make_batch()
+    more = [torch.cat([part, torch.zeros_like(part[:1])]) for part in batch]
+    found = []
+    for each in (batch, more):
+        model.zero_grad()
+        loss, nll = model(*each)
+        loss.backward()
+        found.append((loss, nll, *(parameter.grad for parameter in model.parameters())))
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_the_longest_sentence(model):
+    ids = torch.randint(3, 50, (1, model.config.max_length))
+    assert model(ids, ids, ids)[0].isfinite()
+    assert 0 <= int(model.score(ids, ids, ids)[1]) <= model.config.max_length
+
+
+# --- Greedy decoding, and scoring
+
+
+def logits_after(model, src, prefix) -> torch.Tensor:
+    """(vocabulary,): of one sentence, with a target that begins with `prefix`."""
+    x = model.decode(torch.tensor([[data.BOS, *prefix]]), *model.encode(src[None]))
+    return F.linear(x[0, -1], model.embedding.weight)
+
+
+@torch.no_grad()
+def test_greedy_takes_the_most_likely_token_until_the_end_mark():
+    torch.manual_seed(0)
+    model = make_model(seed=12, vocab_size=8, layers=1, max_length=10).eval()
+    for weight in model.parameters():
+        if weight.dim() > 1 and weight is not model.embedding.weight:
+            weight *= 3                                    # so that sentences end early, and differ
+    src = torch.randint(3, 8, (8, 6))
+    src[4:, 4:] = data.PAD
+    found, lengths = model.greedy(src), []
+    for sentence, ids in zip(src, found.tolist()):
+        lengths.append(ids.index(data.EOS) + 1 if data.EOS in ids else len(ids))
+        assert not any(ids[lengths[-1] :])                 # padding
+        for place in range(lengths[-1]):
+            logits = logits_after(model, sentence[sentence != data.PAD], ids[:place])
+            assert logits[ids[place]] >= logits.max() - 1e-5
+    assert found.shape[1] == max(lengths) == 10
+    ended = [row for row in range(8) if lengths[row] < 10]
+    assert len(ended) > 1
+    alone = model.greedy(src[ended])                       # it stops once all have ended
+    assert alone.shape[1] == max(lengths[row] for row in ended)
+    assert torch.equal(alone, found[ended, : alone.shape[1]])
+
+
+def test_greedy_stops_at_the_longest_length():
+    model = make_model(max_length=5).eval()
+    with torch.no_grad():
+        model.embedding.weight[data.EOS] = 0               # never the most likely one
+    found = model.greedy(make_batch()[0])
+    assert found.shape == (6, 5) and not (found == data.EOS).any()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_score_is_the_nll_of_forward_and_counts_what_is_right(smoothing):
+    model = make_model(vocab_size=8, label_smoothing=smoothing).eval()
+    src, tgt_in, tgt_out = batch = make_batch(vocab=8)
+    with torch.no_grad():
+        nll, correct = model.score(*batch)
+        torch.testing.assert_close(nll, model(*batch)[1])
+        right = total = 0
+        for row in range(6):
+            sentence = src[row][src[row] != data.PAD]
+            target = tgt_out[row][tgt_out[row] != data.PAD].tolist()
+            for place, token in enumerate(target):
+                right += int(logits_after(model, sentence, target[:place]).argmax()) == token
+                total += 1
+    assert int(correct) == right and 0 < right < total
+    empty = [torch.zeros(1, 4, dtype=torch.long)] * 3
+    assert [float(each) for each in model.score(*empty)] == [0, 0]
+
+
+# --- Weights
+
+
+def test_weights_depend_on_the_seed_alone():
+    torch.manual_seed(1)
+    one = make_model(seed=3).state_dict()
+    torch.manual_seed(2)
+    torch.rand(5)
+    state = torch.get_rng_state()
+    same, other = make_model(seed=3), make_model(seed=4)
+    fresh = Transformer(same.config)
+    torch.set_rng_state(state)
+    before = torch.rand(3)
+    torch.set_rng_state(state)
+    initialize(fresh, 3)
+    assert torch.equal(torch.rand(3), before)              # it leaves the global generator alone
+    for name, weight in one.items():
+        assert torch.equal(weight, same.state_dict()[name])
+        constant = "norm" in name or name.endswith("bias")
+        assert torch.equal(weight, other.state_dict()[name]) == constant, name
+
+
+def test_weights_have_the_sizes_that_training_needs():
+    model = make_model(vocab_size=2000, d_model=64)
+    for name, weight in model.named_parameters():
+        if name.endswith("bias"):
+            assert not weight.any(), name
+        elif "norm" in name:
+            assert (weight == 1).all(), name
+        elif name == "embedding.weight":
+            assert weight.std().item() == pytest.approx(64**-0.5, rel=0.02)
+        else:                                              # Glorot and Bengio, 2010: a uniform one
+            limit = (6 / sum(weight.shape)) ** 0.5
+            assert 0.98 * limit < weight.abs().max() <= limit, name
+            assert weight.std().item() == pytest.approx(limit / 3**0.5, rel=0.05), name
+    assert len({weight.flatten()[0].item() for weight in model.parameters() if weight.dim() > 1}) \
+        == sum(weight.dim() > 1 for weight in model.parameters())      # no two alike
+
+
+def test_a_sharded_model_gets_the_same_weights():
+    whole = make_model(seed=5)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with torch.device("meta"):
+            model = Transformer(whole.config)
+        for part in [*model.layers(), model]:
+            fully_shard(part, mesh=init_device_mesh("cpu", (1,)))
+        model.to_empty(device="cpu")
+        initialize(model, 5)
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter.full_tensor(), whole.get_parameter(name)), name
+    finally:
+        dist.destroy_process_group()

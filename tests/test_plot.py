@@ -1,4 +1,4 @@
-"""plot.py: that pictures are there and their numbers right, and one line for whatever cannot be drawn."""
+"""plot.py: its pictures and their numbers, and one line for whatever cannot be drawn."""
 
 import contextlib
 import csv
@@ -17,24 +17,32 @@ from conftest import ROOT, run_script
 
 pytest.importorskip("matplotlib")
 import plot
+from support import studies
 
-HEADER = "step,epoch,seconds,tokens,train_loss,learning_rate,grad_norm,tokens_per_second,mfu,valid_loss,valid_bleu"
-STUDY = ("study,run,mode,processes,batch_tokens,accumulate,lr,delay_ms,steps,tokens_per_second,train_loss,valid_loss,"
-         "valid_bleu,test_bleu,wall_seconds,peak_memory_mib")
+COMMON = ("step,epoch,seconds,tokens,train_loss,learning_rate,grad_norm,tokens_per_second,mfu,"
+          "valid_loss")
+HEADER = COMMON + ",valid_bleu"
+STUDY = ("study,run,mode,processes,batch_tokens,accumulate,lr,delay_ms,steps,tokens_per_second,"
+         "train_loss,valid_loss,valid_bleu,test_bleu,wall_seconds,peak_memory_mib")
 
 
-def write_run(folder, mode="cpu", processes=1, speed=1000.0, bleu=True, loss=4.0, rows=20, end="\n", **flags):
-    """A run's folder, as training.py leaves it; `loss` is that of step 10."""
+def write_run(folder, mode="cpu", processes=1, speed=1000.0, evaluated=True, figures=("bleu",),
+              loss=4.0, rows=20, end="\n", **flags):
+    """A run's folder; `loss` is that of step 10, each figure is 1 more than the one before it."""
     folder.mkdir(parents=True)
     flags = {"data": "multi30k", "lr": 0.002, "batch_tokens": 3072, "accumulate": 1} | flags
-    config = {"flags": flags, "world_size": processes, "parameters": 5_481_472} | ({"mode": mode} if mode else {})
-    (folder / "config.json").write_text(json.dumps(config))
-    lines = [HEADER]
+    config = {"flags": flags, "world_size": processes, "parameters": 5_481_472}
+    (folder / "config.json").write_text(json.dumps(config | ({"mode": mode} if mode else {})))
+    lines = [",".join([COMMON, *(f"valid_{name}" for name in figures)])]
     for i in range(1, rows + 1):
-        valid = f"{loss / i + 0.5:.6f},{2 * i:.6f}" if bleu and i % 5 == 0 else ","
-        lines.append(f"{10 * i},0,{6 * i:.2f},{5000 * i},{loss / i:.6f},1e-3,0.5,{speed:.0f},0.5,{valid}")
+        valid = [""] * (1 + len(figures))
+        if evaluated and i % 5 == 0:
+            valid = [loss / i + 0.5, *(2 * i + more for more in range(len(figures)))]
+        row = [10 * i, 0, 6 * i, 5000 * i, loss / i, 1e-3, 0.5, speed, 0.5, *valid]
+        lines.append(",".join(cell if cell == "" else f"{cell:.6f}" for cell in row))
     (folder / "metrics.csv").write_text("\n".join(lines) + end)
-    (folder / "summary.json").write_text(json.dumps({"steps": 10 * rows} | ({"test_bleu": 39.5} if bleu else {})))
+    summary = {f"test_{name}": 39.5 for name in figures if evaluated}
+    (folder / "summary.json").write_text(json.dumps({"steps": 10 * rows} | summary))
     return folder
 
 
@@ -48,7 +56,7 @@ def write_study(path, rows):
 
 
 def run_plot(*arguments, cwd):
-    """Runs plot.py in this process, which has imported matplotlib already; as run_script does."""
+    """Runs plot.py in this process, which has matplotlib already; returns what run_script does."""
     out, err, status = io.StringIO(), io.StringIO(), 0
     with (contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
           mock.patch("sys.argv", ["plot.py", *map(str, arguments)])):
@@ -60,14 +68,18 @@ def run_plot(*arguments, cwd):
 
 
 def draw(*sources, cwd, run=run_plot):
-    """Runs plot.py, which must succeed and be silent on stderr; returns the pictures' sizes by name, and its output."""
+    """Runs plot.py, which must succeed and be silent on stderr.
+
+    Returns the pictures' sizes by name, and its output.
+    """
     done = run(*sources, cwd=cwd)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     pictures = {}
     for line in done.stdout.split("\n\n")[0].splitlines():
         name, said = line.removesuffix(" pixels").rsplit(": ", 1)
         content = (cwd / name).read_bytes()
-        assert content[:8] == b"\x89PNG\r\n\x1a\n" and content[-8:-4] == b"IEND" and len(content) > 20_000
+        assert content[:8] == b"\x89PNG\r\n\x1a\n" and content[-8:-4] == b"IEND"
+        assert len(content) > 20_000
         size = struct.unpack(">II", content[16:24])        # of the picture's header
         assert said == f"{size[0]} x {size[1]}"
         pictures[name] = size
@@ -91,29 +103,35 @@ def test_one_run(tmp_path):
     shutil.copytree(ROOT / "logs" / "multi30k", tmp_path / "multi30k")
     pictures, output = draw("multi30k", cwd=tmp_path, run=start_plot)
     assert pictures == {"multi30k/curves.png": (2100, 1305)}
-    assert output.splitlines()[-1].split() == ["multi30k", "2", "3,072", "0.0025", "14,328", "42.9", "42.2"]
+    assert output.splitlines()[-1].split() == [
+        "multi30k", "2", "3,072", "0.0025", "14,328", "42.9", "42.2"]
 
 
+@pytest.mark.slow
 def test_thirty_runs(tmp_path):
     """All have their place in the legend, which adds height below the axes of a few."""
     few = [write_run(tmp_path / "few" / f"run-{i}", loss=4 + i / 10) for i in range(4)]
-    many = [write_run(tmp_path / "many" / f"a-run-with-a-longer-name-{i}", loss=4 + i / 10) for i in range(30)]
+    many = [write_run(tmp_path / "many" / f"a-run-with-a-longer-name-{i}", loss=4 + i / 10)
+            for i in range(30)]
     size_of_few, _ = draw(*few, cwd=tmp_path)
     size_of_many, output = draw("--out", "pictures", *many, cwd=tmp_path)
-    assert size_of_few.keys() == {"logs/curves.png"} and size_of_many.keys() == {"pictures/curves.png"}
+    assert size_of_few.keys() == {"logs/curves.png"}
+    assert size_of_many.keys() == {"pictures/curves.png"}
     assert size_of_many["pictures/curves.png"][1] >= size_of_few["logs/curves.png"][1] + 300
     assert sum("a-run-with-a-longer-name-" in line for line in output.splitlines()) == 30
 
 
 def test_without_bleu_there_is_no_panel_for_it(tmp_path):
     with_bleu, _ = draw(write_run(tmp_path / "a"), "--out", "1", cwd=tmp_path)
-    without, output = draw(write_run(tmp_path / "b", bleu=False, mode=None), "--out", "2", cwd=tmp_path)
+    without, output = draw(write_run(tmp_path / "b", evaluated=False, mode=None), "--out", "2",
+                           cwd=tmp_path)
     assert without["2/curves.png"][1] < 0.7 * with_bleu["1/curves.png"][1]
     assert output.splitlines()[-1].split()[-2:] == ["-", "-"]
 
 
 def test_what_runs_differ_in_is_compared(tmp_path):
-    runs = [write_run(tmp_path / f"{mode}-{n}", mode, n, 1000 * n ** 0.9) for mode in ("cpu", "ddp") for n in (1, 2, 4)]
+    runs = [write_run(tmp_path / f"{mode}-{n}", mode, n, 1000 * n ** 0.9)
+            for mode in ("cpu", "ddp") for n in (1, 2, 4)]
     assert {*draw("--out", ".", *runs, cwd=tmp_path)[0]} == {"curves.png", "scaling.png"}
     runs = [write_run(tmp_path / f"lr-{lr}", lr=lr) for lr in (0.001, 0.002)]
     assert {*draw("--out", ".", *runs, cwd=tmp_path)[0]} == {"curves.png", "learning_rate.png"}
@@ -123,11 +141,12 @@ def test_what_runs_differ_in_is_compared(tmp_path):
 
 def test_study(tmp_path):
     """A CSV has no curves, but all comparisons; a value that was not measured is left out."""
-    common = {"mode": "ddp", "processes": 2, "batch_tokens": 3072, "accumulate": 1, "lr": 0.002, "delay_ms": 0,
-              "tokens_per_second": 9000, "valid_loss": 1.5, "valid_bleu": 40}
-    rows = [common | {"study": study, "run": f"{name}-{value}", name: value} for study, name, values in (
-        ("scaling", "processes", (1, 2, 4)), ("batch", "batch_tokens", (1024, 4096)), ("lr", "lr", (1e-3, 2e-3)),
-        ("delay", "delay_ms", (0, 10))) for value in values]
+    common = {"mode": "ddp", "processes": 2, "batch_tokens": 3072, "accumulate": 1, "lr": 0.002,
+              "delay_ms": 0, "tokens_per_second": 9000, "valid_loss": 1.5, "valid_bleu": 40}
+    tried = {"processes": (1, 2, 4), "batch_tokens": (1024, 4096), "lr": (1e-3, 2e-3),
+             "delay_ms": (0, 10)}
+    rows = [common | {"study": name, "run": f"{name}-{value}", name: value}
+            for name, values in tried.items() for value in values]
     rows[-3] |= {"valid_loss": "nan", "valid_bleu": ""}
     study = write_study(tmp_path / "study.csv", rows)
     pictures, output = draw(study, "--out", ".", cwd=tmp_path)
@@ -135,56 +154,94 @@ def test_study(tmp_path):
     assert len(output.split("\n\n")[1].splitlines()) == 1 + len(rows)
 
 
+def test_classifiers(tmp_path):
+    """A task's own figures are drawn as BLEU is, and go through the study's table."""
+    runs = [write_run(tmp_path / f"lr-{lr}", lr=lr, figures=("accuracy", "f1"))
+            for lr in (0.001, 0.002)]
+    run = studies.read_run(runs[0], [])
+    assert (run["valid_accuracy"], run["valid_f1"], run["test_f1"]) == (40, 41, 39.5)
+    assert studies.curves([run], "step", "valid_f1") == {
+        "validation": {50: 11, 100: 21, 150: 31, 200: 41}}
+    pictures, output = draw("--out", ".", *runs, cwd=tmp_path)
+    assert pictures["curves.png"][1] > 4 * 600             # four rows: two losses, two figures
+    assert pictures["learning_rate.png"][1] > 2 * 600      # two rows of two
+    title, *rows = output.split("\n\n")[-1].splitlines()
+    assert title.endswith("best valid accuracy  best valid F1  test accuracy  test F1")
+    assert [row.split()[-4:] for row in rows] == 2 * [["40.0", "41.0", "39.5", "39.5"]]
+    head, *_ = (tmp_path / "runs.csv").read_text().splitlines()
+    assert head.endswith(",test_accuracy,test_f1,tokens_per_second,train_loss,valid_loss,"
+                         "valid_accuracy,valid_f1")
+    again, output_again = draw("--out", "again", "runs.csv", cwd=tmp_path)
+    assert again == {"again/learning_rate.png": pictures["learning_rate.png"]}
+    assert output_again.split("\n\n")[-1] == output.split("\n\n")[-1]
+
+
+def test_runs_are_compared_by_the_figures_that_they_share(tmp_path):
+    translator = write_run(tmp_path / "translator")
+    classifier = write_run(tmp_path / "classifier", figures=("accuracy", "f1"))
+    pictures, output = draw("--out", ".", translator, classifier, cwd=tmp_path)
+    assert 2 * 600 < pictures["curves.png"][1] < 3 * 600   # the losses alone
+    assert output.splitlines()[-3].split()[-1] == "tokens/s"
+
+
 def test_speed_up_and_efficiency():
-    speed_up, efficiency = plot.scaling({2: 1000.0, 4: 1800.0, 8: 3000.0})
+    speed_up, efficiency = studies.scaling({2: 1000.0, 4: 1800.0, 8: 3000.0})
     assert speed_up == {2: 1, 4: 1.8, 8: 3}
     assert efficiency == {2: 100, 4: 90, 8: 75}
 
 
 def test_lines_of_a_comparison(tmp_path):
     """A line for each mode, speed-up within the mode, and the median where a run was repeated."""
-    speeds = {("cpu", 1): [900, 1000, 1100], ("cpu", 2): [1800], ("ddp", 2): [2000], ("ddp", 4): [3000]}
-    runs = [plot.read_run(write_run(tmp_path / f"{mode}-{n}-{speed}", mode, n, speed), [])
+    speeds = {("cpu", 1): [900, 1000, 1100], ("cpu", 2): [1800],
+              ("ddp", 2): [2000], ("ddp", 4): [3000]}
+    runs = [studies.read_run(write_run(tmp_path / f"{mode}-{n}-{speed}", mode, n, speed), [])
             for (mode, n), values in speeds.items() for speed in values]
-    lines = plot.compare(runs, "processes", "tokens_per_second")
+    lines = studies.compare(runs, "processes", "tokens_per_second")
     assert lines == {"cpu": {1: 1000, 2: 1800}, "ddp": {2: 2000, 4: 3000}}
-    lines = plot.compare(runs, "processes", "speed_up")
+    lines = studies.compare(runs, "processes", "speed_up")
     assert lines == {"cpu": {1: 1, 2: 1.8}, "ideal, from 1": {1: 1, 2: 2},
                      "ddp": {2: 1, 4: 1.5}, "ideal, from 2": {2: 1, 4: 2}}
-    assert plot.compare(runs, "lr", "valid_loss") == {}
+    assert studies.compare(runs, "lr", "valid_loss") == {}
 
 
 def test_a_line_joins_runs_alike_in_all_else(tmp_path):
-    """One for each --accumulate over delays; if all differ in more than x, they are joined all the same."""
-    runs = [plot.read_run(write_run(tmp_path / f"{n}-{ms}", accumulate=n, delay_ms=ms, speed=5000 + 100 * n - ms), [])
+    """One for each --accumulate over delays; where all differ in more than x, one for the mode."""
+    runs = [studies.read_run(write_run(tmp_path / f"{n}-{ms}", accumulate=n, delay_ms=ms,
+                                       speed=5000 + 100 * n - ms), [])
             for n in (1, 4) for ms in (20, 0)]
-    assert plot.compare(runs, "delay_ms", "tokens_per_second") == {
+    assert studies.compare(runs, "delay_ms", "tokens_per_second") == {
         "accumulate 1": {0: 5100, 20: 5080}, "accumulate 4": {0: 5400, 20: 5380}}
-    weak = [plot.read_run(write_run(tmp_path / f"weak-{n}", processes=n, batch_tokens=1024 * n), []) for n in (1, 2)]
-    assert plot.compare(weak, "processes", "tokens_per_second") == {"cpu": {1: 1000, 2: 1000}}
+    weak = [studies.read_run(write_run(tmp_path / f"weak-{n}", processes=n, batch_tokens=1024 * n),
+                             []) for n in (1, 2)]
+    assert studies.compare(weak, "processes", "tokens_per_second") == {"cpu": {1: 1000, 2: 1000}}
 
 
 def test_curves_of_a_run_that_is_going_on(tmp_path):
-    """A last row cut anywhere is left out, values that are no finite numbers are too, and no summary is needed."""
+    """Left out are a last row cut anywhere and values that are not finite; no summary is needed."""
     folder = write_run(tmp_path / "run", end="\n210,0,126.00,105000,0.19,1e-3,0.5,1000,0.5,0.71,4")
-    text = (folder / "metrics.csv").read_text().replace("\n30,0,18.00,15000,1.333333,", "\n30,0,18.00,15000,nan,")
-    (folder / "metrics.csv").write_text(text.replace("\n40,0,24.00,20000,1.000000,", "\n40,0,24.00,20000,inf,"))
+    text = (folder / "metrics.csv").read_text()
+    for loss, other in ("1.333333", "nan"), ("1.000000", "inf"):        # of steps 30 and 40
+        assert text.count(f"000,{loss},0.001") == 1
+        text = text.replace(f"000,{loss},0.001", f"000,{other},0.001")
+    (folder / "metrics.csv").write_text(text)
     (folder / "summary.json").unlink()
-    run = plot.read_run(folder, [])
-    lines = plot.curves([run], "step", "loss")
+    run = studies.read_run(folder, [])
+    lines = studies.curves([run], "step", "loss")
     assert [*lines["training (running mean)"]] == [10, 20, *range(50, 201, 10)]
-    assert lines["validation"] == {50: 1.3, 100: 0.9, 150: pytest.approx(4 / 15 + 0.5, abs=1e-6), 200: 0.7}
-    assert plot.curves([run], "minutes", "valid_bleu") == {"validation": {0.5: 10, 1: 20, 1.5: 30, 2: 40}}
+    assert lines["validation"] == pytest.approx({50: 1.3, 100: 0.9, 150: 4 / 15 + 0.5, 200: 0.7},
+                                                abs=1e-6)
+    assert studies.curves([run], "minutes", "valid_bleu") == {
+        "validation": {0.5: 10, 1: 20, 1.5: 30, 2: 40}}
     assert run["valid_bleu"] == 40 and math.isnan(run["test_bleu"])
     draw(folder, cwd=tmp_path)
 
 
 def test_folders_of_the_same_name_have_lines_of_their_own(tmp_path):
-    runs = [write_run(tmp_path / place / "run", loss=loss) for place, loss in (("a", 4.0), ("b", 5.0))]
+    runs = [write_run(tmp_path / place / "run", loss=loss) for place, loss in zip("ab", (4.0, 5.0))]
     _, output = draw("a/run", "b/run", cwd=tmp_path)
     assert [line.split()[0] for line in output.splitlines()[-2:]] == ["run", "b/run"]
-    first = plot.read_run(runs[0], [])
-    assert len(plot.curves([first, plot.read_run(runs[1], [first])], "step", "train_loss")) == 2
+    both = [studies.read_run(runs[0], []), studies.read_run(runs[1], ["run"])]
+    assert len(studies.curves(both, "step", "train_loss")) == 2
 
 
 @pytest.mark.parametrize("name", ["_run", "$a_$b", "x" * 200, "a b, c"])
@@ -193,25 +250,31 @@ def test_names_that_mean_something_to_matplotlib(tmp_path, name):
 
 
 def test_a_short_run(tmp_path):
-    draw(write_run(tmp_path / "run", rows=1, bleu=False), cwd=tmp_path)
+    draw(write_run(tmp_path / "run", rows=1, evaluated=False), cwd=tmp_path)
 
 
+def rename_all(folder):
+    for path in list(folder.iterdir()):
+        path.rename(folder / f"{path.name}.txt")
+
+
+# What is done to a run's folder, or what one of its files holds instead.
 BROKEN = {
-    "missing": lambda folder: shutil.rmtree(folder),
+    "missing": shutil.rmtree,
     "empty": lambda folder: (shutil.rmtree(folder), folder.mkdir()),
-    "foreign": lambda folder: [path.rename(folder / f"{path.name}.txt") for path in folder.iterdir()],
-    "config cut short": lambda folder: (folder / "config.json").write_text((folder / "config.json").read_text()[:40]),
-    "config of something else": lambda folder: (folder / "config.json").write_text("[1, 2]"),
-    "config without flags": lambda folder: (folder / "config.json").write_text('{"flags": 3}'),
+    "foreign": rename_all,
+    "config cut short": ("config.json", '{"flags": {"data": "multi30k", "lr": 0.0'),
+    "config of something else": ("config.json", "[1, 2]"),
+    "config without flags": ("config.json", '{"flags": 3}'),
     "config in bytes": lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe\x00"),
     "no metrics": lambda folder: (folder / "metrics.csv").unlink(),
-    "metrics empty": lambda folder: (folder / "metrics.csv").write_text(""),
-    "metrics without rows": lambda folder: (folder / "metrics.csv").write_text(HEADER + "\n"),
-    "metrics with half a row": lambda folder: (folder / "metrics.csv").write_text(HEADER + "\n10,0,6.00,5000,4.0"),
-    "metrics of something else": lambda folder: (folder / "metrics.csv").write_text("a,b\n1,2\n"),
-    "metrics of words": lambda folder: (folder / "metrics.csv").write_text(HEADER + "\n" + "word," * 10 + "word\n"),
-    "no finite loss": lambda folder: (folder / "metrics.csv").write_text(HEADER + "\n10,0,6.0,5000,nan,1,1,1,1,inf,\n"),
-    "summary cut short": lambda folder: (folder / "summary.json").write_text('{"steps": 2'),
+    "metrics empty": ("metrics.csv", ""),
+    "metrics without rows": ("metrics.csv", HEADER + "\n"),
+    "metrics with half a row": ("metrics.csv", HEADER + "\n10,0,6.00,5000,4.0"),
+    "metrics of something else": ("metrics.csv", "a,b\n1,2\n"),
+    "metrics of words": ("metrics.csv", HEADER + "\n" + "word," * 10 + "word\n"),
+    "no finite loss": ("metrics.csv", HEADER + "\n10,0,6.0,5000,nan,1,1,1,1,inf,\n"),
+    "summary cut short": ("summary.json", '{"steps": 2'),
 }
 
 
@@ -222,15 +285,22 @@ IN_A_PROCESS = ("missing", "empty", "foreign", "config cut short", "metrics with
 def test_folders_that_cannot_be_drawn(tmp_path, how):
     """One line that names the folder; and nothing is drawn of the good run beside it."""
     good, bad = write_run(tmp_path / "good"), write_run(tmp_path / "bad")
-    BROKEN[how](bad)
-    assert "bad" in refused(good, bad, cwd=tmp_path, run=start_plot if how in IN_A_PROCESS else run_plot)
+    if callable(BROKEN[how]):
+        BROKEN[how](bad)
+    else:
+        name, content = BROKEN[how]
+        (bad / name).write_text(content)
+    run = start_plot if how in IN_A_PROCESS else run_plot
+    assert "bad" in refused(good, bad, cwd=tmp_path, run=run)
     assert not list(tmp_path.rglob("*.png"))
 
 
-@pytest.mark.parametrize("content", ["", STUDY + "\n", "a,b\n1,2\n", STUDY.replace("mode,", "") + "\n", STUDY + "\n" + "x," * 15 + "x\n", "\0\0\n",
-                                     STUDY + "\nlr,one,cpu,1,3072,1,0.002,0,100,9000,2,2,30,,60,500\n"])
+@pytest.mark.parametrize("content", [
+    "", STUDY + "\n", "a,b\n1,2\n", STUDY.replace("mode,", "") + "\n",
+    STUDY + "\n" + "x," * 15 + "x\n", "\0\0\n",
+    STUDY + "\nlr,one,cpu,1,3072,1,0.002,0,100,9000,2,2,30,,60,500\n"])
 def test_studies_that_cannot_be_drawn(tmp_path, content):
-    """Empty, without rows, of something else, with words for numbers, of bytes, with nothing to compare."""
+    """Empty, no rows, something else, a column missing, words, bytes, nothing to compare."""
     (tmp_path / "study.csv").write_text(content)
     assert "study.csv" in refused("study.csv", cwd=tmp_path)
 

@@ -1,4 +1,4 @@
-"""The files in batch/, submitted to a real Slurm: a two-node cluster on this machine, started for these tests."""
+"""The SBATCH files, submitted to a real Slurm of two nodes that the tests start on this machine."""
 
 import csv
 import os
@@ -15,8 +15,11 @@ import pytest
 from conftest import ROOT, SMALL, read_metrics
 
 NEEDED = ["slurmctld", "slurmd", "munged", "sbatch", "srun"]
-missing = [name for name in NEEDED if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin")]
-pytestmark = pytest.mark.skipif(bool(missing) or os.geteuid() != 0, reason=f"a Slurm of one's own needs root and {missing or NEEDED}")
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin"
+MISSING = [name for name in NEEDED if not shutil.which(name, path=PATH)]
+
+FILES = sorted(path.name for path in (ROOT / "batch").iterdir()
+               if path.suffix in (".sbatch", ".sh") and "#SBATCH" in path.read_text())
 
 CONFIG = """
 ClusterName=test
@@ -58,21 +61,24 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
-    """Starts munged, slurmctld and two slurmd; gives run(*command) with their configuration."""
+    """Starts munged, slurmctld and two slurmd; gives run(*command), to talk to them."""
+    if MISSING or os.geteuid() != 0:
+        pytest.skip(f"to start a Slurm needs root and {', '.join(MISSING or NEEDED)}")
     folder = tmp_path_factory.mktemp("slurm")
     folder.chmod(0o755)
     for name in ("state", "spool-n1", "spool-n2"):
         (folder / name).mkdir()
     host = socket.gethostname().split(".")[0]
-    (folder / "slurm.conf").write_text(CONFIG.format(host=host, folder=folder, ports=free_ports(3), cpus=os.cpu_count()))
+    (folder / "slurm.conf").write_text(
+        CONFIG.format(host=host, folder=folder, ports=free_ports(3), cpus=os.cpu_count()))
     (folder / "gres.conf").write_text(f"NodeName=n1,n2 Name=gpu File={folder}/gpu[0-3]\n")
     for number in range(4):
-        (folder / f"gpu{number}").touch()                  # what Slurm takes for the device
+        (folder / f"gpu{number}").touch()                  # Slurm takes it for the device
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o600)
     hosts = Path("/etc/hosts")
     before = hosts.read_text()
-    environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin"}
+    environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": PATH}
     daemons = []
 
     def daemon(*command):
@@ -80,12 +86,13 @@ def slurm(tmp_path_factory):
             daemons.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
 
     def run(*command, **how):
-        return subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=60, **how)
+        return subprocess.run(list(map(str, command)), env=environment, capture_output=True,
+                              text=True, timeout=60, **how)
 
     try:
         hosts.write_text(f"{before.rstrip()}\n127.0.0.1 n1 n2\n")
-        daemon("munged", "--foreground", "--force", f"--socket={folder}/munge.socket", f"--key-file={folder}/munge.key",
-               f"--pid-file={folder}/munge.pid", f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed")
+        daemon("munged", "--foreground", "--force", f"--socket={folder}/munge.socket",
+               *(f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "log", "seed")))
         while not (folder / "munge.socket").exists():
             assert daemons[0].poll() is None
             time.sleep(0.1)
@@ -95,7 +102,8 @@ def slurm(tmp_path_factory):
         end = time.monotonic() + 60
         while (nodes := run("sinfo", "-h", "-N", "-o", "%N %T").stdout) != "n1 idle\nn2 idle\n":
             logs = "".join(path.read_text()[-2000:] for path in folder.glob("*.log"))
-            assert time.monotonic() < end, nodes + run("scontrol", "show", "nodes").stdout + logs
+            shown = run("scontrol", "show", "nodes").stdout
+            assert time.monotonic() < end, nodes + shown + logs
             time.sleep(0.5)
         yield run
     finally:
@@ -115,14 +123,22 @@ def slurm(tmp_path_factory):
 def folder(tmp_path):
     """What a user would have cloned."""
     shutil.copytree(ROOT / "batch", tmp_path / "batch")
-    for script in ROOT.glob("*.py"):
-        (tmp_path / script.name).symlink_to(script)
+    for path in [*ROOT.glob("*.py"), ROOT / "support"]:
+        (tmp_path / path.name).symlink_to(path)
     (tmp_path / "logs").mkdir()
     return tmp_path
 
 
+def show(slurm, job: str) -> str:
+    return slurm("scontrol", "show", "job", job).stdout
+
+
 def state(slurm, job: str) -> str:
-    return re.search(r"JobState=(\w+)", slurm("scontrol", "show", "job", job).stdout)[1]
+    return re.search(r"JobState=(\w+)", show(slurm, job))[1]
+
+
+def output(folder) -> str:
+    return "".join(path.read_text() for path in folder.glob("logs/*.out"))
 
 
 def submit(slurm, folder, *command) -> str:
@@ -134,56 +150,76 @@ def submit(slurm, folder, *command) -> str:
 def wait_until(slurm, folder, job: str, condition, seconds=150) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        written = "".join(path.read_text() for path in folder.glob("logs/*.out"))
-        assert time.monotonic() < end, f"{state(slurm, job)}\n{written[-4000:]}"
-        assert state(slurm, job) not in ("FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL"), written[-4000:]
+        now, written = state(slurm, job), output(folder)[-4000:]
+        assert time.monotonic() < end, f"{now}\n{written}"
+        assert now not in ("FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL"), written
         time.sleep(0.5)
 
 
-@pytest.mark.parametrize("file", sorted(path.name for path in (ROOT / "batch").iterdir() if "#SBATCH" in path.read_text()))
+@pytest.mark.slow
+@pytest.mark.parametrize("file", FILES)
 def test_sbatch_accepts(slurm, folder, file):
     done = slurm("sbatch", "--test-only", f"batch/{file}", cwd=folder)
     assert done.returncode == 0 and "to start at" in done.stderr, done.stderr
 
 
 def test_files_differ_only_where_the_hardware_does():
-    """The same page six times: apart from the #SBATCH lines, the comment on top and the script, nothing differs."""
-    def body(path):
-        return [line.replace("train_fsdp.py", "train_ddp.py") for line in path.read_text().splitlines()[2:] if not line.startswith("#SBATCH")]
+    """In #SBATCH lines; besides, in the comment at the top and in the script's name for FSDP."""
+    def body(name):
+        lines = (ROOT / "batch" / f"{name}.sbatch").read_text().splitlines()[2:]
+        return [line for line in lines if not line.startswith("#SBATCH")]
 
-    torchrun = [body(ROOT / "batch" / f"{name}.sbatch") for name in ("1gpu", "2gpu", "4gpu", "2node", "fsdp")]
-    assert all(one == torchrun[0] for one in torchrun)
-    assert all(len(path.read_text().splitlines()) <= 40 for path in (ROOT / "batch").glob("*.sbatch"))
+    ddp = body("1gpu")
+    assert body("2gpu") == body("4gpu") == body("2node") == ddp
+    assert body("fsdp") == [line.replace("train_ddp.py", "train_fsdp.py") for line in ddp]
+    requeue = ddp[ddp.index("requeue() {"):ddp.index("trap requeue USR1") + 1]
+    assert "\n".join(requeue) in "\n".join(body("cpu"))
+    for name in ("1gpu", "2gpu", "4gpu", "2node", "fsdp", "cpu"):
+        text = (ROOT / "batch" / f"{name}.sbatch").read_text()
+        assert len(text.splitlines()) <= 40 and f"#SBATCH --job-name={name}\n" in text
+        assert '--name "slurm-$SLURM_JOB_ID" "$@" &' in text
+        assert all(len(line) <= 100 for line in text.splitlines())
+        subprocess.run(["bash", "-n", ROOT / "batch" / f"{name}.sbatch"], check=True)
 
 
-@pytest.mark.parametrize("name, steps", [("cpu", 8000), ("2node", 1200)])
-def test_a_job_near_its_time_limit_saves_requeues_and_goes_on(slurm, folder, corpus_flags, name, steps):
-    """Once it trains, its time is cut to a minute, with a signal half a minute before; then, with more time, the rest."""
-    device = ["--device", "cpu"] if name == "2node" else []
-    job = submit(slurm, folder, "--time=20", "--signal=B:USR1@30", f"batch/{name}.sbatch", *device,
-                 *corpus_flags, *SMALL, "--steps", steps, "--eval-every", "1000", "--log-every", "10")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cpu", "2node"])
+def test_a_job_near_its_time_limit_saves_and_goes_on(slurm, folder, corpus_flags, name):
+    """Once the job trains, its time limit becomes a minute, with the signal half a minute earlier.
+
+    When it has started again, it gets enough time for the rest.
+    """
+    # A step has two exchanges, so 800 steps take 80 seconds or more: longer than until the signal.
+    flags = ["--device", "cpu", "--steps", "800", "--delay-ms", "50", "--log-every", "10",
+             "--eval-every", "1000"]
+    job = submit(slurm, folder, "--time=20", "--signal=B:USR1@30", f"batch/{name}.sbatch",
+                 *corpus_flags, *SMALL, *flags)
     run = folder / "logs" / f"slurm-{job}"
     wait_until(slurm, folder, job, lambda: (run / "metrics.csv").exists() and read_metrics(run))
-    seconds = int(re.search(r"RunTime=00:00:(\d+)", slurm("scontrol", "show", "job", job).stdout)[1])
-    # Slurm looks at limits twice a minute, so the signal comes up to half a minute early: at once, if a minute is the limit.
-    assert slurm("scontrol", "update", f"JobId={job}", f"TimeLimit={1 if seconds < 25 else 2}").returncode == 0
-    wait_until(slurm, folder, job, lambda: "Restarts=0" not in slurm("scontrol", "show", "job", job).stdout)
+    seconds = int(re.search(r"RunTime=00:00:(\d+)", show(slurm, job))[1])
+    # Slurm looks at limits twice a minute, so the signal comes up to half a minute early: at once,
+    # if the limit is a minute.
+    limit = 1 if seconds < 25 else 2
+    assert slurm("scontrol", "update", f"JobId={job}", f"TimeLimit={limit}").returncode == 0
+    wait_until(slurm, folder, job, lambda: "Restarts=0" not in show(slurm, job))
     assert (run / "last.pt").exists() and not (run / "summary.json").exists()
     assert slurm("scontrol", "update", f"JobId={job}", "TimeLimit=20").returncode == 0
     wait_until(slurm, folder, job, lambda: state(slurm, job) == "COMPLETED", 400)
-    written = "".join(path.read_text() for path in folder.glob("logs/*.out"))
-    assert "stopped and saved at step" in written
-    assert "Restarts=0" not in slurm("scontrol", "show", "job", job).stdout
-    assert [int(row["step"]) for row in read_metrics(run)] == list(range(10, steps + 1, 10))
+    assert "stopped and saved at step" in output(folder)
+    assert "Restarts=0" not in show(slurm, job)
+    assert [path.name for path in folder.glob("logs/*/")] == [run.name]
+    assert [int(row["step"]) for row in read_metrics(run)] == list(range(10, 801, 10))
     assert (run / "summary.json").exists()
 
 
-def test_a_study_as_an_array_makes_its_picture_when_all_runs_are_there(slurm, folder, corpus_flags):
-    """Two tasks at once, each one run; whichever is last finds both."""
-    job = submit(slurm, folder, "--array=1-2", "--cpus-per-task=1", "--export=ALL,RATES=0.001 0.002,PROCESSES=1", "batch/study_learning_rate.sh",
+@pytest.mark.slow
+def test_a_study_as_an_array_makes_its_picture_at_the_end(slurm, folder, corpus_flags):
+    """Two tasks at the same time, each trains one run; the one that ends last finds both."""
+    job = submit(slurm, folder, "--array=1-2", "--cpus-per-task=1",
+                 "--export=ALL,RATES=0.001 0.002,PROCESSES=1", "batch/study_learning_rate.sh",
                  *corpus_flags, *SMALL, "--steps", "20", "--eval-every", "10", "--log-every", "5")
     study = folder / "logs" / "study-learning-rate"
-    wait_until(slurm, folder, job, lambda: (study / "runs.csv").exists() and (study / "runs.csv").read_text().count("\n") == 3)
-    assert (study / "learning_rate.png").exists()
-    with open(study / "runs.csv", newline="") as file:
+    table, picture = study / "runs.csv", study / "learning_rate.png"
+    wait_until(slurm, folder, job, lambda: picture.exists() and table.exists())
+    with open(table, newline="") as file:
         assert [float(row["lr"]) for row in csv.DictReader(file)] == [0.001, 0.002]

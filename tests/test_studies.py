@@ -1,4 +1,4 @@
-"""The studies in batch/: what they run, and that they go on where they stopped and end in a table and its picture."""
+"""The studies in batch/: what they run, how a stopped one goes on, and the table at the end."""
 
 import csv
 import json
@@ -15,13 +15,12 @@ from conftest import NETWORK, ROOT, SMALL, read_metrics, wait_for
 
 STUDIES = {"processes": 9, "batch_size": 5, "learning_rate": 4, "delay": 10}
 
-# Instead of python and torchrun: notes the command, and leaves what a finished run would.
+# Takes the place of python and torchrun: notes the command, and leaves what a finished run leaves.
 STUB = """#!/bin/sh
 case $1 in -c) exec {python} "$@" ;; esac
 echo "$(basename "$0") $*" >> commands.txt
-sleep "${{SLOW:-0}}"
 for word; do
-    if [ "$before" = --name ]; then mkdir -p "logs/$word"; echo > "logs/$word/summary.json"; fi
+    if [ "$before" = --name ]; then sleep "${{SLOW:-0}}"; echo > "logs/$word/summary.json"; fi
     before=$word
 done
 """
@@ -31,25 +30,30 @@ done
 def folder(tmp_path):
     """What a user would have cloned."""
     shutil.copytree(ROOT / "batch", tmp_path / "batch")
-    for script in ROOT.glob("*.py"):
-        (tmp_path / script.name).symlink_to(script)
+    for path in [*ROOT.glob("*.py"), ROOT / "support"]:
+        (tmp_path / path.name).symlink_to(path)
     return tmp_path
 
 
 def start(folder, study, *flags, first=Path(sys.executable).parent, **settings):
-    """Starts batch/study_STUDY.sh in a process group of its own, with these environment variables."""
-    unset = {"BATCHES", "DATA", "DELAYS", "DEVICE", "EPOCHS", "PROCESSES", "RATES", "STEPS", "STUDY", "TOKENS",
-             "SLURM_ARRAY_TASK_ID"}
+    """Starts batch/study_STUDY.sh in a process group of its own; settings: environment variables.
+
+    first: the folder that is put before PATH.
+    """
+    unset = {"BATCHES", "DATA", "DELAYS", "DEVICE", "EPOCHS", "PROCESSES", "RATES", "STEPS",
+             "STUDY", "TOKENS", "SLURM_ARRAY_TASK_ID"}
     environment = {name: value for name, value in os.environ.items() if name not in unset}
-    environment |= {"PATH": f"{first}:{os.environ['PATH']}", "NETEM": "no"} | {name: str(value) for name, value in settings.items()}
-    return subprocess.Popen(["sh", f"batch/study_{study}.sh", *map(str, flags)], cwd=folder, env=environment, text=True,
-                            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            # A shell cannot trap what it finds ignored, as Ctrl-C is where all this runs in the background.
-                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    environment |= {"PATH": f"{first}:{os.environ['PATH']}", "NETEM": "no"}
+    environment |= {name: str(value) for name, value in settings.items()}
+    return subprocess.Popen(
+        ["sh", f"batch/study_{study}.sh", *map(str, flags)], cwd=folder, env=environment, text=True,
+        start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # A process in the background ignores SIGINT, and a shell cannot trap an ignored signal.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
 def finish(process):
-    """Its status and what it said."""
+    """Waits for a study; returns its status, output and errors."""
     try:
         output, errors = process.communicate(timeout=100)
         return process.returncode, output, errors
@@ -70,7 +74,7 @@ def stubs(folder):
 @pytest.mark.parametrize("study", STUDIES)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_a_study_runs(folder, stubs, study, device):
-    """Every run once, under a name of its own, then the picture; and nothing but the picture the next time."""
+    """Each run once, under a name of its own, then the picture. Started again, only the picture."""
     def commands(**settings):
         (folder / "commands.txt").write_text("")
         started = start(folder, study, "--seed", "2", first=stubs, DEVICE=device, **settings)
@@ -85,20 +89,26 @@ def test_what_a_study_runs(folder, stubs, study, device):
     assert len(runs) == number == len({re.search(r"--name (\S+)", run)[1] for run in runs})
     assert all(run.endswith("--seed 2") and "--data phrasebook" in run for run in runs)
     assert all(("train_cpu.py --procs" in run) != (f"--device {device}" in run) for run in runs)
-    assert device == "cpu" or all(run.startswith("torchrun --standalone --nproc-per-node") for run in runs)
+    torchrun = "torchrun --standalone --nproc-per-node"
+    assert device == "cpu" or all(run.startswith(torchrun) for run in runs)
     assert picture.startswith(f"python plot.py --out logs/study-{study.replace('_', '-')} ")
     assert len(picture.split()) == 4 + number
     assert commands() == [picture]
 
 
 def test_the_last_task_of_an_array_makes_the_picture(folder, stubs):
-    """Also the one that did not find the other's run finished when it started."""
-    slow = start(folder, "learning_rate", first=stubs, RATES="1 2", SLURM_ARRAY_TASK_ID=2, SLOW=3)
+    """Also if the other's run was not finished when the last task started."""
+    def task(number, **settings):
+        return start(folder, "learning_rate", first=stubs, RATES="1 2", SLURM_ARRAY_TASK_ID=number,
+                     **settings)
+
+    slow = task(2, SLOW=3)
     wait_for(lambda: (folder / "commands.txt").exists())
-    status, output, _ = finish(start(folder, "learning_rate", first=stubs, RATES="1 2", SLURM_ARRAY_TASK_ID=1))
+    status, output, _ = finish(task(1))
     assert status == 0 and "1 of 2 runs are finished" in output
     assert finish(slow)[0] == 0
-    assert (folder / "commands.txt").read_text().splitlines()[-1].startswith("python plot.py --out logs/study-learning-rate ")
+    last = (folder / "commands.txt").read_text().splitlines()[-1]
+    assert last.startswith("python plot.py --out logs/study-learning-rate ")
 
 
 @pytest.mark.parametrize("study", STUDIES)
@@ -110,17 +120,39 @@ def test_a_study_is_short_and_says_how_many_runs_it_has(study):
             assert subprocess.run([shell, "-n", ROOT / "batch" / name]).returncode == 0
 
 
-def test_what_a_study_does_is_asked_of_it(folder, stubs):
-    """--help runs nothing; and what a wrong flag left is not in the way of the right one."""
-    status, output, errors = finish(start(folder, "learning_rate", "--help"))
-    assert (status, errors) == (0, "") and output.startswith("What the peak learning rate does") and "SBATCH" not in output
+@pytest.mark.parametrize("study", STUDIES)
+def test_help_says_what_a_study_does_and_runs_nothing(folder, study):
+    status, output, errors = finish(start(folder, study, "--help"))
+    assert (status, errors) == (0, "") and "SBATCH" not in output
+    assert re.match("(What|How) .*", output) and f"sh batch/study_{study}.sh" in output
     assert not (folder / "logs").exists()
+
+
+def test_other_flags_are_refused_unless_nothing_was_trained(folder, stubs):
+    """config.json is there as soon as a run trains; `flags` are those that it was started with."""
+    def study(*flags):
+        return finish(start(folder, "learning_rate", *flags, first=stubs))
+
+    run = folder / "logs" / "study-learning-rate" / "lr-0.0003"
+    run.mkdir(parents=True)
+    (run / "flags").write_text("cpu 2 --a-mistake\n")
+    assert study("--seed", "3")[0] == 0
+    (run / "config.json").touch()
+    assert study("--seed", "3")[0] == 0
+    status, _, errors = study("--seed", "4")
+    assert status == 2 and errors.count("\n") == 1 and "lr-0.0003 was started as: cpu 2" in errors
+    assert "--seed 3; STUDY=NAME keeps studies apart" in errors
+
+
+@pytest.mark.slow
+def test_a_wrong_flag_can_be_put_right(folder, stubs):
     assert finish(start(folder, "learning_rate", "--lrr", "3"))[0] == 1
     assert finish(start(folder, "learning_rate", first=stubs))[0] == 0
 
 
+@pytest.mark.slow
 def test_a_stopped_study_goes_on(folder, corpus_flags):
-    """One task of an array; then all, stopped by Ctrl-C; then the rest, which leaves finished runs alone."""
+    """One task of an array; then all, stopped by Ctrl-C; then the rest, not the finished runs."""
     logs = folder / "logs" / "study-learning-rate"
     flags = [*corpus_flags, *SMALL, "--eval-every", "400"]
     settings = {"RATES": "0.002 0.004", "PROCESSES": 2, "EPOCHS": 4}
@@ -133,22 +165,25 @@ def test_a_stopped_study_goes_on(folder, corpus_flags):
     assert [path.parent.name for path in logs.rglob("summary.json")] == ["lr-0.004"]
     finished = (logs / "lr-0.004" / "summary.json").stat().st_mtime_ns
 
-    study, metrics = start(folder, "learning_rate", *flags, **settings), logs / "lr-0.002" / "metrics.csv"
+    study = start(folder, "learning_rate", *flags, **settings)
+    metrics = logs / "lr-0.002" / "metrics.csv"
     wait_for(lambda: metrics.is_file() and metrics.read_text().count("\n") > 5)
     os.killpg(study.pid, signal.SIGINT)
     status, output, errors = finish(study)
-    assert (status, errors) == (130, "study-learning-rate: stopped; started again as before, " \
-        "study-learning-rate goes on where it stopped\n")
+    assert (status, errors) == (130, "study-learning-rate: stopped; started again as before, "
+                                     "study-learning-rate goes on where it stopped\n")
     assert (logs / "lr-0.002" / "last.pt").exists() and not list(logs.glob("*.png"))
 
     status, output, errors = run(EPOCHS=5)
     assert status == 2 and errors.count("\n") == 1 and "STUDY=NAME keeps studies apart" in errors
 
     status, output, errors = run()
-    assert (status, errors) == (0, "") and output.count("train_cpu.py --procs") == 1 and "--resume logs/" in output
+    assert (status, errors) == (0, "") and output.count("train_cpu.py --procs") == 1
+    assert "--name study-learning-rate/lr-0.002 " in output
     assert (logs / "lr-0.004" / "summary.json").stat().st_mtime_ns == finished
     steps = [int(row["step"]) for row in read_metrics(logs / "lr-0.002")]
-    assert steps == list(range(1, len(steps) + 1)) and len(steps) == len(read_metrics(logs / "lr-0.004"))
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) == len(read_metrics(logs / "lr-0.004"))
     with open(logs / "runs.csv", newline="") as file:
         assert [(row["run"], row["mode"], row["lr"]) for row in csv.DictReader(file)] == [
             ("lr-0.002", "cpu", "0.002"), ("lr-0.004", "cpu", "0.004")]
@@ -156,14 +191,17 @@ def test_a_stopped_study_goes_on(folder, corpus_flags):
     assert pictures == {"curves.png", "learning_rate.png"}
     for name in pictures:
         (logs / name).unlink()
-    assert subprocess.run([sys.executable, ROOT / "plot.py", "--out", logs, logs / "runs.csv"]).returncode == 0
+    again = [sys.executable, ROOT / "plot.py", "--out", logs, logs / "runs.csv"]
+    assert subprocess.run(again).returncode == 0
     assert [path.name for path in logs.glob("*.png")] == ["learning_rate.png"]
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_ends_the_study(folder):
     status, _, errors = finish(start(folder, "learning_rate", "--heads", "3"))
-    assert status == 1 and "run 1, lr-0.0003, ended with status 2;" in errors and "Traceback" not in errors
-    assert [path.name for path in (folder / "logs" / "study-learning-rate").iterdir()] == ["lr-0.0003"]
+    assert status == 1 and "run 1, lr-0.0003, ended with status 2;" in errors
+    assert "Traceback" not in errors
+    assert [path.name for path in (folder / "logs/study-learning-rate").iterdir()] == ["lr-0.0003"]
 
 
 def test_a_task_too_many(folder):
@@ -171,23 +209,31 @@ def test_a_task_too_many(folder):
     assert (status, errors) == (2, "study-delay: error: there are only 10 runs\n")
 
 
-@pytest.mark.skipif(not NETWORK, reason="network namespaces need root, iproute2 and a kernel that has them")
+@pytest.mark.slow
+@pytest.mark.skipif(not NETWORK, reason="network namespaces need root, iproute2 and kernel support")
 def test_delay_on_a_network(folder, stubs, corpus_flags):
-    """Two nodes in two network namespaces. What the kernel's netem would be told is noted: not every kernel has it."""
+    """Two nodes in two network namespaces.
+
+    A stub notes what `tc` is told, because not every kernel has netem.
+    """
     (stubs / "tc").write_text('#!/bin/sh\necho "$*" >> netem.txt\n')
     (stubs / "tc").chmod(0o755)
     for name in ("python", "torchrun"):
         (stubs / name).unlink()
-    before = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
-    study = start(folder, "delay", *corpus_flags, *SMALL, first=f"{stubs}:{Path(sys.executable).parent}", NETEM="yes", DELAYS="0 3", STEPS=8,
-                  SLURM_ARRAY_TASK_ID=2)
+    listed = ["ip", "netns", "list"]
+    before = subprocess.run(listed, capture_output=True, text=True).stdout
+    study = start(folder, "delay", *corpus_flags, *SMALL,
+                  first=f"{stubs}:{Path(sys.executable).parent}", NETEM="yes", DELAYS="0 3",
+                  STEPS=8, SLURM_ARRAY_TASK_ID=2)
     status, output, errors = finish(study)
     assert (status, "1 of 4 runs are finished" in output) == (0, True), errors
     told = (folder / "netem.txt").read_text().splitlines()
-    assert len(told) == 4 and all("netem delay 0us" in line for line in told[:2])         # is it there at all?
+    assert len(told) == 4
+    assert all("netem delay 0us" in line for line in told[:2])     # netem.sh 0 works
     assert all(re.search(r"dev eth0 root netem delay 1500us", line) for line in told[2:])
     logs = folder / "logs" / "study-delay" / "delay-3-accumulate-1"
     config = json.loads((logs / "config.json").read_text())
-    assert (config["world_size"], config["flags"]["delay_ms"], config["flags"]["netem"]) == (2, 3, True)
+    flags = config["flags"]
+    assert (config["world_size"], flags["delay_ms"], flags["netem"]) == (2, 3, True)
     assert [int(row["step"]) for row in read_metrics(logs)] == list(range(1, 9))
-    assert subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout == before
+    assert subprocess.run(listed, capture_output=True, text=True).stdout == before

@@ -10,14 +10,14 @@ import sys
 import pytest
 import torch
 
-import runs
+from support import machine
 from conftest import ROOT, SMALL, children_of, mathematics, read_metrics, run_script, wait_for
 
 def test_one_and_two_processes_compute_the_same(tmp_path, train):
     """30 steps without dropout, with processes and micro-batches that do not divide the sentences evenly too."""
     how = ["--steps", "30", "--eval-every", "15", "--dropout", "0"]
     for name, flags in {"one": ["--procs", "1"], "two": ["--procs", "2"], "three": ["--procs", "3", "--accumulate", "2"]}.items():
-        done = train(tmp_path, "--run", name, *how, *flags)
+        done = train(tmp_path, "--name", name, *how, *flags)
         assert done.returncode == 0, done.stderr
     one, *others = (read_metrics(tmp_path / "logs" / name) for name in ("one", "two", "three"))
     assert [int(row["step"]) for row in one] == list(range(1, 31))
@@ -36,22 +36,27 @@ def test_one_and_two_processes_compute_the_same(tmp_path, train):
 
 
 def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, train):
-    """With dropout; stopped twice, in the middle of a log interval and across the end of an epoch."""
-    how = ["--epochs", "2", "--procs", "2", "--dropout", "0.2", "--log-every", "3", "--eval-every", "7", "--average", "3"]
-    assert train(tmp_path, "--run", "whole", *how).returncode == 0
-    steps = int(read_metrics(tmp_path / "logs" / "whole")[-1]["step"])
-    first, second = steps // 2 - 1, steps // 2 + 1         # an epoch ends between these
-    assert train(tmp_path, "--run", "parts", *how, "--steps", first).returncode == 0
-    for upto in (["--steps", second], ["--steps", 0]):
-        done = train(tmp_path, "--resume", "logs/parts", *upto)
-        assert done.returncode == 0, done.stderr
-    whole, parts = (read_metrics(tmp_path / "logs" / name) for name in ("whole", "parts"))
-    assert mathematics(parts) == mathematics(whole)
-    summaries = [json.loads((tmp_path / "logs" / name / "summary.json").read_text()) for name in ("whole", "parts")]
-    assert len({(s["best_step"], s["averaged_checkpoints"], s["valid_bleu"], s["test_bleu"]) for s in summaries}) == 1
-    a, b = (torch.load(tmp_path / "logs" / name / "last.pt", weights_only=True) for name in ("whole", "parts"))
+    """With dropout; ended twice by --steps, and gone on with by --resume and by --name."""
+    how = ["--procs", "2", "--dropout", "0.2", "--log-every", "3", "--eval-every", "6", "--average", "3"]
+    assert train(tmp_path, "--name", "whole", *how, "--epochs", "2").returncode == 0
+    whole = read_metrics(tmp_path / "logs" / "whole")
+    steps = int(whole[-1]["step"])
+    first, second = steps // 12 * 6, steps // 12 * 6 + 6   # an epoch ends between these
+    assert first < steps / 2 < second or steps % 12 == 0
+    assert train(tmp_path, "--name", "parts", *how, "--steps", first).returncode == 0
+    done = train(tmp_path, "--name", "parts", *how, "--steps", second)
+    assert done.returncode == 0, done.stderr
+    done = train(tmp_path, "--resume", "logs/parts", "--steps", "0", "--epochs", "2")
+    assert done.returncode == 0, done.stderr
+    assert mathematics(read_metrics(tmp_path / "logs" / "parts")) == mathematics(whole)
+    summaries = [json.loads((tmp_path / "logs" / name / "summary.json").read_text())
+                 for name in ("whole", "parts")]
+    same = ("best_step", "averaged_checkpoints", "valid_bleu", "test_bleu")
+    assert len({tuple(summary[name] for name in same) for summary in summaries}) == 1
+    a, b = (torch.load(tmp_path / "logs" / name / "last.pt") for name in ("whole", "parts"))
     assert all(torch.equal(a["model"][name], b["model"][name]) for name in a["model"])
-    assert all(torch.equal(a["optimizer"]["state"][name]["exp_avg"], b["optimizer"]["state"][name]["exp_avg"]) for name in a["model"])
+    states = [checkpoint["optimizer"]["state"] for checkpoint in (a, b)]
+    assert all(torch.equal(states[0][name]["exp_avg"], states[1][name]["exp_avg"]) for name in states[0])
 
 
 def test_what_a_run_leaves(trained):
@@ -64,14 +69,14 @@ def test_what_a_run_leaves(trained):
     assert [int(row["step"]) for row in rows if row["valid_loss"]] == [10, 20, 30]
     assert len((run / "translations.txt").read_text().split("\n")) == 41
     best = torch.load(run / "best.pt", weights_only=True)
-    assert "bpe" in best and best["config"]["d_model"] == 32
+    assert "bpe" in best["task"] and best["task"]["config"]["d_model"] == 32
 
 
 @pytest.fixture
 def started(tmp_path, small_corpus):
     """A run of very many steps, just started."""
     command = [sys.executable, str(ROOT / "train_cpu.py"), "--data", str(small_corpus), "--valid", f"{small_corpus}-valid",
-               *SMALL, "--procs", "2", "--run", "long", "--steps", "100000", "--eval-every", "50000", "--save-every", "5"]
+               *SMALL, "--procs", "2", "--name", "long", "--steps", "100000", "--eval-every", "50000", "--save-every", "5"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                start_new_session=True)
     yield process
@@ -143,10 +148,19 @@ def test_a_dead_worker_ends_the_run_with_one_line(running):
     (["--data", "nowhere"], "nowhere.de: no such file"),
     (["--device", "cuda"], "--device cuda: this script trains on cpu only"),
     (["--resume", "logs/nothing"], "logs/nothing/last.pt: no such file"),
-    (["--batch-tokens", "0"], "--batch-tokens 0: it must be at least 1"),
+    (["--batch-tokens", "0"], "--batch-tokens 0: it must be from 1 to"),
     (["--layer", "3"], "unrecognized arguments: --layer"),
     (["--epochs", "many"], "invalid int value"),
-    (["--seed", "-1"], "--seed -1: it must be 0 or more"),
+    (["--seed", "-1"], "--seed -1: it must be from 0 to"),
+    (["--procs", "10000"], "--procs 10000: at most 4 for each of the"),
+    (["--accumulate", "300000000"], "--accumulate 300000000: it must be from 1 to"),
+    (["--timeout", "10000000000000"], "--timeout 10000000000000: it must be from 1 to"),
+    (["--vocab-size", "12345678901234567890"], "--vocab-size 12345678901234567890: it must be from"),
+    (["--max-length", "2000000000"], "--max-length 2000000000: it must be from 1 to"),
+    (["--d-model", "2000000"], "--d-model 2000000: it must be from 1 to"),
+    (["--lr", "nan"], "--lr nan: it must be from 0 to"),
+    (["--name", "/tmp/x"], "--name '/tmp/x': letters, digits"),
+    (["--name", "a/../../x"], "--name 'a/../../x': letters, digits"),
     (["--dropout", "1.5"], "dropout 1.5 is not in [0, 1)"),
 ])
 def test_bad_flags_are_answered_in_one_line(tmp_path, train, flags, expected):
@@ -171,48 +185,59 @@ def test_resume_refuses_another_shape_and_a_spoilt_checkpoint(tmp_path, trained)
     assert (tmp_path / "logs/first/metrics.csv").read_bytes() == before
 
 
-def test_resume_keeps_the_rows_it_has_and_refuses_another_corpus(tmp_path, train, pairs):
+def test_going_on_keeps_the_rows_and_refuses_another_corpus(tmp_path, train, pairs):
     """The rows from before stay, also when rows are now wanted less often."""
     from conftest import write_pairs
 
     write_pairs(tmp_path / "own", pairs["train"][:300])
-    flags = ["--data", "own", *SMALL, "--run", "r", "--eval-every", "4"]
+    flags = ["--data", "own", *SMALL, "--name", "r", "--eval-every", "4"]
     assert run_script("train_cpu.py", *flags, "--steps", "6", cwd=tmp_path).returncode == 0
     done = run_script("train_cpu.py", "--resume", "logs/r", "--steps", "12", "--log-every", "5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert [int(row["step"]) for row in read_metrics(tmp_path / "logs/r")] == [1, 2, 3, 4, 5, 6, 8, 10, 12]
+    rows = [int(row["step"]) for row in read_metrics(tmp_path / "logs/r")]
+    assert rows == [1, 2, 3, 4, 5, 6, 8, 10, 12]
     done = run_script("train_cpu.py", "--resume", "logs/r", "--steps", "6", cwd=tmp_path)
     assert done.returncode == 2 and "at step 12 already" in done.stderr
     write_pairs(tmp_path / "own", pairs["train"][1:301])
     done = run_script("train_cpu.py", "--resume", "logs/r", "--steps", "20", cwd=tmp_path)
     assert done.returncode == 2 and "has changed since the run was started" in done.stderr
-    done = run_script("train_cpu.py", *flags, cwd=tmp_path)
-    assert done.returncode == 2 and "logs/r is there already" in done.stderr
+
+
+def test_a_name_goes_on_with_its_run_or_refuses_other_flags(tmp_path, train):
+    """The same words again do the right thing; a run whose checkpoint is lost is not overwritten."""
+    how = ["--name", "r", "--eval-every", "4"]
+    assert train(tmp_path, *how, "--steps", "6").returncode == 0
+    run = tmp_path / "logs/r"
+    done = train(tmp_path, *how, "--steps", "8")
+    assert done.returncode == 0, done.stderr
+    assert [int(row["step"]) for row in read_metrics(run)] == list(range(1, 9))
+    before = {name: (run / name).read_bytes() for name in ("metrics.csv", "summary.json", "last.pt")}
+    done = train(tmp_path, *how, "--steps", "8", "--lr", "0.5")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "--lr 0.5: logs/r was started with 0.002; --resume logs/r remembers" in done.stderr
+    (run / "last.pt").unlink()
+    for file in ("summary.json", None):                    # a finished run, and one that had only saved
+        done = train(tmp_path, *how, "--steps", "3")
+        assert done.returncode == 2 and "logs/r is a run whose checkpoint last.pt is missing" in done.stderr
+        assert (run / "metrics.csv").read_bytes() == before["metrics.csv"]
+        if file:
+            (run / file).unlink()
+
+
+def test_weights_of_a_run_that_never_saved_are_not_averaged_into_the_next(tmp_path, train):
+    folder = tmp_path / "logs" / "r"
+    folder.mkdir(parents=True)
+    (folder / "step-0000002.pt").write_bytes(b"left by another")
+    done = train(tmp_path, "--name", "r", "--steps", "4", "--eval-every", "2", "--average", "3")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in folder.glob("step-*.pt")) == ["step-0000002.pt", "step-0000004.pt"]
+    assert torch.load(folder / "step-0000002.pt")["step"] == 2
 
 
 def test_logs_that_cannot_be_written(tmp_path, train):
     (tmp_path / "logs").write_text("a file, where the folder should be")
-    done = train(tmp_path, "--steps", "2", "--run", "new")
+    done = train(tmp_path, "--steps", "2", "--name", "new")
     assert done.returncode == 2 and done.stderr.startswith("error: logs: cannot be written") and done.stderr.count("\n") == 1
-
-
-def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
-    """A file that may not grow past its limit fails as a full disk does."""
-    import resource
-
-    from corpora import BadInput
-    from training import save_file
-
-    save_file(tmp_path / "last.pt", {"step": 1, "weights": torch.zeros(1000)})
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-    try:
-        with pytest.raises(BadInput, match="last.pt: the checkpoint cannot be written .*the one from before is whole"):
-            save_file(tmp_path / "last.pt", {"step": 2, "weights": torch.zeros(1_000_000)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert torch.load(tmp_path / "last.pt", weights_only=True)["step"] == 1
-    assert os.listdir(tmp_path) == ["last.pt"]
 
 
 def test_two_runs_at_once_do_not_disturb_each_other(tmp_path, small_corpus):
@@ -244,4 +269,4 @@ def test_mfu_is_the_models_operations_over_those_that_the_hardware_could_do(tmp_
 @pytest.mark.parametrize("name, tflops", [("NVIDIA H200", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA L40S", 362), ("NVIDIA L4", 121)])
 def test_the_peak_of_a_known_gpu(monkeypatch, name, tflops):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: name)
-    assert runs.matrix_rate("cuda", "bf16") == tflops * 1e12
+    assert machine.matrix_rate("cuda", "bf16") == tflops * 1e12

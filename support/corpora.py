@@ -1,6 +1,6 @@
 """Where sentence pairs come from: the built-in phrasebook, Multi30k, parallel files, tables.
 
-    corpus = find_corpus("multi30k")                   # or "phrasebook", a PREFIX, a folder, a .tsv or .csv
+    corpus = find_corpus("multi30k")    # or "phrasebook", a PREFIX, a folder, a .tsv or .csv file
     for german, english in corpus.parts["train"](): ...
 """
 
@@ -21,29 +21,34 @@ from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
+from support.errors import BadInput
 
-PARTS = {"train": ["train"], "valid": ["val", "valid", "dev"], "test": ["test_2016_flickr", "test"]}    # file names
+# The names of files that hold each part, without their endings.
+PARTS = {"train": ["train"], "valid": ["val", "valid", "dev"], "test": ["test_2016_flickr", "test"]}
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "translator"
 
-MULTI30K_URL = ("https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a"
-                "/data/task1/raw/")
-MULTI30K = {                 # file: (bytes, SHA-256); Elliott et al., 2016, for non-commercial research
-    "train.de.gz": (637044, "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6"),
-    "train.en.gz": (568929, "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f"),
-    "val.de.gz": (24681, "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a"),
-    "val.en.gz": (21650, "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28"),
-    "test_2016_flickr.de.gz": (22890, "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8"),
-    "test_2016_flickr.en.gz": (21077, "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9"),
+# Elliott et al., 2016, for non-commercial research. Of each file: its size in bytes, its SHA-256.
+MULTI30K_URL = ("https://raw.githubusercontent.com/multi30k/dataset/"
+                "a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/")
+MULTI30K = {
+    "train.de.gz":
+        (637044, "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6"),
+    "train.en.gz":
+        (568929, "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f"),
+    "val.de.gz":
+        (24681, "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a"),
+    "val.en.gz":
+        (21650, "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28"),
+    "test_2016_flickr.de.gz":
+        (22890, "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8"),
+    "test_2016_flickr.en.gz":
+        (21077, "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9"),
 }
-
-
-class BadInput(Exception):
-    """The user's input cannot be used; the message says what is wrong, in one line."""
 
 
 @dataclass
 class Corpus:
-    """A corpus that was found but not read. `parts` maps train, valid, test to a reader of its pairs."""
+    """A corpus that was found but not read; `parts` maps train, valid, test to readers of pairs."""
 
     name: str
     parts: dict[str, Callable[[], Iterator[tuple[str, str]]]]
@@ -57,16 +62,18 @@ class Corpus:
 
 
 def find_corpus(data="phrasebook", valid="", test="", src="de", tgt="en") -> Corpus:
-    """The corpus that --data, --valid, --test, --src and --tgt name. Raises BadInput if it is not there.
+    """The corpus that --data, --valid, --test, --src and --tgt name.
 
     data: `phrasebook`, `multi30k`, a folder of parallel files (train, val, test), a PREFIX with
     PREFIX.de and PREFIX.en (.gz too), or a .tsv or .csv file. valid and test: a PREFIX or a table.
+    Raises BadInput if it is not there.
     """
     if data == "phrasebook":
-        import phrasebook                                  # only here: translating does not need it
+        from support import phrasebook                     # only here: translating does not need it
 
         book = cache(phrasebook.corpus)
-        corpus = Corpus(data, {part: (lambda part=part: iter(book()[part])) for part in PARTS}, (src, tgt))
+        readers = {part: (lambda part=part: iter(book()[part])) for part in PARTS}
+        corpus = Corpus(data, readers, (src, tgt))
         corpus.files = [Path(phrasebook.__file__)]
     elif data == "multi30k" or Path(data).is_dir():
         folder = download_multi30k() if data == "multi30k" else Path(data)
@@ -120,7 +127,7 @@ def sha256(path: Path) -> str:
 
 
 def download_multi30k() -> Path:
-    """The folder with Multi30k's files, fetched where they are not there yet and checked each time."""
+    """The folder with Multi30k's files, which are fetched where missing and checked each time."""
     folder = CACHE / "multi30k"
     base = os.environ.get("MULTI30K_URL", MULTI30K_URL).rstrip("/")
     for name, (size, check) in MULTI30K.items():
@@ -134,10 +141,11 @@ def download_multi30k() -> Path:
                 content = answer.read(size + 1)
             if len(content) != size or hashlib.sha256(content).hexdigest() != check:
                 raise BadInput(f"{base}/{name}: not the file that was expected "
-                               f"({len(content)} of {size} bytes, or another SHA-256); nothing was kept")
+                               f"({len(content)} of {size} bytes, or another SHA-256); "
+                               f"nothing was kept")
             with tempfile.TemporaryDirectory(dir=folder) as partial:
                 (Path(partial) / name).write_bytes(content)
-                (Path(partial) / name).rename(path)        # so a half-written file never has the name
+                (Path(partial) / name).rename(path)    # so a half-written file never has the name
         except (OSError, http.client.HTTPException, ValueError) as problem:
             raise BadInput(f"Multi30k cannot be fetched ({problem}); "
                            f"with its files at hand, name their folder: --data FOLDER")
@@ -147,8 +155,8 @@ def download_multi30k() -> Path:
 def read_lines(path: Path | str, file=None) -> Iterator[str]:
     """The lines of a text file (.gz too), or of an open binary `file` that `path` only names.
 
-    Without line ends; a line ends at a line feed and nowhere else, not at other characters that Unicode
-    calls line separators, so that line N stays line N. Raises BadInput.
+    Without line ends; a line ends at a line feed and nowhere else, not at other characters that
+    Unicode calls line separators, so that line N stays line N. Raises BadInput.
     """
     number = 0
     try:
@@ -156,7 +164,8 @@ def read_lines(path: Path | str, file=None) -> Iterator[str]:
             for number, line in enumerate(file, 1):
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError as problem:
-        raise BadInput(f"{path}, line {number}: not UTF-8 (byte {problem.object[problem.start]:#04x})")
+        byte = problem.object[problem.start]
+        raise BadInput(f"{path}, line {number}: not UTF-8 (byte {byte:#04x})")
     except (EOFError, zlib.error, OSError) as problem:
         raise BadInput(f"{path}: cannot be read ({problem})")
 
@@ -166,24 +175,29 @@ def read_parallel(src: Path, tgt: Path) -> Iterator[tuple[str, str]]:
     lines, others = read_lines(src), read_lines(tgt)
     for number, (a, b) in enumerate(zip_longest(lines, others)):
         if a is None or b is None:
-            n, m = (number + (x is not None) + sum(1 for _ in rest) for x, rest in ((a, lines), (b, others)))
-            raise BadInput(f"{src} has {n:,} lines, {tgt} has {m:,}: the sides differ by {abs(n - m):,}")
+            n, m = (number + (x is not None) + sum(1 for _ in rest)
+                    for x, rest in ((a, lines), (b, others)))
+            raise BadInput(f"{src} has {n:,} lines, {tgt} has {m:,}: "
+                           f"the sides differ by {abs(n - m):,}")
         yield a, b
 
 
 def read_table(path: Path, src: str, tgt: str) -> Iterator[tuple[str, str]]:
     """Two columns of a .tsv or .csv file, each given by its header's name or by position, from 1.
 
-    A field may stand in double quotes, with its own quotes doubled; in .csv it may then hold commas and
-    line ends, which become spaces. The first row is a header if it has the names, or, with positions,
-    names of languages. Empty rows are passed over.
+    A field may stand in double quotes, with its own quotes doubled; in .csv it may then hold commas
+    and line ends, which become spaces. The first row is a header if it has the names, or, with
+    positions, names of languages. Empty rows are passed over.
     """
     if path.suffix == ".csv":
         rows = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
     else:
         def unquote(cell: str) -> str:
-            return cell[1:-1].replace('""', '"') if re.fullmatch(r'"(?:[^"]|"")*"', cell) else cell
-        rows = ([unquote(cell) for cell in line.split("\t")] if line else [] for line in read_lines(path))
+            quoted = re.fullmatch(r'"(?:[^"]|"")*"', cell)
+            return cell[1:-1].replace('""', '"') if quoted else cell
+
+        rows = ([unquote(cell) for cell in line.split("\t")] if line else []
+                for line in read_lines(path))
     columns = None
     try:
         for number, row in enumerate(rows, 1):
@@ -195,13 +209,17 @@ def read_table(path: Path, src: str, tgt: str) -> Iterator[tuple[str, str]]:
                     columns = names.index(src.lower()), names.index(tgt.lower())
                 else:
                     missing = next(name for name in (src, tgt) if name.lower() not in names)
-                    raise BadInput(f"{path}: no column {missing!r} (--src, --tgt: a name in the first row, "
-                                   f"or a position from 1); its columns: {', '.join(row)[:120]}")
-                header = {"de", "en", "src", "tgt", "source", "target", "german", "english", "deutsch", "englisch"}
-                if not src.isdigit() or all(names[c] in header for c in columns if 0 <= c < len(names)):
+                    raise BadInput(f"{path}: no column {missing!r} (--src, --tgt: a name in the "
+                                   f"first row, or a position from 1); its columns: "
+                                   f"{', '.join(row)[:120]}")
+                header = {"de", "en", "src", "tgt", "source", "target", "german", "english",
+                          "deutsch", "englisch"}
+                asked_for = [names[column] for column in columns if 0 <= column < len(names)]
+                if not src.isdigit() or all(name in header for name in asked_for):
                     continue
             if row and not 0 <= min(columns) <= max(columns) < len(row):
-                raise BadInput(f"{path}, row {number}: {len(row)} columns, column {max(columns) + 1} was asked for")
+                raise BadInput(f"{path}, row {number}: {len(row)} columns, "
+                               f"column {max(columns) + 1} was asked for")
             if row:
                 yield tuple(" ".join(row[column].split("\n")) for column in columns)
     except csv.Error as problem:

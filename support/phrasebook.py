@@ -1,12 +1,13 @@
-"""A German-English phrasebook that writes itself: a grammar of everyday sentences, in both languages at once.
+"""A German-English phrasebook that writes itself, from a grammar of everyday sentences.
 
-    python phrasebook.py                     # twenty sample pairs, German and English, tab-separated
-    python phrasebook.py 200 --seed 7        # two hundred others, for proof-reading
-    phrasebook.corpus()["train"][0]          # ("Morgen fährt der Mann nach Berlin.", "Tomorrow ...")
+    python -m support.phrasebook                    # twenty sample pairs: German, a tab, English
+    python -m support.phrasebook 200 --seed 7       # two hundred others, for proof-reading
+    support.phrasebook.corpus()["train"][0]         # ("Morgen fährt der Mann ...", "Tomorrow ...")
 
-A sentence is built from a lexicon (nouns, adjectives, verbs, places, times) that knows what goes with
-what: bread is eaten, letters are written, and only people wear hats. One clause is rendered twice, by the
-rules of German word order and by those of English. The English follows from the German alone:
+A sentence is built from a lexicon (nouns, adjectives, verbs, places, times) that knows what goes
+with what: bread is eaten, letters are written, and only people wear hats. One clause is rendered
+twice, by the rules of German word order and by those of English. The English follows from the
+German alone:
 
     Präsens            of an activity      ->  is reading        (Er liest ein Buch.)
                        of a state          ->  knows             (Er kennt den Arzt.)
@@ -29,12 +30,12 @@ from typing import NamedTuple
 
 Pair = tuple[str, str]      # German, English
 
-# ---------------------------------------------------------------------------------------------- lexicon
+# --- lexicon --------------------------------------------------------------------------------------
 #
-# Nouns by what can be said of them, as a dictionary has them: article, word, plural (-er: add it; ¨: with an
-# umlaut; none: a mass noun), English. In brackets, the articles that suit the kind, each as likely as its
-# share: "own" is the subject's possessive, "die" the plural, "some" the bare plural or mass noun, "num" a
-# number. "pl" is the article of a noun that is used in the plural only.
+# Nouns by what can be said of them, as a dictionary has them: article, word, plural (-er: add it;
+# ¨: with an umlaut; none: a mass noun), English. In brackets, the articles that suit the kind, each
+# as likely as its share: "own" is the subject's possessive, "die" the plural, "some" the bare
+# plural or mass noun, "num" a number. "pl" is the article of a noun that has no singular.
 
 NOUNS = """
 adult (der der der ein dieser die): der Mann ¨er man, die Frau -en woman, der Student -en student,
@@ -42,22 +43,25 @@ adult (der der der ein dieser die): der Mann ¨er man, die Frau -en woman, der S
     der Koch ¨e cook, der Künstler - artist, die Sängerin -nen singer, der Bauer -n farmer,
     der Bäcker - baker, der Kellner - waiter, der Tourist -en tourist, der Ingenieur -e engineer
 contact (der mein unser dein dieser die): der Nachbar -n neighbour, die Nachbarin -nen neighbour,
-    der Kollege -n colleague, die Kollegin -nen colleague, der Lehrer - teacher, die Lehrerin -nen teacher,
-    der Arzt ¨e doctor, die Ärztin -nen doctor, der Chef -s boss, der Gast ¨e guest
+    der Kollege -n colleague, die Kollegin -nen colleague, der Lehrer - teacher,
+    die Lehrerin -nen teacher, der Arzt ¨e doctor, die Ärztin -nen doctor, der Chef -s boss,
+    der Gast ¨e guest
 child (der der die die dieser ein): der Junge -n boy, das Mädchen - girl, das Kind -er child,
     der Schüler - pupil, die Schülerin -nen pupil
 kin (own own mein dein unser): der Vater ¨ father, die Mutter ¨ mother, der Bruder ¨ brother,
-    die Schwester -n sister, der Onkel - uncle, die Tante -n aunt, der Sohn ¨e son, die Tochter ¨ daughter,
-    der Großvater ¨ grandfather, die Großmutter ¨ grandmother, pl Eltern parents,
-    pl Großeltern grandparents, pl Freunde friends
+    die Schwester -n sister, der Onkel - uncle, die Tante -n aunt, der Sohn ¨e son,
+    die Tochter ¨ daughter, der Großvater ¨ grandfather, die Großmutter ¨ grandmother,
+    pl Eltern parents, pl Großeltern grandparents, pl Freunde friends
 pet (der own mein die dieser): der Hund -e dog, die Katze -n cat
-grazer (der die dieser): das Pferd -e horse, die Kuh ¨e cow, das Schaf -e sheep, das Kaninchen - rabbit
+grazer (der die dieser): das Pferd -e horse, die Kuh ¨e cow, das Schaf -e sheep,
+    das Kaninchen - rabbit
 food (ein ein der some some num dieser): der Apfel ¨ apple, die Birne -n pear, die Banane -n banana,
-    die Orange -n orange, die Tomate -n tomato, die Kartoffel -n potato, das Ei -er egg, der Kuchen - cake,
-    das Brötchen - roll, der Keks -e biscuit
-dish (some some der): das Brot bread, der Käse cheese, das Fleisch meat, der Fisch fish, die Suppe soup,
-    der Reis rice, der Salat salad, die Schokolade chocolate, das Obst fruit
-drink (some some der): das Wasser water, der Kaffee coffee, der Tee tea, die Milch milk, der Saft juice
+    die Orange -n orange, die Tomate -n tomato, die Kartoffel -n potato, das Ei -er egg,
+    der Kuchen - cake, das Brötchen - roll, der Keks -e biscuit
+dish (some some der): das Brot bread, der Käse cheese, das Fleisch meat, der Fisch fish,
+    die Suppe soup, der Reis rice, der Salat salad, die Schokolade chocolate, das Obst fruit
+drink (some some der): das Wasser water, der Kaffee coffee, der Tee tea, die Milch milk,
+    der Saft juice
 alcohol (some some der): das Bier beer, der Wein wine
 fodder (some der): das Gras grass, das Heu hay
 cup (ein ein num): die Tasse Kaffee -n cup of coffee, die Tasse Tee -n cup of tea,
@@ -75,33 +79,38 @@ thing (ein own own der mein dieser): die Tasche -n bag, der Stift -e pen, der Ko
     die Lampe -n lamp, die Kerze -n candle, die Vase -n vase
 piece (ein own own der mein dieser): der Schlüssel - key, der Ring -e ring, das Bild -er picture,
     das Geschenk -e present, der Spiegel - mirror
-dishes (der die ein num): das Messer - knife, die Gabel -n fork, der Löffel - spoon, der Teller - plate,
-    das Glas ¨er glass, die Tasse -n cup, die Flasche -n bottle
-device (ein own own der mein dieser): das Handy -s phone, die Kamera -s camera, der Computer - computer,
-    der Fernseher - television, das Radio -s radio, der Wecker - alarm clock
-furniture (der der ein dieser): der Tisch -e table, der Stuhl ¨e chair, das Bett -en bed, das Sofa -s sofa,
-    der Schrank ¨e cupboard, das Regal -e shelf, der Sessel - armchair, der Teppich -e carpet
-vehicle (ein own own der mein dieser): das Auto -s car, das Fahrrad ¨er bicycle, das Motorrad ¨er motorbike,
-    das Boot -e boat
+dishes (der die ein num): das Messer - knife, die Gabel -n fork, der Löffel - spoon,
+    der Teller - plate, das Glas ¨er glass, die Tasse -n cup, die Flasche -n bottle
+device (ein own own der mein dieser): das Handy -s phone, die Kamera -s camera,
+    der Computer - computer, der Fernseher - television, das Radio -s radio,
+    der Wecker - alarm clock
+furniture (der der ein dieser): der Tisch -e table, der Stuhl ¨e chair, das Bett -en bed,
+    das Sofa -s sofa, der Schrank ¨e cupboard, das Regal -e shelf, der Sessel - armchair,
+    der Teppich -e carpet
+vehicle (ein own own der mein dieser): das Auto -s car, das Fahrrad ¨er bicycle,
+    das Motorrad ¨er motorbike, das Boot -e boat
 transport (der): der Bus -se bus, der Zug ¨e train, das Taxi -s taxi, die Straßenbahn -en tram
 building (der der dieser ein): das Haus ¨er house, die Schule -n school, das Kino -s cinema,
     das Museum -en museum, das Hotel -s hotel, das Restaurant -s restaurant, die Kirche -n church,
-    der Bahnhof ¨e station, das Krankenhaus ¨er hospital, das Theater - theatre, die Brücke -n bridge
+    der Bahnhof ¨e station, das Krankenhaus ¨er hospital, das Theater - theatre,
+    die Brücke -n bridge
 home (own own der dieser): die Wohnung -en flat, das Zimmer - room
 room (der der own): die Küche -n kitchen, das Wohnzimmer - living room, das Badezimmer - bathroom,
     der Keller - cellar
-area (der der dieser): die Stadt ¨e city, das Dorf ¨er village, der Garten ¨ garden, der Park -s park
+area (der der dieser): die Stadt ¨e city, das Dorf ¨er village, der Garten ¨ garden,
+    der Park -s park
 spot (der): die Tür -en door, das Fenster - window, der Baum ¨e tree, die Schublade -n drawer,
     die Kiste -n box, der Boden ¨ floor, die Blume -n flower, die Rechnung -en bill
-topic (der der dieser ein): der Film -e film, das Lied -er song, der Witz -e joke, das Spiel -e game,
-    die Reise -n journey, das Konzert -e concert
+topic (der der dieser ein): der Film -e film, das Lied -er song, der Witz -e joke,
+    das Spiel -e game, die Reise -n journey, das Konzert -e concert
 matter (der der dieser): das Problem -e problem, die Frage -n question, die Aufgabe -n task,
     die Prüfung -en exam
 """
 PLURALS = {  # plurals that no rule gives
-    "Museum": "Museen", "man": "men", "woman": "women", "child": "children", "policeman": "policemen",
-    "sheep": "sheep", "knife": "knives", "shelf": "shelves", "potato": "potatoes", "tomato": "tomatoes",
-    "scarf": "scarves",
+    "Museum": "Museen",
+    "man": "men", "woman": "women", "child": "children", "policeman": "policemen", "sheep": "sheep",
+    "knife": "knives", "shelf": "shelves", "scarf": "scarves",
+    "potato": "potatoes", "tomato": "tomatoes",
 }
 PEOPLE = ("adult", "contact", "child", "kin")
 # What is used up or done with in one go cannot be the same one every day.
@@ -111,120 +120,200 @@ PERSONAL = {"clothes", "dress", "thing", "piece", "device"}
 
 # Objects without an article.
 FIXED = {
-    "sport": [("Fußball", "football"), ("Tennis", "tennis"), ("Schach", "chess"), ("Karten", "cards"),
-              ("Klavier", "the piano"), ("Gitarre", "the guitar")],
+    "sport": [("Fußball", "football"), ("Tennis", "tennis"), ("Schach", "chess"),
+              ("Karten", "cards"), ("Klavier", "the piano"), ("Gitarre", "the guitar")],
     "language": [("Deutsch", "German"), ("Englisch", "English"), ("Französisch", "French"),
                  ("Spanisch", "Spanish"), ("Italienisch", "Italian")],
     "sound": [("Musik", "music"), ("Radio", "the radio")],
-    "travel": [("dem Zug", "train"), ("dem Bus", "bus"), ("dem Auto", "car"), ("dem Fahrrad", "bicycle"),
-               ("der Straßenbahn", "tram"), ("dem Taxi", "taxi")],
+    "travel": [("dem Zug", "train"), ("dem Bus", "bus"), ("dem Auto", "car"),
+               ("dem Fahrrad", "bicycle"), ("der Straßenbahn", "tram"), ("dem Taxi", "taxi")],
 }
 NAMES = {"er": "Peter Thomas Paul Felix Lukas Max".split(),
          "sie": "Anna Maria Julia Laura Lena Sophie".split()}
 
-# Adjectives and the kinds of nouns, or the nouns, that they suit; "person" is every human being. A kind
-# marked * is only said after "to be": one does not buy a broken radio.
+# Adjectives and the kinds of nouns, or the nouns, that they suit; "person" is every human being.
+# A kind marked * is only said after "to be": one does not buy a broken radio.
 
 ADJECTIVES = """
 alt old: thing Ring Bild device clothes vehicle furniture building area home adult pet text
 neu new: thing piece device clothes dress vehicle furniture dishes building home contact
-jung young: adult contact* pet; rot red, blau blue, grün green: clothes dress thing vehicle
-billig cheap: clothes dress thing device vehicle furniture; berühmt famous: adult Buch Roman Gedicht building
+jung young: adult contact* pet
+rot red, blau blue, grün green: clothes dress thing vehicle
+billig cheap: clothes dress thing device vehicle furniture
+berühmt famous: adult Buch Roman Gedicht building
 groß big: pet grazer thing furniture building home area vehicle food dishes room
 klein small: pet grazer thing piece furniture building home area food dishes device room
 schön beautiful: clothes dress thing piece building area home vehicle Film Lied Reise Konzert
 teuer expensive: clothes dress thing device vehicle furniture Ring Bild Geschenk home*
-modern modern: building furniture device home; weiß white: clothes dress thing pet grazer vehicle dishes
-gelb yellow: clothes dress thing; sauber clean, schmutzig dirty: clothes* dress* dishes* vehicle* room* home*
-schwarz black: clothes dress thing pet vehicle; bequem comfortable: Stuhl* Bett* Sofa* Sessel* clothes*
-braun brown: clothes pet grazer furniture; lecker tasty: food* dish* Kuchen Suppe Salat Brot Käse Schokolade
-grau grey: clothes dress pet; lang long, kurz short: Roman Gedicht Geschichte Artikel Brief E-Mail topic
-schwer heavy: furniture thing*; süß sweet: Apfel Birne Orange Kuchen Keks Schokolade
-leicht light: thing* clothes*; traurig sad: Buch Roman Gedicht Geschichte person*; heiß hot: Kaffee Tee Suppe
-kaputt broken: device* furniture* vehicle*; interessant interesting: text topic mail* area*
-warm warm: clothes dress room*; freundlich friendly: adult contact child pet person*; krank ill: person* pet*
-nass wet: clothes* dress*; lustig funny: text topic* mail person*; nett nice: adult contact child person*
-frisch fresh: Apfel Birne Orange Tomate Ei Brötchen Brot Fisch Fleisch Obst Salat Milch; einfach easy: matter
-kalt cold: drink alcohol room*; fleißig hard-working: adult child contact person*; gemütlich cosy: home room*
-langweilig boring: text topic area*; höflich polite: contact child person*; hungrig hungry: child person* pet
-spannend exciting: text topic*; müde tired: adult child person* pet*; klug clever: adult child person* pet
-schwierig difficult: matter; reich rich, arm poor: adult person*; stark strong: person* grazer adult
-wichtig important: matter mail; ruhig quiet: area home building*; glücklich happy: child person*
-durstig thirsty: person* pet*; faul lazy: child person* pet; gesund healthy: person* pet*
+modern modern: building furniture device home
+weiß white: clothes dress thing pet grazer vehicle dishes
+gelb yellow: clothes dress thing
+sauber clean, schmutzig dirty: clothes* dress* dishes* vehicle* room* home*
+schwarz black: clothes dress thing pet vehicle
+bequem comfortable: Stuhl* Bett* Sofa* Sessel* clothes*
+braun brown: clothes pet grazer furniture
+lecker tasty: food* dish* Kuchen Suppe Salat Brot Käse Schokolade
+grau grey: clothes dress pet
+lang long, kurz short: Roman Gedicht Geschichte Artikel Brief E-Mail topic
+schwer heavy: furniture thing*
+süß sweet: Apfel Birne Orange Kuchen Keks Schokolade
+leicht light: thing* clothes*
+traurig sad: Buch Roman Gedicht Geschichte person*
+heiß hot: Kaffee Tee Suppe
+kaputt broken: device* furniture* vehicle*
+interessant interesting: text topic mail* area*
+warm warm: clothes dress room*
+freundlich friendly: adult contact child pet person*
+krank ill: person* pet*
+nass wet: clothes* dress*
+lustig funny: text topic* mail person*
+nett nice: adult contact child person*
+frisch fresh: Apfel Birne Orange Tomate Ei Brötchen Brot Fisch Fleisch Obst Salat Milch
+einfach easy: matter
+kalt cold: drink alcohol room*
+fleißig hard-working: adult child contact person*
+gemütlich cosy: home room*
+langweilig boring: text topic area*
+höflich polite: contact child person*
+hungrig hungry: child person* pet
+spannend exciting: text topic*
+müde tired: adult child person* pet*
+klug clever: adult child person* pet
+schwierig difficult: matter
+reich rich, arm poor: adult person*
+stark strong: person* grazer adult
+wichtig important: matter mail
+ruhig quiet: area home building*
+glücklich happy: child person*
+durstig thirsty: person* pet*
+faul lazy: child person* pet
+gesund healthy: person* pet*
 nervös nervous, wütend angry, zufrieden satisfied, pünktlich punctual, stolz proud: person*
 """
-UMLAUTED = set("alt jung groß warm kalt lang kurz stark klug arm gesund".split())       # älter, jünger
-ABSOLUTE = set("rot blau grün gelb schwarz weiß braun grau kaputt nass frisch krank durstig".split())
+UMLAUTED = set("alt jung groß warm kalt lang kurz stark klug arm gesund".split())   # älter, jünger
+ABSOLUTE = set("rot blau grün gelb schwarz weiß braun grau "
+               "kaputt nass frisch krank durstig".split())
 MORE = {  # English comparatives that no rule gives
     "big": "bigger", "sad": "sadder", "hot": "hotter", "clever": "cleverer", "quiet": "quieter",
     "tired": "more tired", "polite": "more polite",
 }
 
-# Verbs: infinitive | English | kind | objects | places | subjects; auf-stehen is separable. The forms that
-# no rule gives follow below.
+# Verbs: infinitive | English | kind | objects | places | subjects; auf-stehen is separable. The
+# forms that no rule gives follow below.
 #
-# kind         a: an activity (is reading); e: an event (not said of the present moment: found); s: a state
-#              (knows). Then h: may be a habit; d, l or m: done within a day, or over a longer time, or in
-#              the morning; c: at an hour ("um acht Uhr"); u: not what one wants.
-# objects      "case kinds", or "case:German preposition:English preposition kinds"; "=" and articles at the
-#              end override those of the kind. Several are separated by commas, in German order.
+# kind         a: an activity (is reading); e: an event (not said of the present moment: found);
+#              s: a state (knows). Then h: may be a habit; d, l or m: done within a day, or over
+#              a longer time, or in the morning; c: at an hour ("um acht Uhr"); u: not what one
+#              wants.
+# objects      "case kinds", or "case:German preposition:English preposition kinds"; "=" and
+#              articles at the end override those of the kind. Several are separated by commas, in
+#              German order.
 # places       a tag of PLACES; "to" or "at" before it makes a place obligatory: where to, or where.
-# subjects     kinds of nouns, or nouns; "person" (if nothing is said) and "adult" include names and pronouns.
+# subjects     kinds of nouns, or nouns; "person" (if nothing is said) and "adult" include names and
+#              pronouns.
 
 VERBS = """
-schlafen | sleep | ahd | - | sleep | person pet; spielen | play | ahd | dat:mit:with pet Ball | play | child
-arbeiten | work | ahl | - | work | adult; backen | bake | ahd | acc Kuchen Brot Keks Brötchen | cook
-weinen | cry | adu; lachen | laugh | ad | acc:über:about Witz Film Geschichte
-tanzen | dance | ahd | - | dance; bestellen | order | ahd | acc cup alcohol dish Kuchen | dine
-singen | sing | ad | acc Lied =ein der dieser | sing; trinken | drink | ahd | acc alcohol | dine | adult
-schwimmen | swim | ahd | - | swim; schneiden | cut | ad | acc Brot Käse Fleisch Kuchen Tomate Apfel =der
-wandern | hike | ahl | - | hike; verkaufen | sell | al | acc vehicle Haus Wohnung =own der | - | adult
-spielen | play | ahl | acc sport; suchen | look | ad | acc::for thing piece device clothes kin pet
-lernen | learn | ahl | acc language | learn; kochen | cook | ahd | acc Suppe Reis Fisch Fleisch | cook
-hören | listen | ahd | acc::to sound | screen; sehen | see | ed | acc adult contact child kin pet grazer Film
-essen | eat | ahd | acc food dish | eat; schreiben | write | ahd | acc mail Gedicht Geschichte | read
-fressen | eat | ad | acc Fleisch Fisch | - | pet; malen | paint | ahd | acc Bild Haus Baum Blume =ein | read
-fressen | eat | ad | acc fodder | - | grazer; waschen | wash | ahd | acc Auto clothes dress =own der
-trinken | drink | ahd | acc drink cup | eat; schließen | close | ad | acc Tür Fenster Koffer Schublade =der
-kaufen | buy | ahd | acc food dish drink | buy; ein-schalten | switch on | ad | acc device Lampe =der
+schlafen | sleep | ahd | - | sleep | person pet
+spielen | play | ahd | dat:mit:with pet Ball | play | child
+arbeiten | work | ahl | - | work | adult
+backen | bake | ahd | acc Kuchen Brot Keks Brötchen | cook
+weinen | cry | adu
+lachen | laugh | ad | acc:über:about Witz Film Geschichte
+tanzen | dance | ahd | - | dance
+bestellen | order | ahd | acc cup alcohol dish Kuchen | dine
+singen | sing | ad | acc Lied =ein der dieser | sing
+trinken | drink | ahd | acc alcohol | dine | adult
+schwimmen | swim | ahd | - | swim
+schneiden | cut | ad | acc Brot Käse Fleisch Kuchen Tomate Apfel =der
+wandern | hike | ahl | - | hike
+verkaufen | sell | al | acc vehicle Haus Wohnung =own der | - | adult
+spielen | play | ahl | acc sport
+suchen | look | ad | acc::for thing piece device clothes kin pet
+lernen | learn | ahl | acc language | learn
+kochen | cook | ahd | acc Suppe Reis Fisch Fleisch | cook
+hören | listen | ahd | acc::to sound | screen
+sehen | see | ed | acc adult contact child kin pet grazer Film
+essen | eat | ahd | acc food dish | eat
+schreiben | write | ahd | acc mail Gedicht Geschichte | read
+fressen | eat | ad | acc Fleisch Fisch | - | pet
+malen | paint | ahd | acc Bild Haus Baum Blume =ein | read
+fressen | eat | ad | acc fodder | - | grazer
+waschen | wash | ahd | acc Auto clothes dress =own der
+trinken | drink | ahd | acc drink cup | eat
+schließen | close | ad | acc Tür Fenster Koffer Schublade =der
+kaufen | buy | ahd | acc food dish drink | buy
+ein-schalten | switch on | ad | acc device Lampe =der
 kaufen | buy | ad | acc clothes dress thing device text =ein der dieser | shop
-bezahlen | pay | ad | acc Rechnung | - | adult; aus-schalten | switch off | ad | acc device Lampe =der
-finden | find | ed | acc thing piece pet =own der; bekommen | get | edu | acc mail Geschenk =ein num
-lesen | read | ahd | acc text mail | read; auf-räumen | tidy | ahd | acc room home Schublade Schrank =der own
+bezahlen | pay | ad | acc Rechnung | - | adult
+aus-schalten | switch off | ad | acc device Lampe =der
+finden | find | ed | acc thing piece pet =own der
+bekommen | get | edu | acc mail Geschenk =ein num
+lesen | read | ahd | acc text mail | read
+auf-räumen | tidy | ahd | acc room home Schublade Schrank =der own
 verlieren | lose | edu | acc Schlüssel Ring Tasche Handy Regenschirm clothes =own der
 vergessen | forget | edu | acc thing Schlüssel Geschenk clothes =own der
-putzen | clean | ahd | acc Fenster room home =der; tragen | wear | ad | acc clothes =ein own dieser
-reparieren | repair | ad | acc device vehicle Stuhl Tisch | - | adult; auf-stehen | get up | ahmc
-bauen | build | al | acc Haus Brücke Boot =ein der dieser | - | adult; auf-wachen | wake up | ehmcu
-öffnen | open | ad | acc Tür Fenster Koffer Brief Flasche Geschenk =der; zurück-kommen | come back | edc
-besuchen | visit | ahl | acc kin contact; mit-bringen | bring | ad | dat kin, acc Kuchen Geschenk Buch =ein
-treffen | meet | ahdc | acc kin contact | meet; besuchen | visit | al | acc Museum Kirche Theater =der dieser
-an-ziehen | put on | ad | acc Hemd Jacke Mantel Pullover =own own der; danken | thank | ad | dat kin contact
-an-rufen | call | ahdc | acc kin contact; ab-holen | pick up | adc | acc kin Gast Kind =own der die | wait
-ein-laden | invite | ad | acc kin contact; ein-schlafen | fall asleep | edu | - | sleep | person pet
-fragen | ask | ad | acc kin contact Polizist; warten | wait | ad | acc:auf:for kin contact transport | wait
-füttern | feed | ahd | acc pet grazer =der die; zu-hören | listen | ad | dat::to kin contact Sängerin
-fotografieren | photograph | ad | acc building pet grazer Baum Blume =der dieser; sich beeilen | hurry | ad
-nehmen | take | ahd | acc transport =der; träumen | dream | ahdu | dat:von:of Reise vehicle Haus pet =ein
-frühstücken | have breakfast | ahmc | - | eat; sprechen | talk | ad | acc:über:about text Film matter Reise
-ein-kaufen | shop | ahd | - | buy; sich kümmern | take care | ahd | acc:um:of pet kin Gast Garten =der own
-fern-sehen | watch television | ahd | - | screen; denken | think | ahd | acc:an:about kin Prüfung Reise
-an-kommen | arrive | edc | - | at arrive; sprechen | talk | ahd | dat:mit:to kin contact child
-aus-gehen | go out | ahd; sich interessieren | be interested | sd | acc:für:in language Film text =der dieser
-spazieren gehen | go for a walk | ahd | - | walk; fahren | go | ahd | dat:mit:by travel | to ride
-helfen | help | ahd | dat kin contact adult; antworten | answer | ad | dat kin contact
-sich aus-ruhen | rest | ahd | - | sleep; bringen | bring | ad | dat kin contact adult, acc cup Suppe Rechnung
-gehen | go | ahd | - | to go; zeigen | show | ad | dat kin contact child, acc piece mail home Kamera =der own
-fahren | go | al | - | to travel; sich freuen | look forward | adu | acc:auf:to Film Konzert Reise Spiel =der
-laufen | run | ad | - | to ride; sich erinnern | remember | sd | acc:an: Film Reise Lied contact =der dieser
-wohnen | live | sl | - | at live; leihen | lend | ad | dat kin contact, acc Buch vehicle Kamera Koffer =own
-fliegen | fly | al | - | to travel; erklären | explain | ad | dat::to kin contact child, acc matter Spiel
-reisen | travel | ahl | - | to travel; verstehen | understand | sd | acc matter text Witz Film =der dieser
-bleiben | stay | ahd | - | at stay; schicken | send | ahd | dat kin contact, acc mail Geschenk =ein
+putzen | clean | ahd | acc Fenster room home =der
+tragen | wear | ad | acc clothes =ein own dieser
+reparieren | repair | ad | acc device vehicle Stuhl Tisch | - | adult
+auf-stehen | get up | ahmc
+bauen | build | al | acc Haus Brücke Boot =ein der dieser | - | adult
+auf-wachen | wake up | ehmcu
+öffnen | open | ad | acc Tür Fenster Koffer Brief Flasche Geschenk =der
+zurück-kommen | come back | edc
+besuchen | visit | ahl | acc kin contact
+mit-bringen | bring | ad | dat kin, acc Kuchen Geschenk Buch =ein
+treffen | meet | ahdc | acc kin contact | meet
+besuchen | visit | al | acc Museum Kirche Theater =der dieser
+an-ziehen | put on | ad | acc Hemd Jacke Mantel Pullover =own own der
+danken | thank | ad | dat kin contact
+an-rufen | call | ahdc | acc kin contact
+ab-holen | pick up | adc | acc kin Gast Kind =own der die | wait
+ein-laden | invite | ad | acc kin contact
+ein-schlafen | fall asleep | edu | - | sleep | person pet
+fragen | ask | ad | acc kin contact Polizist
+warten | wait | ad | acc:auf:for kin contact transport | wait
+füttern | feed | ahd | acc pet grazer =der die
+zu-hören | listen | ad | dat::to kin contact Sängerin
+fotografieren | photograph | ad | acc building pet grazer Baum Blume =der dieser
+sich beeilen | hurry | ad
+nehmen | take | ahd | acc transport =der
+träumen | dream | ahdu | dat:von:of Reise vehicle Haus pet =ein
+frühstücken | have breakfast | ahmc | - | eat
+sprechen | talk | ad | acc:über:about text Film matter Reise
+ein-kaufen | shop | ahd | - | buy
+sich kümmern | take care | ahd | acc:um:of pet kin Gast Garten =der own
+fern-sehen | watch television | ahd | - | screen
+denken | think | ahd | acc:an:about kin Prüfung Reise
+an-kommen | arrive | edc | - | at arrive
+sprechen | talk | ahd | dat:mit:to kin contact child
+aus-gehen | go out | ahd
+sich interessieren | be interested | sd | acc:für:in language Film text =der dieser
+spazieren gehen | go for a walk | ahd | - | walk
+fahren | go | ahd | dat:mit:by travel | to ride
+helfen | help | ahd | dat kin contact adult
+antworten | answer | ad | dat kin contact
+sich aus-ruhen | rest | ahd | - | sleep
+bringen | bring | ad | dat kin contact adult, acc cup Suppe Rechnung
+gehen | go | ahd | - | to go
+zeigen | show | ad | dat kin contact child, acc piece mail home Kamera =der own
+fahren | go | al | - | to travel
+sich freuen | look forward | adu | acc:auf:to Film Konzert Reise Spiel =der
+laufen | run | ad | - | to ride
+sich erinnern | remember | sd | acc:an: Film Reise Lied contact =der dieser
+wohnen | live | sl | - | at live
+leihen | lend | ad | dat kin contact, acc Buch vehicle Kamera Koffer =own
+fliegen | fly | al | - | to travel
+erklären | explain | ad | dat::to kin contact child, acc matter Spiel
+reisen | travel | ahl | - | to travel
+verstehen | understand | sd | acc matter text Witz Film =der dieser
+bleiben | stay | ahd | - | at stay
+schicken | send | ahd | dat kin contact, acc mail Geschenk =ein
 geben | give | ad | dat kin contact child, acc piece text dishes food =ein der
 schenken | give | ad | dat kin child, acc Buch Ring Bild Ball Fahrrad Kamera =ein
-lieben | love | sd | acc kin pet =own; erzählen | tell | ahd | dat kin child, acc Geschichte Witz =ein
-sprechen | speak | sl | acc language; haben | have | sd | acc pet vehicle device home matter =ein num
+lieben | love | sd | acc kin pet =own
+erzählen | tell | ahd | dat kin child, acc Geschichte Witz =ein
+sprechen | speak | sl | acc language
+haben | have | sd | acc pet vehicle device home matter =ein num
 vor-lesen | read | ahd | dat kin child, acc Buch Brief Geschichte Gedicht =ein der
 brauchen | need | sd | acc clothes thing device vehicle furniture dishes =ein ein own
 mögen | like | sd | acc food dish drink pet text =some some some der dieser
@@ -239,55 +328,72 @@ haben hat hatte gehabt, helfen hilft half geholfen, kennen kannte gekannt, komme
 laden lädt lud geladen, laufen läuft lief gelaufen, leihen lieh geliehen, lesen liest las gelesen,
 liegen lag gelegen, mögen mag mochte gemocht, nehmen nimmt nahm genommen, rufen rief gerufen,
 schlafen schläft schlief geschlafen, schließen schloss geschlossen, schneiden schnitt geschnitten,
-schreiben schrieb geschrieben, schwimmen schwamm geschwommen, sehen sieht sah gesehen, sein ist war gewesen,
-singen sang gesungen, sitzen saß gesessen, sprechen spricht sprach gesprochen, stehen stand gestanden,
-tragen trägt trug getragen, treffen trifft traf getroffen, trinken trank getrunken,
-vergessen vergisst vergaß vergessen, verlieren verlor verloren, verstehen verstand verstanden,
-waschen wäscht wusch gewaschen, wissen weiß wusste gewusst, ziehen zog gezogen
+schreiben schrieb geschrieben, schwimmen schwamm geschwommen, sehen sieht sah gesehen,
+sein ist war gewesen, singen sang gesungen, sitzen saß gesessen, sprechen spricht sprach gesprochen,
+stehen stand gestanden, tragen trägt trug getragen, treffen trifft traf getroffen,
+trinken trank getrunken, vergessen vergisst vergaß vergessen, verlieren verlor verloren,
+verstehen verstand verstanden, waschen wäscht wusch gewaschen, wissen weiß wusste gewusst,
+ziehen zog gezogen
 """     # infinitive, he/she/it form where it is irregular, Präteritum, participle
 IRREGULAR_ENGLISH = """
-be was been, bring brought brought, build built built, buy bought bought, come came come, cut cut cut,
-drink drank drunk, eat ate eaten, fall fell fallen, feed fed fed, find found found, fly flew flown,
-forget forgot forgotten, get got got, give gave given, go went gone, have had had, know knew known,
-lend lent lent, lie lay lain, lose lost lost, meet met met, pay paid paid, put put put, read read read,
-run ran run, say said said, see saw seen, sell sold sold, send sent sent, shop shopped shopped,
-show showed shown, sing sang sung, sit sat sat, sleep slept slept, speak spoke spoken, swim swam swum,
-take took taken, tell told told, think thought thought, travel travelled travelled,
-understand understood understood, wake woke woken, wear wore worn, write wrote written
+be was been, bring brought brought, build built built, buy bought bought, come came come,
+cut cut cut, drink drank drunk, eat ate eaten, fall fell fallen, feed fed fed, find found found,
+fly flew flown, forget forgot forgotten, get got got, give gave given, go went gone, have had had,
+know knew known, lend lent lent, lie lay lain, lose lost lost, meet met met, pay paid paid,
+put put put, read read read, run ran run, say said said, see saw seen, sell sold sold,
+send sent sent, shop shopped shopped, show showed shown, sing sang sung, sit sat sat,
+sleep slept slept, speak spoke spoken, swim swam swum, take took taken, tell told told,
+think thought thought, travel travelled travelled, understand understood understood,
+wake woke woken, wear wore worn, write wrote written
 """
 # These form the Perfekt with sein: ist gegangen.
-MOVING = {"spazieren gehen", *"gehen ausgehen fahren fliegen reisen laufen schwimmen wandern bleiben".split(),
+MOVING = {"spazieren gehen",
+          *"gehen ausgehen fahren fliegen reisen laufen schwimmen wandern bleiben".split(),
           *"ankommen zurückkommen aufstehen aufwachen einschlafen".split()}
 
-# Where and where to (im Kino, ins Kino), the same in English, and what is done there (a tag in VERBS).
+# Where and where to (im Kino, ins Kino), the same in English, and what is done there (a tag in
+# VERBS).
 PLACES = """
 zu/nach Hause, at/ home: eat read work sleep cook stay go ride dance learn screen
-in der/in die Schule, at/to school: read learn go ride stay sing; im/ins Kino, at/to the cinema: go ride meet
-im/ins Büro, at/to the office: work stay go ride meet; in der/in die Bäckerei, at/to the bakery: work go meet
-auf dem/auf den Markt, at/to the market: buy go ride meet; im/ins Museum, at/to the museum: go ride meet work
-im/in den Supermarkt, at/to the supermarket: buy work go ride meet; im See, in the lake: swim
+in der/in die Schule, at/to school: read learn go ride stay sing
+im/ins Kino, at/to the cinema: go ride meet
+im/ins Büro, at/to the office: work stay go ride meet
+in der/in die Bäckerei, at/to the bakery: work go meet
+auf dem/auf den Markt, at/to the market: buy go ride meet
+im/ins Museum, at/to the museum: go ride meet work
+im/in den Supermarkt, at/to the supermarket: buy work go ride meet
+im See, in the lake: swim
 in der/in die Stadt, in/into town: buy shop meet go ride live walk dine
-im/ins Theater, at/to the theatre: go ride meet sing work; im/ins Krankenhaus, at/to the hospital: work ride
-im/ins Restaurant, at/to the restaurant: dine work go ride meet; im Meer, in the sea: swim
-im/ins Café, at/to the café: dine read work go ride meet wait; im/ins Bett, in/to bed: read sleep stay enter
+im/ins Theater, at/to the theatre: go ride meet sing work
+im/ins Krankenhaus, at/to the hospital: work ride
+im/ins Restaurant, at/to the restaurant: dine work go ride meet
+im Meer, in the sea: swim
+im/ins Café, at/to the café: dine read work go ride meet wait
+im/ins Bett, in/to bed: read sleep stay enter
 im/ins Hotel, at/to the hotel: sleep work stay go ride meet wait screen
 im/in den Park, in/to the park: read play go ride meet walk dance eat
 im/in den Garten, in/into the garden: eat read play enter dance sing work
-in der/in die Küche, in/into the kitchen: eat cook enter; in der/in die Kirche, at/to church: go ride sing
+in der/in die Küche, in/into the kitchen: eat cook enter
+in der/in die Kirche, at/to church: go ride sing
 im/ins Wohnzimmer, in/into the living room: read play sleep dance enter screen
 in der/in die Bibliothek, at/to the library: read work learn go ride
 an der/zur Universität, at/to the university: work learn ride meet
-an der/zur Haltestelle, at/to the bus stop: wait meet go; in/nach Wien, in/to Vienna: live work travel arrive
-am/zum Bahnhof, at/to the station: wait meet go ride arrive; auf dem/aufs Land, in/to the country: live ride
+an der/zur Haltestelle, at/to the bus stop: wait meet go
+in/nach Wien, in/to Vienna: live work travel arrive
+am/zum Bahnhof, at/to the station: wait meet go ride arrive
+auf dem/aufs Land, in/to the country: live ride
 am/zum Flughafen, at/to the airport: wait meet ride arrive work
 am/an den Strand, on/to the beach: read play sleep walk go ride dance
-am/an den See, by/to the lake: read play walk go ride hike; in/nach Italien, in/to Italy: live travel hike
-im/ins Schwimmbad, at/to the swimming pool: swim go ride meet; in/nach Spanien, in/to Spain: live travel hike
+am/an den See, by/to the lake: read play walk go ride hike
+in/nach Italien, in/to Italy: live travel hike
+im/ins Schwimmbad, at/to the swimming pool: swim go ride meet
+in/nach Spanien, in/to Spain: live travel hike
 im/in den Wald, in/into the forest: hike play walk go ride
 in/nach Berlin, in/to Berlin: live work travel arrive learn
 in/nach Hamburg, in/to Hamburg: live work travel arrive learn
 in/nach München, in/to Munich: live work travel arrive learn
-in/nach Köln, in/to Cologne: live work travel arrive; in/nach London, in/to London: live work travel arrive
+in/nach Köln, in/to Cologne: live work travel arrive
+in/nach London, in/to London: live work travel arrive
 in/nach Frankreich, in/to France: live travel hike
 in der/in die Schweiz, in/to Switzerland: live work travel hike
 """
@@ -314,9 +420,10 @@ TIMES = {
     "future": [
         ("morgen", "tomorrow", "dlmc"), ("morgen früh", "tomorrow morning", "dmc"),
         ("morgen Abend", "tomorrow evening", "d"), ("übermorgen", "the day after tomorrow", "dl"),
-        ("heute Abend", "this evening", "d"), ("bald", "soon", "dl"), ("nächste Woche", "next week", "dl"),
-        ("nächsten Monat", "next month", "l"), ("nächstes Jahr", "next year", "l"),
-        ("nächsten Sommer", "next summer", "l"), ("am Wochenende", "at the weekend", "dl"), *ON_DAYS,
+        ("heute Abend", "this evening", "d"), ("bald", "soon", "dl"),
+        ("nächste Woche", "next week", "dl"), ("nächsten Monat", "next month", "l"),
+        ("nächstes Jahr", "next year", "l"), ("nächsten Sommer", "next summer", "l"),
+        ("am Wochenende", "at the weekend", "dl"), *ON_DAYS,
         *((f"in {de} Stunden", f"in {NUMBERS[de]} hours", "d") for de in COUNTS[:3]),
         *((f"in {de} Tagen", f"in {NUMBERS[de]} days", "l") for de in COUNTS),
     ],
@@ -332,16 +439,16 @@ TIMES = {
 FREQUENCIES = [("oft", "often"), ("immer", "always"), ("manchmal", "sometimes"), ("nie", "never"),
                ("selten", "rarely"), ("meistens", "usually")]
 
-# ------------------------------------------------------------------------------------ morphology: nouns
+# --- morphology: nouns ----------------------------------------------------------------------------
 
 CASES = {"nom": 0, "acc": 1, "dat": 2}
 ENDINGS = {  # of articles and adjectives, in the three cases: masculine, feminine, neuter, plural
-    "der": ("er en em", "ie ie er", "as as em", "ie ie en"),        # d-er
-    "dieser": ("er en em", "e e er", "es es em", "e e en"),         # dies-er; without an article: rot-er
-    "ein": ("- en em", "e e er", "- - em", "e e en"),               # ein, ein-en
+    "der": ("er en em", "ie ie er", "as as em", "ie ie en"),    # d-er
+    "dieser": ("er en em", "e e er", "es es em", "e e en"),     # dies-er; without article: rot-er
+    "ein": ("- en em", "e e er", "- - em", "e e en"),           # ein, ein-en
     "none": ("- - -", "- - -", "- - -", "- - -"),
-    "weak": ("e en en", "e e en", "e e en", "en en en"),            # der rot-e
-    "mixed": ("er en en", "e e en", "es es en", "en en en"),        # ein rot-er
+    "weak": ("e en en", "e e en", "e e en", "en en en"),        # der rot-e
+    "mixed": ("er en en", "e e en", "es es en", "en en en"),    # ein rot-er
 }
 # "ihr" is her or their: the key says which, the German does not.
 DETERMINERS = {
@@ -359,13 +466,13 @@ class Noun(NamedTuple):
 
 
 class Phrase(NamedTuple):
-    """A noun phrase, or another word in its place: its German cases, its English, and what refers to it."""
+    """A noun phrase, or another word in its place: German cases, English, and what refers to it."""
 
     cases: tuple[str, ...]
     english: str
     english_object: str
     person: int = 2             # 0 ich, 1 du, 2 er/sie/es, 3 wir, 4 ihr, 5 sie
-    pronoun: str = ""           # the key in PRONOUNS of the word that can stand for it, if that is clear
+    pronoun: str = ""           # the key in PRONOUNS of the word that can stand for it, if clear
     noun: Noun | None = None
     determiner: str = ""
     plural: bool = False
@@ -373,11 +480,15 @@ class Phrase(NamedTuple):
     light: bool = False         # a pronoun: it comes first after the verb
 
 
-# nominative, accusative, dative, English subject and object, possessive; "sie" is no object: her or them?
+# nominative, accusative, dative, English subject and object, possessive; "sie" is no object: her or
+# them?
 PRONOUNS = {
-    "ich": ("ich", "mich", "mir", "I", "me", "mein"), "du": ("du", "dich", "dir", "you", "you", "dein"),
-    "er": ("er", "ihn", "ihm", "he", "him", "sein"), "sie": ("sie", "", "ihr", "she", "her", "ihr:her"),
-    "wir": ("wir", "uns", "uns", "we", "us", "unser"), "ihr": ("ihr", "euch", "euch", "you", "you", "euer"),
+    "ich": ("ich", "mich", "mir", "I", "me", "mein"),
+    "du": ("du", "dich", "dir", "you", "you", "dein"),
+    "er": ("er", "ihn", "ihm", "he", "him", "sein"),
+    "sie": ("sie", "", "ihr", "she", "her", "ihr:her"),
+    "wir": ("wir", "uns", "uns", "we", "us", "unser"),
+    "ihr": ("ihr", "euch", "euch", "you", "you", "euer"),
     "sie (pl)": ("sie", "", "ihnen", "they", "them", "ihr:their"),
 }
 PERSONS = dict(zip(PRONOUNS, (0, 1, 2, 2, 3, 4, 5)))
@@ -425,13 +536,14 @@ def decline_noun(noun: Noun, case: int, plural: bool) -> str:
     if plural:
         same = case != CASES["dat"] or noun.plural[-1] in "ns" or " " in noun.plural
         return noun.plural + ("" if same else "n")
-    weak = noun.gender == "m" and noun.plural in (noun.word + "n", noun.word + "en")       # the n-declension
-    return noun.plural if case and weak else noun.word
+    n_declension = noun.gender == "m" and noun.plural in (noun.word + "n", noun.word + "en")
+    return noun.plural if case and n_declension else noun.word
 
 
 @lru_cache(None)
-def phrase(noun: Noun, determiner: str = "der", plural: bool = False, adjective: Pair = ("", "")) -> Phrase:
-    """Article, adjective and noun: (Hund, "ein", False, ("alt", "old")) is "ein alter Hund", "an old dog"."""
+def phrase(noun: Noun, determiner: str = "der", plural: bool = False,
+           adjective: Pair = ("", "")) -> Phrase:
+    """Article, adjective, noun: Hund, "ein", False, ("alt", "old"): ein alter Hund, an old dog."""
     plural = plural or noun.gender == "p"
     gender = "mfnp".index("p" if plural else noun.gender)
     stem = determiner.partition(":")[0]
@@ -455,10 +567,11 @@ def phrase(noun: Noun, determiner: str = "der", plural: bool = False, adjective:
     elif determiner == "kein":
         words = "any " + words
     else:
-        words = join("these" if plural and determiner == "dieser" else DETERMINERS[determiner], words)
+        these = plural and determiner == "dieser"
+        words = join("these" if these else DETERMINERS[determiner], words)
     refers = "sie (pl)" if plural else {"m": "er", "f": "sie", "n": ""}[noun.gender]
-    return Phrase(tuple(cases), words, words, 5 if plural else 2, refers if noun.group in PEOPLE else "",
-                  noun, determiner, plural, adjective)
+    return Phrase(tuple(cases), words, words, 5 if plural else 2,
+                  refers if noun.group in PEOPLE else "", noun, determiner, plural, adjective)
 
 
 def join(*words: str) -> str:
@@ -466,23 +579,30 @@ def join(*words: str) -> str:
     return " ".join(filter(None, words))
 
 
-# ------------------------------------------------------------------------------------ morphology: verbs
+# --- morphology: verbs ----------------------------------------------------------------------------
 
 PRESENT = {forms.split()[3]: forms.split() for forms in (      # verbs whose present follows no rule
-    "bin bist ist sein seid sind", "habe hast hat haben habt haben", "werde wirst wird werden werdet werden",
+    "bin bist ist sein seid sind", "habe hast hat haben habt haben",
+    "werde wirst wird werden werdet werden",
     "kann kannst kann können könnt können", "muss musst muss müssen müsst müssen",
     "will willst will wollen wollt wollen", "darf darfst darf dürfen dürft dürfen",
     "soll sollst soll sollen sollt sollen", "möchte möchtest möchte möchten möchtet möchten",
     "mag magst mag mögen mögt mögen", "weiß weißt weiß wissen wisst wissen")}
 PRESENT["sein"][3] = "sind"
 MODAL_PAST = {"können": "konnte", "müssen": "musste", "wollen": "wollte", "dürfen": "durfte"}
-MODAL_ENGLISH = {"können": "be able to", "müssen": "have to", "wollen": "want to", "dürfen": "be allowed to",
-                 "sollen": "be supposed to"}
+MODAL_ENGLISH = {"können": "be able to", "müssen": "have to", "wollen": "want to",
+                 "dürfen": "be allowed to", "sollen": "be supposed to"}
 ING = {"lie": "lying", "see": "seeing", "be": "being"} | {
     word: word + word[-1] + "ing" for word in "run swim get put sit cut shop forget travel".split()}
 AM, WAS = "am are is are are are".split(), "was were was were were were".split()
-GERMAN_FORMS = {row.split()[0]: row.split()[1:] for row in re.split(r",\s+", IRREGULAR.strip())}
-ENGLISH_FORMS = {row.split()[0]: row.split()[1:] for row in re.split(r",\s+", IRREGULAR_ENGLISH.strip())}
+
+
+def read_forms(rows: str) -> dict[str, list[str]]:
+    """IRREGULAR or IRREGULAR_ENGLISH -> {infinitive: the other forms}."""
+    return {row.split()[0]: row.split()[1:] for row in re.split(r",\s+", rows.strip())}
+
+
+GERMAN_FORMS, ENGLISH_FORMS = read_forms(IRREGULAR), read_forms(IRREGULAR_ENGLISH)
 
 
 class English(NamedTuple):
@@ -525,7 +645,8 @@ def read_verb(infinitive: str, english: str, kind: str = "s", objects: str = "",
               subjects: str = "person") -> Verb:
     """A row of VERBS -> Verb."""
     reflexive, infinitive = infinitive.startswith("sich "), infinitive.removeprefix("sich ")
-    prefix, base = re.fullmatch(r"(?:(.+)-|(.+ ))?(\w+)", infinitive).expand(r"\1\2 \3").rsplit(" ", 1)
+    parts = re.fullmatch(r"(?:(.+)-|(.+ ))?(\w+)", infinitive)
+    prefix, base = parts.expand(r"\1\2 \3").rsplit(" ", 1)
     third = stem_of(base) + ("et" if is_hard(stem_of(base)) else "t")
     inseparable = base.startswith(("be", "er", "ge", "ver")) or base.endswith("ieren")
     forms = GERMAN_FORMS.get(base) or [third + "e", third if inseparable else "ge" + third]
@@ -565,7 +686,7 @@ def preterite(past: str) -> list[str]:
 
 
 def german_verb(verb: Verb, person: int, tense: str, modal: str = "") -> tuple[str, str, str]:
-    """(finite verb, what stands at the end of a main clause, the two as the end of a subordinate clause)."""
+    """(finite verb, end of a main clause, the two as they stand at a subordinate clause's end)."""
     if not modal and tense in ("present", "past"):
         finite = (present(verb) if tense == "present" else preterite(verb.past))[person]
         return finite, verb.prefix.strip(), verb.prefix + finite
@@ -581,10 +702,13 @@ def german_verb(verb: Verb, person: int, tense: str, modal: str = "") -> tuple[s
     return forms[person], last, f"{last} {forms[person]}"
 
 
-def english_verb(verb: English, person: int, form: str, modal: str = "", bare: bool = False) -> Pair:
-    """(auxiliary or "", the rest): ("", "reads"), ("is", "reading"), ("will", "read"); `bare`, as a question
-    or a negation wants it, always has an auxiliary: ("does", "read"). `form` is one of simple, progressive,
-    past, past progressive, past perfect, will."""
+def english_verb(verb: English, person: int, form: str, modal: str = "",
+                 bare: bool = False) -> Pair:
+    """(auxiliary or "", the rest): ("", "reads"), ("is", "reading"), ("will", "read").
+
+    `bare`, as a question or a negation wants it, always has an auxiliary: ("does", "read"). `form`
+    is one of simple, progressive, past, past progressive, past perfect, will.
+    """
     if modal == "möchten":
         return "would", "like to " + verb.infinitive
     if modal == "können" and form == "simple":
@@ -619,7 +743,7 @@ def contract(text: str) -> str:
     return CONTRACTED.get(start, start) + text.removeprefix(start)
 
 
-# ---------------------------------------------------------------------------------- the lexicon, read in
+# --- the lexicon, read in -------------------------------------------------------------------------
 
 
 def read_nouns() -> dict[str, Noun]:
@@ -631,8 +755,8 @@ def read_nouns() -> dict[str, Noun]:
             article, word, plural, english = re.fullmatch(
                 r"(\w+) ([A-ZÄÖÜ]\S*(?: [A-Z]\w*)?) (?:([-¨]\w*) )?(.+)", entry).groups()
             plural = word if article == "pl" else plural_de(word, plural) if plural else ""
-            words[word] = Noun(word, {"der": "m", "die": "f", "das": "n", "pl": "p"}[article], plural,
-                               english, kind)
+            gender = {"der": "m", "die": "f", "das": "n", "pl": "p"}[article]
+            words[word] = Noun(word, gender, plural, english, kind)
     return words
 
 
@@ -653,7 +777,7 @@ def nouns(kinds: str) -> tuple:
 
 
 def read_objects(text: str) -> tuple:
-    """`acc:auf:for kin =der own` -> (case, German preposition, English preposition, nouns, articles)."""
+    """`acc:auf:for kin =der own` -> (case, German and English preposition, nouns, articles)."""
     objects = []
     for part in filter(None, text.split(", ")):
         part, _, articles = part.partition(" =")
@@ -673,8 +797,8 @@ def read_place(german: str, english: str, tags: str) -> tuple[str, str, str, str
     return *places, frozenset(tags.split())
 
 
-PLACES = [read_place(*re.split(", |: ", row)) for row in re.split("\n|; ", PLACES.strip())]
-FRAMES = [read_verb(*row.split(" | ")) for row in re.split("\n|; ", VERBS.strip())]
+PLACES = [read_place(*re.split(", |: ", row)) for row in PLACES.strip().splitlines()]
+FRAMES = [read_verb(*row.split(" | ")) for row in VERBS.strip().splitlines()]
 BY_NAME: dict[str, list[Verb]] = {}
 for frame in FRAMES:
     BY_NAME.setdefault(frame.infinitive, []).append(frame)
@@ -683,7 +807,7 @@ SEIN = read_verb("sein", "be")
 # Which adjectives go before a noun, and which can be said of it after "to be".
 ATTRIBUTES: dict[str, list[Pair]] = {word: [] for word in WORDS}
 PREDICATES: dict[str, list[Pair]] = {word: [] for word in (*WORDS, "person", "adult")}
-for words, kinds in (row.split(": ") for row in re.split("\n|; ", ADJECTIVES.strip())):
+for words, kinds in (row.split(": ") for row in ADJECTIVES.strip().splitlines()):
     for pair in (tuple(word.split()) for word in words.split(", ")):
         for kind in kinds.split():
             group = kind.rstrip("*")
@@ -694,7 +818,7 @@ for words, kinds in (row.split(": ") for row in re.split("\n|; ", ADJECTIVES.str
                 if kind == group:
                     ATTRIBUTES[noun.word].append(pair)
 
-# ---------------------------------------------------------------------------------------------- clauses
+# --- clauses --------------------------------------------------------------------------------------
 
 GAP = fixed("", "")                     # what a question word or a relative pronoun has taken away
 INDEFINITES = {"ein", "kein", "", "fixed", *NUMBERS}
@@ -724,7 +848,7 @@ class Clause(NamedTuple):
     negated: bool = False
 
     def middle(self) -> list[str]:
-        """The German words between the finite verb (or the conjunction) and the end of the clause."""
+        """The German words between the finite verb (or the conjunction) and the clause's end."""
         light, datives, definite, indefinite, prepositional = [], [], [], [], []
         for o in self.objects:
             if o.german:
@@ -738,14 +862,17 @@ class Clause(NamedTuple):
             if o.phrase is not GAP:
                 kind.append(contract(join(o.german, o.phrase.cases[o.case])))
         no = self.negated and not any(o.phrase.determiner == "kein" for o in self.objects)
-        soon = (indefinite or prepositional) and not self.directed      # the place goes before these
+        soon = (indefinite or prepositional) and not self.directed  # the place goes before these
         return [*light, self.time[0], self.frequency[0], *datives, *definite, "nicht" if no else "",
                 self.place[0] if soon else "", *indefinite, *prepositional,
                 "" if soon else self.place[0], self.predicate[0]]
 
     def german(self, order: str = "second", front: str = "") -> str:
-        """The clause in German. `order` says where the finite verb stands: second (Er liest.), first (Liest
-        er?) or last (weil er liest). `front` goes before it in its place."""
+        """The clause in German; `front`, if any, takes the first place, before the finite verb.
+
+        `order` says where that verb stands: second (Er liest.), first (Liest er?) or last (weil er
+        liest).
+        """
         finite, end, cluster = german_verb(self.verb, self.subject.person, self.tense, self.modal)
         subject = self.subject.cases[0]
         reflexive = REFLEXIVE[self.subject.person] if self.verb.reflexive else ""
@@ -758,15 +885,16 @@ class Clause(NamedTuple):
         return join(subject, finite, reflexive, *self.middle(), end)
 
     def english(self, order: str = "statement") -> str:
-        """The clause in English. `order`: statement, question (does he read), or infinitive (read)."""
+        """The clause in English. `order`: statement, question (does he read), infinitive (read)."""
         plain = [o.phrase.english_object for o in self.objects if not o.english]
         others = [join(o.english, o.phrase.english_object) for o in self.objects if o.english]
         first, last = (self.place[1], "") if self.directed else ("", self.place[1])
         rest = join(self.predicate[1], *plain, first, *others, last, self.time[1])
         if order == "infinitive":
             return join(self.verb.english.infinitive, rest)
-        auxiliary, words = english_verb(self.verb.english, self.subject.person, self.form, self.modal,
-                                        bare=self.negated or order == "question")
+        bare = self.negated or order == "question"
+        auxiliary, words = english_verb(self.verb.english, self.subject.person, self.form,
+                                        self.modal, bare)
         never = "not" if self.negated else ""
         if order == "question":
             return join(auxiliary, self.subject.english, never, self.frequency[1], words, rest)
@@ -812,15 +940,15 @@ def name(rng: random.Random) -> Phrase:
 
 def noun_phrase(rng: random.Random, noun: Noun, articles="", owner: Phrase | None = None,
                 adjective: float = 0.3, habit: bool = False) -> Phrase:
-    """The noun with an article that suits it and perhaps an adjective; `owner` is who its "own" is."""
+    """The noun with an article that suits it, perhaps an adjective; `owner` is who its "own" is."""
     tokens = articles or ARTICLES[noun.group]
     if habit and noun.group in USED_UP:
         tokens = [t for t in tokens if t in ("ein", "some")] or ["ein" if noun.plural else "some"]
     token = pick(rng, tokens)
     if noun.group == "kin" and token in ("der", "die", "dieser", "ein"):
-        token = "own"                                   # one has a father; "the father" needs a story
+        token = "own"                               # one has a father; "the father" needs a story
     if noun.group == "dress" and token == "own" and not (owner and owner.pronoun == "sie"):
-        token = "der"                                   # not his skirt
+        token = "der"                               # not his skirt
     determiner, many = {"own": "mein" if noun.group == "kin" else "der", "die": "der", "some": "",
                         "num": pick(rng, COUNTS)}.get(token, token), token in ("die", "num")
     if token == "own" and owner and owner.pronoun:
@@ -839,7 +967,10 @@ FOLK = {"adult": nouns("adult contact"), "person": nouns("adult contact child")}
 
 
 def someone(rng: random.Random, who: str = "person", pronouns: float = 0.3) -> Phrase:
-    """A person as a subject: I, Anna, Anna and Paul, my brother, the old man. `who` is person or adult."""
+    """A person as a subject: I, Anna, Anna and Paul, my brother, the old man.
+
+    `who` is person or adult.
+    """
     chosen = rng.random() - pronouns
     if chosen < 0:
         return pronoun(pick(rng, list(PRONOUNS)))
@@ -847,12 +978,15 @@ def someone(rng: random.Random, who: str = "person", pronouns: float = 0.3) -> P
         return name(rng)
     if chosen < 0.16:
         first, second = rng.sample(NAMES["er"] + NAMES["sie"], 2)
-        return fixed(f"{first} und {second}", f"{first} and {second}", "name", person=5, pronoun="sie (pl)")
-    return noun_phrase(rng, pick(rng, GROUPS["kin"] if chosen < 0.36 else FOLK[who]), adjective=0.25)
+        return fixed(f"{first} und {second}", f"{first} and {second}", "name", person=5,
+                     pronoun="sie (pl)")
+    noun = pick(rng, GROUPS["kin"] if chosen < 0.36 else FOLK[who])
+    return noun_phrase(rng, noun, adjective=0.25)
 
 
 # Whom a pronoun may stand for, by the person of the subject: "I help us" is not said.
-APART = 2 * [("du", "er", "sie", "ihr", "sie (pl)"), ("ich", "er", "sie", "wir", "sie (pl)"), tuple(PRONOUNS)]
+APART = 2 * [("du", "er", "sie", "ihr", "sie (pl)"), ("ich", "er", "sie", "wir", "sie (pl)"),
+             tuple(PRONOUNS)]
 
 
 def object_of(rng: random.Random, rule: tuple, subject: Phrase, habit: bool, used: list) -> Object:
@@ -879,7 +1013,8 @@ def suits(verb: Verb, when: str) -> bool:
 
 WHEN = ["now"] * 4 + ["past"] * 5 + ["future"] * 3 + ["habit"] * 2 + ["modal"] * 4
 FRAMES_FOR = {when: [verb for verb in FRAMES if suits(verb, when)] for when in WHEN}
-ACTIVE = {when: [verb for verb in verbs if verb.kind[0] != "s"] for when, verbs in FRAMES_FOR.items()}
+ACTIVE = {when: [verb for verb in verbs if verb.kind[0] != "s"]
+          for when, verbs in FRAMES_FOR.items()}
 
 
 def clock(rng: random.Random, morning: bool) -> Pair:
@@ -903,14 +1038,15 @@ def time_of(rng: random.Random, verb: Verb, when: str) -> Pair:
     return german, english
 
 
-def make(rng: random.Random, when: str = "", verbs=None, subject: Phrase | None = None, timed: float = 0.6,
-         placed: float = 0.35, negated: float = 0.12, nouns_used=()) -> Clause:
+def make(rng: random.Random, when: str = "", verbs=None, subject: Phrase | None = None,
+         timed: float = 0.6, placed: float = 0.35, negated: float = 0.12, nouns_used=()) -> Clause:
     """A clause with one of the verbs, about `when`: now, past, future, habit or modal."""
     when = when or pick(rng, WHEN)
     verb = pick(rng, verbs or FRAMES_FOR[when])
     when = when if suits(verb, when) else "past"
     if not subject:                                     # where there is a choice, mostly people
-        kind = "person" if "person" in verb.subjects and chance(rng, 0.8) else pick(rng, verb.subjects)
+        people = "person" in verb.subjects and chance(rng, 0.8)
+        kind = "person" if people else pick(rng, verb.subjects)
         subject = someone(rng, kind) if kind in FOLK else noun_phrase(rng, pick(rng, nouns(kind)))
     used, objects = [subject.noun, *nouns_used], []
     for rule in verb.objects:
@@ -925,7 +1061,8 @@ def make(rng: random.Random, when: str = "", verbs=None, subject: Phrase | None 
         timely = chance(rng, 0.5)
         frequency = frequency if timely else pick(rng, FREQUENCIES)
     elif when == "past":
-        form, tense = "past", "past" if verb.kind[0] == "s" else pick(rng, ("perfect", "perfect", "past"))
+        form = "past"
+        tense = "past" if verb.kind[0] == "s" else pick(rng, ("perfect", "perfect", "past"))
         tense = "perfect" if subject.person in (1, 4) else tense        # not: du arbeitetest
     elif when == "future":
         tense, form = pick(rng, ("present", "future")), "will"
@@ -945,16 +1082,18 @@ def make(rng: random.Random, when: str = "", verbs=None, subject: Phrase | None 
         at, to, at_en, to_en, _ = pick(rng, verb.places)
         place = (to, to_en) if verb.need == "to" else (at, at_en)
     if no:
-        objects = [o._replace(phrase=phrase(o.phrase.noun, "kein", o.phrase.plural, o.phrase.adjective))
-                   if o.phrase.noun and o.phrase.determiner in INDEFINITES and not o.german else o
-                   for o in objects]
-    return Clause(subject, verb, tense, form, modal, tuple(objects), place, bool(verb.need), time, frequency,
-                  negated=no)
+        for i, (_, preposition, _, words) in enumerate(objects):
+            if words.noun and words.determiner in INDEFINITES and not preposition:
+                none = phrase(words.noun, "kein", words.plural, words.adjective)
+                objects[i] = objects[i]._replace(phrase=none)
+    return Clause(subject, verb, tense, form, modal, tuple(objects), place, bool(verb.need), time,
+                  frequency, negated=no)
 
 
-# -------------------------------------------------------------------------------------------- templates
+# --- templates ------------------------------------------------------------------------------------
 #
-# Each makes one kind of sentence, in both languages; where the dice have fallen badly, it begins again.
+# Each makes one kind of sentence, in both languages; where the dice have fallen badly, it begins
+# again.
 
 PRESENT_OR_PAST = ("now", "past")
 
@@ -965,12 +1104,13 @@ def frames(names: str) -> list[Verb]:
 
 
 def takes(verb: Verb, people: bool) -> bool:
-    """Whether its last object is a person, or is a thing, in the accusative and without a preposition."""
+    """Whether its last object is a person, or a thing in the accusative without a preposition."""
     if not verb.objects:
         return False
     case, german, _, choices, _ = verb.objects[-1]
-    return all(isinstance(noun, Noun) and (noun.group in PEOPLE) == people for noun in choices) and (
-        people or case == CASES["acc"] and not german)
+    if not people and (case != CASES["acc"] or german):
+        return False
+    return all(isinstance(noun, Noun) and (noun.group in PEOPLE) == people for noun in choices)
 
 
 THINGS = [verb for verb in ACTIVE["past"] if takes(verb, people=False)]
@@ -978,6 +1118,11 @@ PLACED = [verb for verb in ACTIVE["now"] if verb.places and not verb.need]
 COUNTABLE = [verb for verb in THINGS
              if verb.infinitive in "essen kaufen lesen schreiben bekommen malen backen".split()]
 BY_PERSON = [verb for verb in FRAMES if verb.subjects[0] in ("person", "adult")]
+ASKED_FOR = {                           # the verbs whose place or object a question word asks for
+    "wo": PLACED + BY_NAME["wohnen"], "wohin": frames("gehen fahren fliegen reisen"),
+    "was": THINGS + frames("lachen träumen freuen"), "wie viele": COUNTABLE,
+    "wen": [verb for verb in FRAMES if len(verb.objects) == 1 and takes(verb, people=True)],
+}
 
 
 def statement(rng: random.Random) -> Pair:
@@ -1010,14 +1155,16 @@ def make_asked(rng: random.Random, when: str, verbs=None, **options) -> Clause:
     """A clause that one may ask about: not what I am doing now."""
     while True:
         clause = make(rng, when, verbs, **options)
-        unknown = clause.modal or clause.form == "will" or clause.subject.pronoun not in ("ich", "wir")
-        if unknown and clause.subject.determiner != "ein":
+        subject = clause.subject
+        unknown = clause.modal or clause.form == "will" or subject.pronoun not in ("ich", "wir")
+        if unknown and subject.determiner != "ein":
             return clause
 
 
 def question(rng: random.Random) -> Pair:
     """Hat der Mann das Fenster geöffnet?"""
-    return ask(make_asked(rng, pick(rng, ("now", "past", "future", "modal", "past", "habit")), negated=0))
+    when = pick(rng, ("now", "past", "future", "modal", "past", "habit"))
+    return ask(make_asked(rng, when, negated=0))
 
 
 def w_question(rng: random.Random) -> Pair:
@@ -1025,28 +1172,29 @@ def w_question(rng: random.Random) -> Pair:
     word = pick(rng, ("wer", "was", "was", "wen", "wo", "wohin", "wann", "warum", "wie viele"))
     when = pick(rng, PRESENT_OR_PAST)
     if word == "wer":
-        clause = make(rng, pick(rng, ("now", "past", "modal")), BY_PERSON, fixed("wer", "who"), negated=0)
-        return tell(clause, "?")
+        when = pick(rng, ("now", "past", "modal"))
+        return tell(make(rng, when, BY_PERSON, fixed("wer", "who"), negated=0), "?")
     if word == "wann":
-        clause = make_asked(rng, pick(rng, ("past", "future")), ACTIVE["future"], timed=0, negated=0)
+        when = pick(rng, ("past", "future"))
+        clause = make_asked(rng, when, ACTIVE["future"], timed=0, negated=0)
         if clause.form == "will":
             clause = clause._replace(tense="future", time=("", ""))
         return ask(clause, "wann", "when")
     if word == "warum":
-        return ask(make_asked(rng, pick(rng, ("now", "past", "modal")), negated=0.2), "warum", "why")
+        when = pick(rng, ("now", "past", "modal"))
+        return ask(make_asked(rng, when, negated=0.2), "warum", "why")
     if word in ("wo", "wohin"):
-        verbs = PLACED + BY_NAME["wohnen"] if word == "wo" else frames("gehen fahren fliegen reisen")
-        clause = make_asked(rng, when, verbs, placed=1, negated=0)
+        clause = make_asked(rng, when, ASKED_FOR[word], placed=1, negated=0)
         return ask(clause._replace(place=("", "")), word, "where")
-    verbs = {"was": THINGS + frames("lachen träumen freuen"), "wie viele": COUNTABLE,
-             "wen": [verb for verb in FRAMES if len(verb.objects) == 1 and takes(verb, people=True)]}[word]
-    clause = make_asked(rng, when, verbs, negated=0, placed=0)
+    clause = make_asked(rng, when, ASKED_FOR[word], negated=0, placed=0)
     case, german, _, words = clause.objects[-1]
     clause = without_object(clause)
     if word == "wen":
         return ask(clause, join(german, "wen" if case == CASES["acc"] else "wem"), "whom")
     if word == "was":
-        return ask(clause, f"wo{'r' if german[0] in 'aeiouü' else ''}{german}" if german else "was", "what")
+        if german:                                      # worauf, womit
+            word = ("wor" if german[0] in "aeiouü" else "wo") + german
+        return ask(clause, word, "what")
     if not words.noun.plural:
         return w_question(rng)
     many = phrase(words.noun, "", True)
@@ -1054,10 +1202,11 @@ def w_question(rng: random.Random) -> Pair:
 
 
 def without_object(clause: Clause) -> Clause:
-    """The clause with a gap for its last object, which a question word or a relative pronoun stands for."""
+    """The clause with a gap for its last object, which a question word or relative replaces."""
     gap = clause.objects[-1]._replace(phrase=GAP)
-    doubled = clause.verb.english.tail.endswith("on")       # "that you switched on on Monday" is not said
-    return clause._replace(objects=(*clause.objects[:-1], gap), time=("", "") if doubled else clause.time)
+    doubled = clause.verb.english.tail.endswith("on")   # not: "that you switched on on Monday"
+    return clause._replace(objects=(*clause.objects[:-1], gap),
+                           time=("", "") if doubled else clause.time)
 
 
 DEGREES = [("sehr", "very"), ("ziemlich", "quite"), ("", ""), ("", ""), ("", "")]
@@ -1065,10 +1214,11 @@ DESCRIBED = [noun for noun in WORDS.values() if PREDICATES[noun.word]]
 POSSESSED = nouns("thing piece device clothes vehicle furniture home pet")
 
 
-def copula(subject: Phrase, predicate: Pair, tense: str = "present", negated: bool = False) -> Clause:
+def copula(subject: Phrase, predicate: Pair, tense: str = "present",
+           negated: bool = False) -> Clause:
     """X ist Y."""
-    return Clause(subject, SEIN, tense, "past" if tense == "past" else "simple", predicate=predicate,
-                  negated=negated)
+    return Clause(subject, SEIN, tense, "past" if tense == "past" else "simple",
+                  predicate=predicate, negated=negated)
 
 
 def plainly(words: Phrase) -> Phrase:
@@ -1108,7 +1258,8 @@ def compared(de: str, en: str) -> Pair:
     return more + "er", short + "er" if len(re.findall("[aeiouy]+", short)) == 1 else "more " + en
 
 
-COMPARABLE = "pet grazer clothes dress thing device furniture vehicle building text topic matter".split()
+COMPARABLE = ("pet grazer clothes dress thing device furniture vehicle building "
+              "text topic matter".split())
 
 
 def comparison(rng: random.Random) -> Pair:
@@ -1130,10 +1281,12 @@ def comparison(rng: random.Random) -> Pair:
         predicate = f"{so} {de} wie {other.cases[0]}", f"{as_} {en} as {other.english_object}"
         return tell(copula(subject, predicate, negated=no))
     more, more_en = compared(de, en)
-    return tell(copula(subject, (f"{more} als {other.cases[0]}", f"{more_en} than {other.english_object}")))
+    predicate = f"{more} als {other.cases[0]}", f"{more_en} than {other.english_object}"
+    return tell(copula(subject, predicate))
 
 
-# Where things and animals are put and found: (preposition, in English where and where to, landmarks).
+# Where things and animals are put and found: (preposition, in English where and where to,
+# landmarks).
 SPOTS = [
     ("auf", "on", "on", "Tisch Stuhl Sofa Bett Regal Boden Teppich Sessel"),
     ("unter", "under", "under", "Tisch Bett Stuhl Sofa Regal"),
@@ -1142,14 +1295,18 @@ SPOTS = [
     ("hinter", "behind", "behind", "Tür Sofa Schrank Sessel"),
     ("in", "in", "into", "Schublade Kiste Tasche Schrank Rucksack"),
 ]
-LYING = "Buch Zeitung Brief Schlüssel Handy Stift Kissen Messer Gabel Löffel Kamera Ball Hemd Schal".split()
+LYING = ("Buch Zeitung Brief Schlüssel Handy Stift Kissen Messer Gabel Löffel "
+         "Kamera Ball Hemd Schal".split())
 STANDING = "Vase Flasche Glas Tasse Teller Kerze Koffer Radio Wecker".split()
 
 
 def position(rng: random.Random) -> Pair:
-    """Das Buch liegt auf dem Tisch; sie legt das Buch auf den Tisch: dative where, accusative where to."""
+    """Das Buch liegt auf dem Tisch (dative: where); er legt es auf den Tisch (accusative: to)."""
     kind, lying = pick(rng, ("thing", "animal", "put")), chance(rng, 0.6)
-    noun = pick(rng, GROUPS["pet"]) if kind == "animal" else WORDS[pick(rng, LYING if lying else STANDING)]
+    if kind == "animal":
+        noun = pick(rng, GROUPS["pet"])
+    else:
+        noun = WORDS[pick(rng, LYING if lying else STANDING)]
     fitting = "auf neben" if not lying else "auf unter neben in"
     fitting = "auf unter neben vor hinter" if kind == "animal" else fitting
     preposition, at, to, landmarks = pick(rng, [row for row in SPOTS if row[0] in fitting.split()])
@@ -1157,14 +1314,17 @@ def position(rng: random.Random) -> Pair:
     landmark = pick(rng, [WORDS[word] for word in landmarks.split() if word != bad])
     land = noun_phrase(rng, landmark, ("der",))
     case = CASES["acc" if kind == "put" else "dat"]
-    place = contract(f"{preposition} {land.cases[case]}"), f"{to if kind == 'put' else at} {land.english}"
+    place = (contract(f"{preposition} {land.cases[case]}"),
+             f"{to if kind == 'put' else at} {land.english}")
     when = pick(rng, PRESENT_OR_PAST)
     mine = noun.group in PERSONAL
     if kind == "put":
         subject = someone(rng)
-        thing = noun_phrase(rng, noun, ("der", "der", "own", "ein") if mine else ("der", "ein"), subject)
+        articles = ("der", "der", "own", "ein") if mine else ("der", "ein")
+        thing = noun_phrase(rng, noun, articles, subject)
         verb = read_verb("legen" if lying else "stellen", "put", "ad")
-        clause = make(rng, pick(rng, (*PRESENT_OR_PAST, "modal", "future")), [verb], subject, negated=0)
+        when = pick(rng, (*PRESENT_OR_PAST, "modal", "future"))
+        clause = make(rng, when, [verb], subject, negated=0)
         clause = clause._replace(objects=(Object(CASES["acc"], "", "", thing),))
     elif kind == "animal":
         verb = read_verb(*(("liegen", "lie") if lying else ("sitzen", "sit")), "ad")
@@ -1187,17 +1347,19 @@ def echo(clause: Clause) -> Clause:
 
 
 def combine(rng: random.Random, de: str, en: str, sub: Clause, main: Clause) -> Pair:
-    """Two clauses, one introduced by the conjunction, in either order; the noun goes into the first."""
+    """Two clauses, one of them with the conjunction, in either order; the noun is in the first."""
     same = sub.subject is main.subject
     if chance(rng, 0.5):
         main = echo(main) if same else main
         return finish(f"{de} {sub.german('last')}, {main.german('first')}",
                       f"{en} {sub.english()}, {main.english()}")
     sub = echo(sub) if same else sub
-    return finish(f"{main.german()}, {de} {sub.german('last')}", f"{main.english()} {en} {sub.english()}")
+    return finish(f"{main.german()}, {de} {sub.german('last')}",
+                  f"{main.english()} {en} {sub.english()}")
 
 
-def make_clear(rng: random.Random, when: str, verbs, subject: Phrase | None = None, **options) -> Clause:
+def make_clear(rng: random.Random, when: str, verbs, subject: Phrase | None = None,
+               **options) -> Clause:
     """A clause about someone whom a pronoun can stand for."""
     while True:
         clause = make(rng, when, verbs, subject, timed=0, placed=0.2, negated=0, **options)
@@ -1206,10 +1368,12 @@ def make_clear(rng: random.Random, when: str, verbs, subject: Phrase | None = No
 
 
 REASONS = [  # (how one is, what one does because of it, what one does all the same)
-    ("müde", "tired", "schlafen ausruhen", "arbeiten lernen tanzen einkaufen aufräumen helfen kochen"),
+    ("müde", "tired", "schlafen ausruhen",
+     "arbeiten lernen tanzen einkaufen aufräumen helfen kochen"),
     ("hungrig", "hungry", "essen kochen backen", "arbeiten lernen warten"),
     ("durstig", "thirsty", "trinken", "arbeiten warten tanzen"),
-    ("krank", "ill", "schlafen ausruhen", "arbeiten tanzen reisen ausgehen schwimmen einkaufen putzen"),
+    ("krank", "ill", "schlafen ausruhen",
+     "arbeiten tanzen reisen ausgehen schwimmen einkaufen putzen"),
     ("glücklich", "happy", "singen tanzen", "weinen"),
     ("traurig", "sad", "weinen", "singen tanzen ausgehen"),
     ("faul", "lazy", "fernsehen schlafen", "putzen aufräumen helfen lernen"),
@@ -1222,7 +1386,8 @@ REASONS = [  # (how one is, what one does because of it, what one does all the s
 def reason(rng: random.Random) -> Pair:
     """Er bleibt zu Hause, weil er krank ist; obwohl, denn, deshalb, aber."""
     de, en, because, although = pick(rng, REASONS)
-    style, when = pick(rng, ("weil", "weil", "obwohl", "deshalb", "denn", "aber")), pick(rng, PRESENT_OR_PAST)
+    style = pick(rng, ("weil", "weil", "obwohl", "deshalb", "denn", "aber"))
+    when = pick(rng, PRESENT_OR_PAST)
     main = make_clear(rng, when, frames(although if style in ("obwohl", "aber") else because))
     if main.subject.adjective[0]:
         return reason(rng)
@@ -1256,10 +1421,11 @@ def content(rng: random.Random) -> Pair:
     return finish(main.german() + end, main.english() + end_en)
 
 
-LASTING = frames("schlafen arbeiten lesen kochen tanzen lernen essen trinken schreiben putzen fernsehen "
-                 "singen schwimmen waschen aufräumen warten spielen hören ausruhen")
+LASTING = frames("schlafen arbeiten lesen kochen tanzen lernen essen trinken schreiben putzen "
+                 "fernsehen singen schwimmen waschen aufräumen warten spielen hören ausruhen")
 SUDDEN = frames("ankommen anrufen zurückkommen aufwachen")
-EVERYDAY = [verb for verb in ACTIVE["now"] if verb.subjects[0] == "person" and not set("lmu") & set(verb.kind)
+EVERYDAY = [verb for verb in ACTIVE["now"]
+            if verb.subjects[0] == "person" and not set("lmu") & set(verb.kind)
             and verb.infinitive not in ("schlafen", "beeilen", "bleiben")]
 
 
@@ -1279,7 +1445,8 @@ def same_one(first: Clause, second: Clause) -> bool:
 
 def sequence(rng: random.Random) -> Pair:
     """Nachdem er gegessen hatte, las er; während, als, bevor."""
-    de, en = pick(rng, (("während", "while"), ("als", "when"), ("nachdem", "after"), ("bevor", "before")))
+    de, en = pick(rng, (("während", "while"), ("als", "when"), ("nachdem", "after"),
+                        ("bevor", "before")))
     if de in ("während", "als"):
         first = narrated(rng, SUDDEN if de == "als" else LASTING)
         second = narrated(rng, LASTING, nouns_used=(first.subject.noun,))
@@ -1297,10 +1464,11 @@ def sequence(rng: random.Random) -> Pair:
     return combine(rng, de, en, first, second)
 
 
-LEISURE = frames("lesen fernsehen kochen backen hören aufräumen schreiben schwimmen wandern tanzen malen "
-                 "besuchen einkaufen helfen") + BY_NAME["spazieren gehen"]
-WEATHER = [("es regnet", "it rains"), ("es kalt ist", "it is cold"), ("die Sonne scheint", "the sun shines"),
-           ("das Wetter schön ist", "the weather is nice"), ("das Wetter schlecht ist", "the weather is bad")]
+LEISURE = frames("lesen fernsehen kochen backen hören aufräumen schreiben schwimmen wandern tanzen "
+                 "malen besuchen einkaufen helfen") + BY_NAME["spazieren gehen"]
+WEATHER = [("es regnet", "it rains"), ("es kalt ist", "it is cold"),
+           ("die Sonne scheint", "the sun shines"), ("das Wetter schön ist", "the weather is nice"),
+           ("das Wetter schlecht ist", "the weather is bad")]
 
 
 def condition(rng: random.Random) -> Pair:
@@ -1320,11 +1488,12 @@ def condition(rng: random.Random) -> Pair:
 
 
 ORDERS = frames(
-    "öffnen schließen essen lesen schreiben putzen waschen aufräumen kaufen bringen geben zeigen schicken "
-    "helfen warten fragen antworten zuhören anrufen abholen einladen einschalten ausschalten gehen bleiben "
-    "fahren füttern bezahlen nehmen schneiden mitbringen vorlesen lernen schlafen beeilen erklären")
-WARNINGS = frames("vergessen verlieren verkaufen öffnen schließen essen trinken fragen anrufen einladen "
-                  "kaufen weinen warten")
+    "öffnen schließen essen lesen schreiben putzen waschen aufräumen kaufen bringen geben zeigen "
+    "schicken helfen warten fragen antworten zuhören anrufen abholen einladen einschalten "
+    "ausschalten gehen bleiben fahren füttern bezahlen nehmen schneiden mitbringen vorlesen lernen "
+    "schlafen beeilen erklären")
+WARNINGS = frames("vergessen verlieren verkaufen öffnen schließen essen trinken fragen anrufen "
+                  "einladen kaufen weinen warten")
 
 
 def imperative(rng: random.Random) -> Pair:
@@ -1371,7 +1540,8 @@ def coordination(rng: random.Random) -> Pair:
 
 RELATIVES = {"m": ("der", "den", "dem"), "f": ("die", "die", "der"), "n": ("das", "das", "dem"),
              "p": ("die", "die", "denen")}
-TRANSITIVE = [verb for verb in BY_PERSON if verb.objects and verb.infinitive not in ("haben", "putzen")
+TRANSITIVE = [verb for verb in BY_PERSON
+              if verb.objects and verb.infinitive not in ("haben", "putzen")
               and all(isinstance(noun, Noun) for noun in verb.objects[-1][3])]
 
 
@@ -1388,13 +1558,15 @@ def relative(rng: random.Random) -> Pair:
         gender = "p" if head.plural else noun.gender
         vague = any(o.phrase.noun and o.phrase.noun.group in beasts and o.case == 1 and not o.german
                     for o in clause.objects)
-        if vague and gender != "m":                     # die Frau, die die Katze sucht: who seeks whom?
+        if vague and gender != "m":                 # die Frau, die die Katze sucht: who seeks whom?
             return relative(rng)
         who = head._replace(cases=RELATIVES[gender], english="who", light=True)
         inner = clause._replace(subject=who)
         german, english = inner.german("last"), inner.english()
     else:                                               # the book that I am reading
-        subject = pronoun(pick(rng, ("ich", "du", "er", "wir", "ihr"))) if chance(rng, 0.6) else None
+        subject = None
+        if chance(rng, 0.6):
+            subject = pronoun(pick(rng, ("ich", "du", "er", "wir", "ihr")))
         clause = make(rng, when, TRANSITIVE, subject, timed=0.25, negated=0)
         case, german, _, thing = clause.objects[-1]
         noun = thing.noun
@@ -1403,20 +1575,23 @@ def relative(rng: random.Random) -> Pair:
             return relative(rng)
         head = phrase(noun, "der", thing.plural, thing.adjective)
         inner = without_object(clause)
-        german = join(german, RELATIVES["p" if head.plural else noun.gender][case], inner.german("last"))
+        gender = "p" if head.plural else noun.gender
+        german = join(german, RELATIVES[gender][case], inner.german("last"))
         english = f"{'whom' if noun.group in PEOPLE else 'that'} {inner.english()}"
 
     people, end = noun.group in PEOPLE, rng.random()
     adjectives = PREDICATES[noun.word]
     if end < 0.4 and adjectives and not head.adjective[0]:
         past = when == "past" and noun.group in USED_UP | {"topic"}      # a coat is red still
-        state = copula(GAP._replace(person=head.person), pick(rng, adjectives), "past" if past else "present")
+        state = copula(GAP._replace(person=head.person), pick(rng, adjectives),
+                       "past" if past else "present")
         return finish(f"{head.cases[0]}, {german}, {state.german()}",
                       f"{head.english} {english} {state.english()}")
     if end < 0.6:
         be = ("das sind", "those are") if head.plural else ("das ist", "that is")
         return finish(f"{be[0]} {head.cases[0]}, {german}", f"{be[1]} {head.english} {english}")
-    if not people and noun.group not in PERSONAL | {"furniture", "vehicle", "text", "home", "building"}:
+    likeable = PERSONAL | {"furniture", "vehicle", "text", "home", "building"}
+    if not people and noun.group not in likeable:
         return relative(rng)
     subject = someone(rng, pronouns=0.6) if people else pronoun(pick(rng, ("ich", "wir", "er")))
     if subject.noun == noun:
@@ -1426,7 +1601,7 @@ def relative(rng: random.Random) -> Pair:
     return finish(f"{knowing.german()}, {german}", f"{knowing.english()} {english}")
 
 
-# ----------------------------------------------------------------------------------------------- corpus
+# --- corpus ---------------------------------------------------------------------------------------
 
 TEMPLATES = [
     *4 * [statement], *3 * [time_first, question, w_question, position, relative],
@@ -1436,9 +1611,10 @@ TEMPLATES = [
 
 
 def corpus(seed: int = 1, train: int = 40_000, valid: int = 1_000, test: int = 1_000) -> dict:
-    """{"train": [(German, English), ...], "valid": ..., "test": ...}: the same for the same seed and sizes.
+    """{"train": [(German, English), ...], "valid": ..., "test": ...}, by seed and sizes alone.
 
-    No German sentence occurs twice, in one part or in two. Raises ValueError for more than there is to say.
+    No German sentence occurs twice, in one part or in two. Raises ValueError for more than there is
+    to say.
     """
     sizes = {"train": train, "valid": valid, "test": test}
     total = sum(sizes.values())
@@ -1449,7 +1625,8 @@ def corpus(seed: int = 1, train: int = 40_000, valid: int = 1_000, test: int = 1
         german, english = pick(rng, TEMPLATES)(rng)
         repeats = repeats + 1 if german in pairs else 0
         if repeats == 10_000:
-            raise ValueError(f"{total:,} sentences were asked for, and there are about {len(pairs):,}")
+            raise ValueError(f"{total:,} sentences were asked for, "
+                             f"and there are about {len(pairs):,}")
         pairs.setdefault(german, english)
     rest = iter(pairs.items())
     return {part: [next(rest) for _ in range(size)] for part, size in sizes.items()}
@@ -1457,7 +1634,8 @@ def corpus(seed: int = 1, train: int = 40_000, valid: int = 1_000, test: int = 1
 
 def main() -> None:
     """Prints sample pairs."""
-    parser = argparse.ArgumentParser(description="German-English sentence pairs, for proof-reading.")
+    parser = argparse.ArgumentParser(prog="python -m support.phrasebook",
+                                     description="German-English pairs, for proof-reading.")
     parser.add_argument("pairs", nargs="?", type=int, default=20, help="how many (20)")
     parser.add_argument("--seed", type=int, default=1, help="which (1)")
     arguments = parser.parse_args()

@@ -1,0 +1,152 @@
+"""The checkpoint file that every mode reads and writes, and how weights in parts become whole.
+
+    checkpoint = load(Path("logs/RUN/best.pt"))            # tensors, numbers and text: nothing is run
+
+format, step, model (weights by plain names), task (what the task saved), flags, progress; in last.pt
+optimizer too, in best.pt averaged. train_fsdp.py --sharded writes last.pt without weights and optimizer:
+they are in the folder that its "sharded" names, each process's part in a file of its own.
+"""
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint import load as load_parts
+from torch.distributed.checkpoint import save as save_parts
+from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict,
+                                                     get_state_dict, set_model_state_dict,
+                                                     set_optimizer_state_dict, set_state_dict)
+from torch.distributed.tensor import DTensor
+
+from support.errors import BadInput
+
+FORMAT = 2
+# Whole weights: gathered to rank 0's CPU, and sent from there. All processes have to take part.
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+PARTS = StateDictOptions()                                 # each process its own
+
+
+def load(path: Path) -> dict:
+    """What a checkpoint file holds, on the CPU. Raises BadInput where it cannot be used."""
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if isinstance(checkpoint, dict) and checkpoint.get("format") == 1:
+            raise BadInput(f"{path}: written by an older version of this project (format 1)")
+        if not isinstance(checkpoint, dict) or checkpoint.get("format") != FORMAT:
+            raise KeyError("it has no format, or an unknown one")
+        for name, kind in {"step": int, "model": dict, "task": dict, "flags": dict,
+                           "progress": dict}.items():
+            if not isinstance(checkpoint.get(name), kind):
+                raise KeyError(f"its {name} is missing or spoilt")
+        return checkpoint
+    except OSError as problem:
+        raise BadInput(f"{path}: {problem.strerror or problem}")
+    except pickle.UnpicklingError:
+        raise BadInput(f"{path}: refused, it is not a plain checkpoint "
+                       f"(it may hold code, or be no checkpoint)")
+    except (RuntimeError, EOFError, KeyError, TypeError, AttributeError, ValueError) as problem:
+        reason = str(problem).strip().splitlines()[0] if str(problem) else type(problem).__name__
+        raise BadInput(f"{path}: not a whole checkpoint ({reason[:90]})")
+
+
+def save(path: Path, checkpoint: dict) -> None:
+    """Writes under another name, syncs, renames: a file of this name is always whole. Raises BadInput."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with open(partial, "wb") as file:
+            torch.save({"format": FORMAT} | checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+        folder = os.open(path.parent, os.O_RDONLY)         # the new name has to be on disk, too
+        os.fsync(folder)
+        os.close(folder)
+    except (OSError, RuntimeError) as problem:             # torch.save makes a full disk RuntimeError
+        partial.unlink(missing_ok=True)
+        kept = "; the one from before is whole" if path.is_file() else ""
+        reason = str(problem).splitlines()[0]
+        raise BadInput(f"{path}: the checkpoint cannot be written ({reason}){kept}")
+
+
+def load_run(folder: Path, sharded: bool) -> dict:
+    """The checkpoint FOLDER/last.pt that a run goes on from. Raises BadInput."""
+    path = folder / "last.pt"
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file; --resume takes the folder of a run, logs/RUN")
+    checkpoint = load(path)
+    if "sharded" in checkpoint and not sharded:
+        raise BadInput(f"{path}: its weights are in {checkpoint['sharded']}/; train_fsdp.py goes on "
+                       f"with it, and without --sharded writes one file")
+    if not {"optimizer", "sharded"} & checkpoint.keys():
+        raise BadInput(f"{path}: it has weights but no optimizer state to go on from")
+    return checkpoint
+
+
+def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: dict | None,
+            sharded: str = "") -> None:
+    """Puts a checkpoint into model and optimizer, in all processes. Raises BadInput.
+
+    checkpoint: what rank 0 has read, None in the others: rank 0 sends each its weights. sharded: the
+    folder of a checkpoint in parts, from which every process reads its own.
+    """
+    try:
+        if sharded:
+            weights, state = get_state_dict(model, optimizer, options=PARTS)
+            load_parts({"model": weights, "optimizer": state}, checkpoint_id=sharded)
+            set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state,
+                           options=PARTS)
+        else:
+            weights, state = (checkpoint["model"], checkpoint["optimizer"]) if checkpoint else ({}, {})
+            set_model_state_dict(model, weights, options=FROM_RANK_0)
+            set_optimizer_state_dict(model, optimizer, state, options=FROM_RANK_0)
+    except (RuntimeError, KeyError, ValueError) as problem:
+        raise BadInput(f"the checkpoint does not fit the model ({str(problem).splitlines()[0][:200]})")
+
+
+def save_sharded(folder: Path, name: str, weights: dict, state: dict) -> None:
+    """Writes every process's part to FOLDER/NAME; a collective."""
+    save_parts({"model": weights, "optimizer": state}, checkpoint_id=folder / name)
+
+
+def remove_sharded(folder: Path, but: str) -> None:
+    """Removes the checkpoints in parts of other steps than `but`."""
+    for other in folder.glob("sharded-*"):
+        if other.name != but:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The model's weights on the CPU: in rank 0 at least, and {} in others. A collective."""
+    return get_model_state_dict(model, options=WHOLE)
+
+
+def put_weights(model: nn.Module, weights: dict[str, Tensor] | None) -> None:
+    """Gives every process's `model` the weights that rank 0 has. A collective."""
+    set_model_state_dict(model, dict(weights or {}), options=FROM_RANK_0)     # it changes the dict
+
+
+def whole_copy(model: nn.Module, fresh) -> nn.Module | None:
+    """A model with all its weights, to translate with; a collective.
+
+    That is `model` itself, where it has them. Where each process has parts only, rank 0 gathers them on
+    its CPU, into the model that `fresh()` makes, and the others get None.
+    """
+    if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        return model
+    weights = whole_weights(model)
+    if dist.get_rank() > 0:
+        return None
+    whole = fresh()
+    whole.load_state_dict(weights)
+    return whole
+
+
+def mean_weights(paths: list[Path]) -> dict[str, Tensor]:
+    """The mean, weight by weight, of several checkpoints (section 6.1)."""
+    states = [load(path)["model"] for path in paths]
+    return {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}

@@ -1,0 +1,112 @@
+"""What is only faster, not clearer: skip this file on first reading.
+
+    model = speed_up(Transformer(config), "cpu", bf16=True)      # the same mathematics
+
+`speed_up` puts a faster twin in the place of a part of the model that model.py writes as one would read
+it. tests/test_fast.py compares the twins; tests/tricks.py measures what each of them brings.
+"""
+
+import ctypes
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model import Attention, Transformer
+
+# On an H100 PyTorch would take cuDNN's attention, which makes a plan for each new shape of a batch.
+torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def speed_up(model: nn.Module, device: str, bf16: bool) -> nn.Module:
+    """Changes `model`, which is to run on `device`, so that it computes the same in less time."""
+    for module in list(model.modules()):
+        # PyTorch's fused kernel, but not in bf16 on a CPU: for short sentences it is far slower there.
+        if isinstance(module, Attention) and not (device == "cpu" and bf16):
+            module.attend = F.scaled_dot_product_attention
+        for name, child in module.named_children():
+            if isinstance(child, nn.Dropout) and device == "cpu":
+                setattr(module, name, FastDropout(child.p))
+    if isinstance(model, Transformer):
+        model.loss = SummedCrossEntropy.apply
+    return model
+
+
+def fast_dtype(device: str) -> torch.dtype:
+    """bf16 where the hardware multiplies in it, else fp32: without such instructions bf16 is slower."""
+    if device == "cuda":
+        return torch.bfloat16 if torch.cuda.get_device_capability()[0] >= 8 else torch.float32
+    has = getattr(torch.cpu, "get_capabilities", dict)()
+    bf16 = any(has.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return torch.bfloat16 if bf16 else torch.float32
+
+
+def keep_memory() -> None:
+    """Has glibc keep the memory of freed tensors, which it would give back and fault in again.
+
+    Other C libraries are left as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt:
+        # M_MMAP_THRESHOLD: smaller tensors come from the heap; old glibc allows 32 MiB at most.
+        if not mallopt(-3, 1 << 30):
+            mallopt(-3, 1 << 25)
+        mallopt(-1, -1)                                    # M_TRIM_THRESHOLD: the heap never shrinks
+        mallopt(-2, 1 << 28)                               # M_TOP_PAD: it grows by 256 MiB at a time
+
+
+class FastDropout(nn.Dropout):
+    """Dropout on a CPU, where random bits are what it costs: one 64-bit draw makes four of them.
+
+    p is exact to 1/65,536. Under autocast what it returns is bf16, and so is the sum that runs through
+    all layers.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        if torch.is_autocast_enabled("cpu"):
+            x = x.to(torch.get_autocast_dtype("cpu"))
+        dropped = round(self.p * 65536) - 32768            # of the 65,536 values from -32,768 on
+        draws = torch.empty(x.numel() // 4 + 1, dtype=torch.int64).random_(-2**63, None)
+        keep = draws.view(torch.int16)[: x.numel()].view(x.shape) >= dropped
+        return x * keep.to(x.dtype).mul_(1 / (1 - self.p))
+
+
+class SummedCrossEntropy(torch.autograd.Function):
+    """`cross_entropy` of model.py that keeps neither logits nor probabilities.
+
+    (tokens, vocabulary) is by far the largest tensor of the model. The gradient of a sum needs only a
+    factor from above, so it is worked out at once, a block of rows at a time.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, target: Tensor, smoothing: float, block: int = 1024):
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        with torch.autocast(kind, enabled=False):
+            x, w, vocabulary = x.to(dtype), weight.to(dtype), len(weight)
+            block = block if kind == "cpu" else 4 * block           # what fits a cache; fewer kernels
+            d_x, d_weight = torch.empty_like(x), torch.zeros_like(weight)
+            nll = loss = torch.zeros((), device=x.device)
+            for rows, d_rows, t in zip(x.split(block), d_x.split(block), target.split(block)):
+                log_p = (rows @ w.t()).float().log_softmax(-1)      # (block, vocabulary)
+                at = torch.arange(len(t), device=t.device), t
+                nll_t = -log_p[at].sum()
+                nll, loss = nll + nll_t, loss + (1 - smoothing) * nll_t
+                if smoothing:
+                    loss = loss - smoothing / vocabulary * log_p.sum()
+                d_logits = log_p.exp_().sub_(smoothing / vocabulary)
+                d_logits[at] -= 1 - smoothing
+                d_logits = d_logits.to(dtype)
+                torch.mm(d_logits, w, out=d_rows)
+                d_weight += d_logits.t() @ rows
+        ctx.save_for_backward(d_x, d_weight)
+        ctx.mark_non_differentiable(nll)
+        return loss, nll
+
+    @staticmethod
+    def backward(ctx, d_loss: Tensor, _):
+        d_x, d_weight = ctx.saved_tensors
+        return d_x * d_loss.to(d_x.dtype), d_weight * d_loss.to(d_weight.dtype), None, None, None

@@ -1,0 +1,217 @@
+"""The flags of the training scripts: what a command line says, completed and checked.
+
+    args = parse_arguments(__doc__)                        # reads the command line, and nothing else
+    args = complete(args)                                  # rank 0 alone: reads checkpoints, names the run
+
+A flag's value is, in this order: what the command line says, what the resumed run was started with,
+what is best for the corpus (PRESETS of the task), the default.
+"""
+
+import argparse
+import importlib.util
+import itertools
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import torch
+
+from support import tasks
+from support.checkpoint import load_run
+from support.errors import BadInput
+from support.fast import fast_dtype
+
+LOGS = Path("logs")
+
+FLAGS = {
+    "corpus": [
+        ("--data", str, "phrasebook", "phrasebook, multi30k, a folder, PREFIX of two files, .tsv or .csv"),
+        ("--valid", str, "", "PREFIX or table to validate on; else some 1,000 pairs are held out"),
+        ("--test", str, "", "PREFIX or table to score at the end"),
+        ("--src", str, "de", "source language: ending of its file, or column by name or position"),
+        ("--tgt", str, "en", "target language, likewise"),
+        ("--vocab-size", int, 8000, "tokens in the BPE that both languages share"),
+        ("--max-length", int, 128, "longest sentence, in tokens; longer ones are left out and counted"),
+    ],
+    "model": [
+        ("--layers", int, 3, "encoder layers, and as many decoder layers"),
+        ("--d-model", int, 256, "width of the model"),
+        ("--heads", int, 4, "attention heads"),
+        ("--d-ff", int, 1024, "width inside the feed-forward layers"),
+        ("--dropout", float, 0.1, "share of activations dropped in training"),
+        ("--norm", ("pre", "post"), "pre", "layer norm before each sub-layer, or after it as in the paper"),
+    ],
+    "optimisation": [
+        ("--batch-tokens", int, 4096, "tokens a side in a step, over all processes and micro-batches"),
+        ("--accumulate", int, 1, "micro-batches that each process splits its share of a step into"),
+        ("--epochs", int, 10, "times through the corpus"),
+        ("--steps", int, 0, "stop after this many steps instead"),
+        ("--lr", float, 2e-3, "peak learning rate, reached at the end of the warm-up"),
+        ("--warmup", int, 1000, "warm-up steps"),
+        ("--label-smoothing", float, 0.1, "share of the target spread over the whole vocabulary"),
+        ("--clip", float, 1.0, "largest norm of the gradient; 0: no limit"),
+        ("--average", int, 5, "at the end, try the mean of the weights at the last N evaluations"),
+        ("--seed", int, 1, "seed of weights, order and dropout"),
+    ],
+    "speed": [
+        ("--precision", ("auto", "fp32", "bf16"), "auto", "of matrix products; auto: bf16 if it is fast"),
+        ("--compile", bool, False, "torch.compile the model"),
+        ("--recompute", bool, False, "keep no activations, compute them again in the backward pass"),
+        ("--benchmark", bool, False, "time 200 steps, print tokens/s and MFU, save nothing"),
+        ("--peak-tflops", float, 0.0, "of one device, for MFU; 0: that of a known GPU, else measured"),
+    ],
+    "run": [
+        ("--name", str, "", "make the run logs/NAME, or go on with it; else a new name"),
+        ("--resume", str, "", "logs/RUN to go on with; the flags it was started with are remembered"),
+        ("--eval-every", int, 0, "steps between evaluations; 0: every epoch"),
+        ("--save-every", int, 0, "steps between checkpoints; 0: at every evaluation"),
+        ("--log-every", int, 10, "steps between rows of metrics.csv"),
+        ("--device", ("auto", "cpu", "cuda"), "auto", "where to train"),
+        ("--tensorboard", bool, False, "write the metrics for TensorBoard too, to logs/RUN/"),
+        ("--wandb", str, "", "and to this project of Weights & Biases (WANDB_MODE=offline: stay here)"),
+        ("--timeout", int, 600, "seconds to wait for another process before giving it up"),
+        ("--delay-ms", float, 0.0, "milliseconds to wait before each exchange, as on a slow network"),
+        ("--netem", bool, False, "batch/netem.sh delays the network itself: do not wait"),
+    ],
+}
+# What may change when a run goes on; any other flag would change the result.
+CHANGEABLE = {"accumulate", "average", "benchmark", "compile", "delay_ms", "device", "epochs",
+              "eval_every", "log_every", "name", "netem", "offload", "peak_tflops", "precision",
+              "procs", "recompute", "resume", "save_every", "sharded", "steps", "tensorboard",
+              "threads", "timeout", "wandb"}
+# Of the changeable flags, those that a run does not remember: they belong to a machine.
+OF_THE_MACHINE = {"device", "sharded", "peak_tflops", "delay_ms", "netem"}
+MOST = 2**31 - 1
+# The least and the most of each number; others are checked by ModelConfig.
+BOUNDS = {"vocab_size": (1, 10**7), "max_length": (1, 100_000), "d_model": (1, 65_536),
+          "d_ff": (1, 10**6), "layers": (1, 1000), "batch_tokens": (1, 10**9),
+          "accumulate": (1, 10_000), "epochs": (1, MOST), "warmup": (1, MOST), "log_every": (1, MOST),
+          "average": (1, 1000), "timeout": (1, 10**7), "steps": (0, MOST), "lr": (0, MOST),
+          "clip": (0, MOST), "seed": (0, MOST), "eval_every": (0, MOST), "save_every": (0, MOST),
+          "peak_tflops": (0, MOST), "delay_ms": (0, 10**6), "procs": (0, 10_000)}
+
+
+def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argparse.Namespace:
+    """What the command line of a training script says: its `given` flags, and the `defaults` of all.
+
+    devices: where the script can train; extra: its own flags, name=(type, default, help).
+    """
+    parser = argparse.ArgumentParser(
+        description=doc, usage="%(prog)s [FLAGS]", argument_default=argparse.SUPPRESS,
+        allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="In brackets: the default. For phrasebook and multi30k some others are better\n"
+               "(PRESETS in support/translation.py).")
+    parser.error = lambda message: (
+        print(f"error: {message}; --help lists the flags", file=sys.stderr), sys.exit(2))
+    added = [(f"--{name.replace('_', '-')}", *flag) for name, flag in extra.items()]
+    defaults, metavars = {}, {str: "TEXT", int: "N", float: "X"}
+    for heading, flags in (FLAGS | {"run": FLAGS["run"] + added}).items():
+        group = parser.add_argument_group(heading)
+        for name, kind, default, text in flags:
+            if kind is bool:
+                how = {"action": "store_true"}
+            elif isinstance(kind, tuple):
+                how = {"choices": kind}
+            else:
+                how = {"type": kind, "metavar": metavars[kind]}
+            shown = text if kind is bool or default == "" else f"{text} [{default}]"
+            aliases = ["--run"] if name == "--name" else []      # torchrun takes it for --run-path
+            group.add_argument(name, *aliases, help=shown, **how)
+            defaults[name[2:].replace("-", "_")] = default
+    return argparse.Namespace(given=vars(parser.parse_args()), defaults=defaults, devices=devices)
+
+
+def complete(parsed: argparse.Namespace, restarted: str = "") -> argparse.Namespace:
+    """All flags of a run. Besides: `folder`, where it is kept, and `saved`, what its task left there.
+
+    One process does this, for all. restarted: the folder of the run that torchrun starts again.
+    Makes the folder of a new run. Raises BadInput.
+    """
+    given, defaults = parsed.given, parsed.defaults
+    resume = given.get("resume") or restarted
+    folder = Path(resume) if resume else LOGS / check_name(given.get("name", ""))
+    if given.get("resume") and given.get("name"):
+        raise BadInput("--resume and --name: one of them is enough; --name goes on with a run, too")
+    checkpoint, benchmark = None, given.get("benchmark", False)
+    if given.get("resume") or (folder / "last.pt").is_file() and folder != LOGS and not benchmark:
+        checkpoint = load_run(folder, "sharded" in defaults)
+    stored = checkpoint["flags"] if checkpoint else {}
+    if given.get("resume"):
+        here = {name: defaults[name] for name in OF_THE_MACHINE & defaults.keys()}
+        steps = {"steps": 0} if "epochs" in given else {}
+        flags, asked = defaults | stored | here | steps | given, given
+    else:
+        flags = asked = defaults | tasks.presets(defaults | given) | given
+    for name in asked.keys() - CHANGEABLE if checkpoint else ():
+        if asked[name] != stored.get(name):
+            raise BadInput(f"--{name.replace('_', '-')} {asked[name]}: {folder} was started with "
+                           f"{stored.get(name)}; --resume {folder} remembers a run's flags")
+    args = argparse.Namespace(**flags)
+    check(args, parsed.devices)
+    args.saved = checkpoint["task"] if checkpoint else None
+    args.folder = "" if args.benchmark else str(folder)
+    if not checkpoint and not args.benchmark:
+        args.folder = make_folder(folder, Path(args.data).name.split(".")[0])
+    return args
+
+
+def check(args: argparse.Namespace, devices: tuple) -> None:
+    """Settles what is "auto", and raises BadInput for a flag that cannot be."""
+    if args.benchmark:
+        args.steps = args.steps or 200
+    if args.benchmark and args.resume:
+        raise BadInput("--benchmark saves nothing, so there is nothing for it to --resume")
+    for name, (least, most) in BOUNDS.items():
+        if not least <= getattr(args, name, least) <= most:
+            raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)}: "
+                           f"it must be from {least} to {most}")
+    for name in ("tensorboard", "wandb"):
+        if getattr(args, name) and not importlib.util.find_spec(name):
+            raise BadInput(f"--{name}: it is not installed here: pip install {name}")
+    if args.device == "auto":
+        args.device = "cuda" if "cuda" in devices and torch.cuda.is_available() else "cpu"
+    if args.device not in devices:
+        raise BadInput(f"--device {args.device}: this script trains on {devices[0]} only")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--device cuda: there is no GPU here that PyTorch can use; "
+                       "--device cpu does without")
+    local, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+    if args.device == "cuda" and local > gpus:
+        raise BadInput(f"--nproc-per-node {local}: there are {gpus} GPUs here, one for each process; "
+                       f"--device cpu does without")
+    if args.precision == "auto":
+        args.precision = "bf16" if fast_dtype(args.device) == torch.bfloat16 else "fp32"
+    tasks.check(args)
+
+
+def check_name(name: str) -> str:
+    """The name of a run, if it stays within logs/. Raises BadInput."""
+    if name and not re.fullmatch(r"[\w.+=,@-]+(/[\w.+=,@-]+)*", name) or ".." in name.split("/"):
+        raise BadInput(f"--name {name!r}: letters, digits and ._-+=,@ only, folders below logs/ by /")
+    return name
+
+
+def make_folder(folder: Path, corpus: str) -> str:
+    """Makes the folder of a new run; without a name, logs/CORPUS-N with a number that is free."""
+    try:
+        LOGS.mkdir(exist_ok=True)
+        if folder != LOGS:
+            folder.mkdir(parents=True, exist_ok=True)
+            config = folder / "config.json"
+            saved = config.is_file() and json.loads(config.read_text()).get("saved")
+            if saved or (folder / "summary.json").is_file():
+                raise BadInput(f"{folder} is a run whose checkpoint last.pt is missing: it cannot go "
+                               f"on, and is not overwritten; choose another --name")
+            return str(folder)
+        for number in itertools.count(1):
+            try:
+                (folder / f"{corpus}-{number}").mkdir()
+                return str(folder / f"{corpus}-{number}")
+            except FileExistsError:
+                continue
+    except OSError as problem:
+        raise BadInput(f"{problem.filename or folder}: cannot be written ({problem.strerror})")
+    except ValueError:
+        raise BadInput(f"{folder}/config.json: spoilt; choose another --name")

@@ -1,0 +1,90 @@
+"""The files in logs/RUN/ that grow while a run goes on: metrics.csv and config.json, and trackers."""
+
+import fcntl
+import json
+import platform
+import socket
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from support.errors import BadInput
+from support.machine import device_name
+from support.trackers import Trackers
+
+
+class Log:
+    """The log of one run, written by rank 0; a run that goes on appends to it."""
+
+    def __init__(self, folder: Path, flags: dict, model: dict, parameters: int, world_size: int,
+                 columns: list[str]):
+        self.folder, self.columns = folder, columns
+        self.about = {
+            "mode": Path(sys.argv[0]).stem.removeprefix("train_"), "flags": flags, "model": model,
+            "world_size": world_size, "parameters": parameters, "host": socket.gethostname(),
+            "device": device_name(flags["device"]), "threads": torch.get_num_threads(),
+            "python": platform.python_version(), "torch": torch.__version__,
+            "started": time.strftime("%Y-%m-%d %H:%M:%S"), "saved": False}
+
+    def open(self, args, progress: dict, step: int) -> None:
+        """Locks the folder, and removes from it what comes after `step`, the last one that is done.
+
+        progress: what travels in the checkpoint. Raises BadInput where the folder cannot be written.
+        """
+        try:
+            self.claim()
+            for left in self.folder.glob("*.partial"):     # by a run that was killed while it wrote
+                left.unlink()
+            for kept in self.folder.glob("step-*.pt"):
+                if int(kept.stem[5:]) > step:
+                    kept.unlink()
+            path, partial, rows = self.folder / "metrics.csv", self.folder / "metrics.partial", []
+            if step and path.is_file():
+                commas = len(self.columns) - 1             # fewer: a row that is cut short
+                rows = [row for row in path.read_text().splitlines()[1:]
+                        if row.count(",") == commas and int(row.split(",")[0]) <= step]
+            partial.write_text("\n".join([",".join(self.columns), *rows]) + "\n")
+            partial.rename(path)
+            self.metrics = open(path, "a", buffering=1)    # by lines, so that others can watch it grow
+            self.about["saved"] = step > 0
+            write_json(self.folder / "config.json", self.about)
+        except OSError as problem:
+            raise BadInput(f"{self.folder}: cannot be written ({problem.strerror or problem})")
+        self.trackers = Trackers(args, self.folder, self.about, progress, step)
+
+    def claim(self) -> None:
+        """Locks the folder until this process ends, so that two runs never write to it."""
+        self.lock = open(self.folder / ".lock", "w")
+        for _ in range(200):                               # a run that was just killed may still save
+            try:
+                return fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.1)
+            except OSError:                                # a file system without locks
+                return
+        raise BadInput(f"{self.folder}: another run is writing to it")
+
+    def write(self, row: dict) -> None:
+        """Adds a row to metrics.csv; the trackers get it as it stands there, to the last digit."""
+        self.metrics.write(",".join(str(row.get(name, "")) for name in self.columns) + "\n")
+        values = {name: float(row[name]) for name in self.columns[1:] if row.get(name, "") != ""}
+        self.trackers.track(row["step"], values)
+
+    def note_saved(self) -> None:
+        """Says in config.json that there is a checkpoint: without it the run is not overwritten."""
+        if not self.about["saved"]:
+            self.about["saved"] = True
+            write_json(self.folder / "config.json", self.about)
+
+    def close(self) -> None:
+        self.metrics.close()
+        self.trackers.close()
+
+
+def write_json(path: Path, content: dict) -> None:
+    """Writes under another name and renames, so others find it whole or not at all."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.rename(path)

@@ -1,0 +1,182 @@
+"""Processes: how those of a run start, stop on a signal, and report one that dies. They train elsewhere.
+
+    spawn(train, args)                                     # train_cpu.py: mp.spawn, on this machine
+    torchrun(train, args)                                  # train_ddp.py, train_fsdp.py: torchrun, anywhere
+
+Both call train(rank, world_size, store, args) in every process. It returns whether it was stopped.
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from support import flags, slow
+from support.errors import BadInput, answer_bad_input
+from support.fast import keep_memory
+from support.machine import available_cores
+from support.rendezvous import (interface_to, name_lost_processes, share_arguments, this_attempt,
+                                wait_for)
+from support.stopping import STOPPING, Signals
+
+# --- What every process does -----------------------------------------------------------------------
+
+
+def run(train: Callable, rank: int, world_size: int, store: dist.Store, args: Namespace) -> bool:
+    """Calls `train` in this process, with all around it that is not training."""
+    torch.set_num_threads(args.threads)
+    keep_memory()
+    slow.delay_exchanges(0 if args.netem else args.delay_ms / 1000)
+    Signals.parent = os.getppid()
+    Signals.answer(signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)   # `spawn` has them wait until here
+    with name_lost_processes(store, rank, world_size):
+        return train(rank, world_size, store, args)
+
+
+@contextmanager
+def rank_0_speaks_first(rank: int):
+    """What all processes run into, rank 0 says: the others give it time to, and are ended with it."""
+    try:
+        yield
+    except (BadInput, OSError):
+        if rank > 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(3)
+        raise
+
+
+@contextmanager
+def rank_0_first(store: dist.Store, rank: int):
+    """Rank 0 runs the block before the others do: it downloads and encodes what they then find."""
+    if rank > 0:
+        wait_for(store, "rank 0 is done")
+    else:
+        Signals.answer(lambda number, _: sys.exit(128 + number))       # removes what is half-written
+    yield
+    if rank == 0:
+        Signals.answer(signal.SIG_DFL)
+        store.set("rank 0 is done", "")
+
+
+# --- mp.spawn --------------------------------------------------------------------------------------
+
+
+def spawn(train: Callable, args: Namespace) -> None:
+    """Starts --procs processes on this machine's CPU, and waits until they have ended.
+
+    train: what each of them calls; args: from `parse_arguments`. Passes signals on to the processes, and
+    ends with status 0, 1 where one died, 2 for bad input, 128 + signal where it was stopped.
+    """
+    with answer_bad_input():
+        cores = available_cores()
+        args = flags.complete(args)
+        # One thread in each of several processes beats several threads in one: nothing waits inside an
+        # operation. Past 8, or with few tokens for each, exchanging costs more than it brings.
+        args.procs = args.procs or max(1, min(cores, 8, args.batch_tokens // 512))
+        args.threads = max(1, cores // args.procs)
+        if args.procs > 4 * cores:
+            forget_empty(args.folder)
+            raise BadInput(f"--procs {args.procs}: at most 4 for each of the {cores} cores here")
+    # The processes meet at a store that listens on this machine only, at a port that is free.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False,
+                          master_listen_fd=listener.detach())
+    # A signal waits, here and in the new processes, until somebody answers it.
+    resource_tracker.ensure_running()                      # now, as starting it lets signals through
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    workers = mp.spawn(worker, (train, args, store.port), nprocs=args.procs, join=False)
+    watch(workers, args.folder)
+
+
+def worker(rank: int, train: Callable, args: Namespace, port: int) -> None:
+    """One process of `spawn`."""
+    with answer_bad_input(), rank_0_speaks_first(rank):
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        run(train, rank, args.procs, store, args)
+
+
+def watch(workers: mp.ProcessContext, folder: str) -> None:
+    """The parent's part, until all `workers` have ended; then exits with their status."""
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
+    received = []
+
+    def forward(number: int, _frame) -> None:
+        received.append((number, time.monotonic()))
+        again = received[-1][1] - received[0][1] > 2       # asked twice: do not wait for the step's end
+        for process in workers.processes:
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGKILL if again else number)
+
+    for number in STOPPING:
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    try:
+        while not workers.join():
+            pass
+    except (mp.ProcessExitedException, mp.ProcessRaisedException) as problem:
+        codes = [process.exitcode for process in workers.processes]
+        forget_empty(folder)
+        if not received and 2 in codes:                    # that process said why
+            sys.exit(2)
+        if not received:
+            if -signal.SIGKILL in codes:
+                problem = f"process {codes.index(-signal.SIGKILL)} of {len(codes)} was killed (SIGKILL)"
+            script = os.path.basename(sys.argv[0])
+            saved = os.path.exists(f"{folder}/last.pt")
+            then = f"go on with: python {script} --resume {folder}" if saved else "nothing was saved"
+            sys.exit(f"error: {problem}; {then}")
+    if received:
+        sys.exit(128 + received[0][0])
+
+
+def forget_empty(folder: str) -> None:
+    """Removes a run's folder if nothing has been written to it."""
+    for path in (Path(folder), Path(folder).parent) if folder else ():
+        with suppress(OSError):
+            path.rmdir()
+
+
+# --- torchrun --------------------------------------------------------------------------------------
+
+
+def torchrun(train: Callable, args: Namespace) -> None:
+    """Calls `train` in this process, one of those that torchrun has started on one node or many.
+
+    args: from `parse_arguments`; rank 0 completes them and sends them to all. When a process has died,
+    torchrun --max-restarts starts all of them again: they go on with their run. Ends as `spawn` does.
+    """
+    rank = int(os.environ.get("RANK", 0))
+    with answer_bad_input(), rank_0_speaks_first(rank):
+        if "RANK" not in os.environ:
+            raise BadInput(f"start it with torchrun: torchrun --standalone --nproc-per-node 2 "
+                           f"{' '.join(sys.argv)}")
+        if name := interface_to(os.environ["MASTER_ADDR"]):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        shared, rank, world_size = next(dist.rendezvous("env://"))
+        store = this_attempt(shared, rank, world_size, args.given.get("timeout", args.defaults["timeout"]))
+        try:
+            args = share_arguments(args, shared, store, rank)
+            args.threads = torch.get_num_threads()         # torchrun sets OMP_NUM_THREADS=1 by default
+            stopped = run(train, rank, world_size, store, args)
+        except (BadInput, OSError):
+            if rank == 0 and shared.check(["folder"]):
+                forget_empty(shared.get("folder").decode())
+            raise
+    # At Python's own end a thread of Gloo's may still hold a tensor, and abort: leave at once.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(128 + (Signals.received or signal.SIGTERM) if stopped else 0)

@@ -1,0 +1,139 @@
+"""How processes meet, check that they train the same thing, and find out which of them has died."""
+
+import fcntl
+import hashlib
+import json
+import signal
+import socket
+import struct
+import sys
+import time
+import uuid
+from argparse import Namespace
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from support import flags
+from support.errors import BadInput
+from support.stopping import Signals
+
+ROOT = Path(__file__).parents[1]
+
+
+def wait_for(store: dist.Store, key: str) -> None:
+    """Waits for a key, however long it takes; unlike store.wait, a signal ends it."""
+    while not store.check([key]):
+        time.sleep(0.05)
+
+
+def share_arguments(parsed: Namespace, shared: dist.Store, store: dist.Store, rank: int) -> Namespace:
+    """The complete arguments, the same in all processes: rank 0 sends its own. Raises BadInput.
+
+    Every process compares its command line, code and versions with rank 0's, so that none trains something
+    else without a word. shared: the store that outlives a restart of the processes; it names the run.
+    """
+    mine = {"command line": parsed.given, "torch": torch.__version__, "code": checksum_of_code()}
+    if rank == 0:
+        restarted = shared.get("folder").decode() if shared.check(["folder"]) else ""
+        args = flags.complete(parsed, restarted)
+        shared.set("folder", args.folder)
+        store.set("arguments", json.dumps([mine, vars(args)]))
+        return args
+    wait_for(store, "arguments")
+    first, arguments = json.loads(store.get("arguments"))
+    for name in mine:
+        if mine[name] != first[name]:
+            raise BadInput(f"process {rank}, on {socket.gethostname()}, differs from process 0 in its "
+                           f"{name}: {mine[name]} instead of {first[name]}")
+    args = Namespace(**arguments)
+    if args.device == "cuda":
+        flags.check(args, parsed.devices)                  # of this node's GPUs
+    return args
+
+
+def checksum_of_code() -> str:
+    """Of all Python files that a run may use."""
+    digest = hashlib.sha256()
+    for path in sorted([*ROOT.glob("*.py"), *ROOT.glob("support/*.py")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def agree(**facts) -> None:
+    """Ends the run, naming who differs, unless all processes state the same facts. A collective."""
+    stated = [None] * dist.get_world_size()
+    dist.all_gather_object(stated, (socket.gethostname(), facts))
+    for other, (host, theirs) in enumerate(stated):
+        for name in facts:
+            if theirs[name] != stated[0][1][name]:
+                raise BadInput(f"process {other}, on {host}, has another {name} than process 0: "
+                               f"{str(theirs[name])[:60]}, not {str(stated[0][1][name])[:60]}")
+
+
+def this_attempt(store: dist.Store, rank: int, world_size: int, timeout: int) -> dist.Store:
+    """A part of torchrun's store for this start of the processes, without the keys of one that failed.
+
+    torchrun's own count of restarts differs from node to node. So rank 0 names the start, and tells the
+    name to each process that asks, under a key that only this process knows. Raises BadInput.
+    """
+    own = uuid.uuid4().hex
+    store.set(f"asks/{rank}", own)
+    if rank > 0:
+        store.wait([f"told/{own}"], timedelta(seconds=timeout))
+        attempt = dist.PrefixStore(store.get(f"told/{own}").decode(), store)
+        attempt.set(f"joined/{rank}", "")
+        return attempt
+    attempt, end = dist.PrefixStore(own, store), time.monotonic() + timeout
+    while waiting := [r for r in range(1, world_size) if not attempt.check([f"joined/{r}"])]:
+        if time.monotonic() > end:
+            raise BadInput(f"process {', '.join(map(str, waiting))} of {world_size} has not started "
+                           f"within {timeout} seconds (--timeout)")
+        for asking in [f"asks/{r}" for r in waiting]:
+            if store.check([asking]):                      # a dead process may have asked: then a new one follows
+                store.set(f"told/{store.get(asking).decode()}", own)
+        time.sleep(0.02)
+    return attempt
+
+
+@contextmanager
+def name_lost_processes(store: dist.Store, rank: int, world_size: int):
+    """If one of the processes dies, names it: all that notice write to the store, who does not is lost."""
+    try:
+        yield
+    except RuntimeError as problem:
+        if "gloo" not in str(problem) and not isinstance(problem, dist.DistError):
+            raise
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)      # who started a process that died ends the others so,
+        if Signals.received:                               # and names it itself
+            sys.exit(128 + Signals.received)
+        store.set(f"noticed/{rank}", "")
+        time.sleep(2)
+        lost = [r for r in range(world_size) if not store.check([f"noticed/{r}"])]
+        if not lost:
+            raise
+        raise BadInput(f"process {', '.join(map(str, lost))} of {world_size} has died or does not answer "
+                       f"({str(problem).splitlines()[0][:200]})")
+
+
+def interface_to(address: str) -> str | None:
+    """The network interface through which `address` is reached; None where Linux does not say.
+
+    Gloo would take the one that this machine's name stands for, which often is a loopback address.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 1))                    # of a datagram socket: nothing is sent
+            for _, name in socket.if_nameindex():
+                try:
+                    answer = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()))      # SIOCGIFADDR
+                except OSError:                            # it has no address
+                    continue
+                if socket.inet_ntoa(answer[20:24]) == probe.getsockname()[0]:
+                    return name
+    except OSError:
+        pass
+    return None

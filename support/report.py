@@ -1,0 +1,77 @@
+"""The end of a run: which weights it keeps, how good they are, and what it took."""
+
+import csv
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from support import checkpoint
+from support.log import write_json
+from support.machine import peak_memory
+
+
+def finish(run, model: nn.Module) -> None:
+    """Scores the best weights on the test part, sums up in summary.json, and shows both. A collective.
+
+    The best are those of best.pt, or the mean of the last evaluations' if it is better on the validation
+    part. `model` is left with them.
+    """
+    task, first = run.task, run.task.figures[0]
+
+    def score(weights: dict | None) -> float:
+        checkpoint.put_weights(model, weights)
+        return task.evaluate(model, "valid", run.rank, run.world_size, final=True)[first]
+
+    best = checkpoint.load(run.folder / "best.pt") if run.writes else {"model": None}
+    valid = score(best["model"])
+    if run.args.average > 1:
+        paths = sorted(run.folder.glob("step-*.pt"))[-run.args.average :] if run.writes else []
+        mean = checkpoint.mean_weights(paths) if run.writes else None
+        if (better := score(mean)) > valid:
+            valid, best = better, {"model": mean}
+            if run.writes:
+                best = run.content(run.last, mean) | {"averaged": len(paths)}
+                checkpoint.save(run.folder / "best.pt", best)
+        else:
+            checkpoint.put_weights(model, best["model"])
+    figures, text = task.report(model, run.rank, run.world_size, run.folder)
+    memory = [None] * run.world_size
+    dist.all_gather_object(memory, peak_memory())
+    if not run.writes:
+        return
+    with open(run.folder / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    seconds, epochs = time.perf_counter() - run.began, run.progress["epochs"]
+    if run.progress["epoch"]["seconds"]:                   # the last epoch is not finished
+        epochs = [*epochs, run.epoch_record(run.last)]
+    median = {name: statistics.median(float(row[name]) for row in rows)
+              for name in ("tokens_per_second", "mfu")}
+    write_json(run.folder / "summary.json", {
+        "steps": run.last, "tokens": run.progress["tokens"], "wall_seconds": round(seconds, 1),
+        "median_tokens_per_second": median["tokens_per_second"], "median_mfu": median["mfu"],
+        "best_step": best["step"], "averaged_checkpoints": best["averaged"],
+        f"valid_{first}": round(valid, 2), **figures,
+        "peak_memory_mib": {"largest_process": round(max(memory)),
+                            "all_processes": round(sum(memory))},
+        "epochs": epochs})
+    run.say(f"\n{text}\n{minutes(seconds)} in all; {run.folder}/ has the log and the checkpoints.")
+
+
+def benchmark(run) -> None:
+    """Prints how fast the steps were, and how much memory the largest process had. A collective."""
+    memory = [None] * run.world_size
+    dist.all_gather_object(memory, peak_memory())
+    if not run.timed:
+        return run.say("stopped before there was anything to measure")
+    warm = run.timed[len(run.timed) // 4 :]
+    speed, mfu = (statistics.median(column) for column in zip(*warm))
+    run.say(f"{speed:,.0f} source+target tokens/s, MFU {mfu:.1%} of {run.peak / 1e9:,.0f} GFLOP/s; "
+            f"processes x threads: {run.world_size} x {torch.get_num_threads()}, {run.args.precision}; "
+            f"at most {max(memory):,.0f} MiB each")
+
+
+def minutes(seconds: float) -> str:
+    return f"{int(seconds // 60)}:{int(seconds % 60):02d}"

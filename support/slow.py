@@ -1,0 +1,36 @@
+"""A slow network on a fast machine: every exchange between processes waits before it begins."""
+
+import functools
+import time
+from collections.abc import Callable
+
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+
+def delay_exchanges(seconds: float) -> None:
+    """Has this process's all-reduces, all-gathers and reduce-scatters of tensors wait so long first.
+
+    The waiting is not overlapped with computing, as a network's latency may be: this is what it costs at
+    most. DistributedDataParallel waits before each of its buckets.
+    """
+    if not seconds:
+        return
+
+    def delayed(exchange: Callable) -> Callable:
+        @functools.wraps(exchange)
+        def wait_first(*args, **kwargs):
+            time.sleep(seconds)
+            return exchange(*args, **kwargs)
+        return wait_first
+
+    for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"):
+        setattr(dist, name, delayed(getattr(dist, name)))
+    plain = DistributedDataParallel.__init__
+
+    def with_hook(self, *args, **kwargs):
+        plain(self, *args, **kwargs)
+        self.register_comm_hook(None, delayed(allreduce_hook))
+
+    DistributedDataParallel.__init__ = with_hook

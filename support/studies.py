@@ -1,0 +1,172 @@
+"""Reads finished or running runs and tables of runs, and finds which of them can be compared.
+
+A run is a dict with the columns of a study's table: TEXTS and NUMBERS, the medians and best values
+of RESULTS, and the task's figures as valid_* and test_*, such as valid_bleu. A run that was read
+from its folder also has its metrics.csv, as "curve". What was not measured is NaN.
+"""
+
+import csv
+import json
+import math
+from pathlib import Path
+from statistics import mean, median
+
+TEXTS = ("study", "run", "mode")
+NUMBERS = ("processes", "batch_tokens", "accumulate", "lr", "delay_ms")
+RESULTS = ("tokens_per_second", "train_loss", "valid_loss")
+# How a setting is written where runs differ in it.
+SETTINGS = {"mode": "{}", "study": "{}", "processes": "{:g} processes",
+            "batch_tokens": "{:,g} tokens a step", "accumulate": "accumulate {:g}",
+            "lr": "learning rate {:g}", "delay_ms": "delay {:g} ms"}
+# What is always above 0, and so can be drawn on a logarithmic scale.
+POSITIVE = {"processes", "batch_tokens", "lr", "speed_up", "tokens_per_second",
+            "loss", "train_loss", "valid_loss"}
+
+Lines = dict[str, dict[float, float]]                      # {label: {x: y}}
+
+
+def number(value) -> float:
+    """The value as a number, NaN for none. Raises ValueError and TypeError for other things."""
+    return math.nan if value in ("", None) else float(value)
+
+
+def measured(rows: list[dict], name: str) -> list[dict]:
+    """The rows with a finite value under this name, above 0 for a quantity that always is."""
+    return [row for row in rows
+            if math.isfinite(row[name]) and (row[name] > 0 or name not in POSITIVE)]
+
+
+def figures(rows: list[dict], part: str) -> list[str]:
+    """The task's figures on a part that all of the rows have, by their columns: valid_bleu."""
+    return [name for name in rows[0] if name.startswith(f"{part}_") and name != "valid_loss"
+            and all(name in row for row in rows)]
+
+
+def read_table(path: Path, required: tuple[str, ...]) -> list[dict]:
+    """The rows of a CSV file, with a number in every column but TEXTS.
+
+    A last line without its end is left out: the run is writing it. Raises OSError, ValueError and
+    csv.Error.
+    """
+    whole_lines = path.read_text(encoding="utf-8").rpartition("\n")[0]
+    table = csv.DictReader(whole_lines.split("\n"))
+    missing = [name for name in required if name not in (table.fieldnames or ())]
+    if missing:
+        raise ValueError(f"{path.name} has no column {missing[0]}")
+    return [{name: text if name in TEXTS else number(text) for name, text in row.items()}
+            for row in table if None not in (*row, *row.values())]
+
+
+def read_study(path: Path) -> list[dict]:
+    """The runs in a study's table. Raises what read_table raises."""
+    return read_table(path, (*TEXTS, *NUMBERS, *RESULTS))
+
+
+def read_json(path: Path) -> dict:
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def read_run(folder: Path, names: list[str]) -> dict:
+    """The run in a folder, by the folder's name or, if that is among `names`, by its path.
+
+    Raises what read_table raises, TypeError and KeyError.
+    """
+    config, summary = read_json(folder / "config.json"), {}
+    if (folder / "summary.json").is_file():                # the run has ended
+        summary = read_json(folder / "summary.json")
+    curve = read_table(folder / "metrics.csv", ("step", "seconds", *RESULTS))
+    curve = measured(measured(curve, "step"), "seconds")
+    if not measured(curve, "train_loss") + measured(curve, "valid_loss"):
+        raise ValueError("metrics.csv has no row with a loss")
+    curve = [row | {"minutes": row["seconds"] / 60} for row in curve]
+    smooth(curve)
+    found = {name: [row[name] for row in measured(curve, name)] for name in curve[0]}
+
+    flags, name = dict(config["flags"]), folder.resolve().name
+    data, parameters = Path(str(flags.get("data"))).name, number(config.get("parameters"))
+    run = {
+        "study": f"{data}, {parameters / 1e6:.1f}M parameters",
+        "run": str(folder) if name in names else name,
+        "mode": str(config.get("mode", "")),
+        "processes": number(config.get("world_size")),
+        "batch_tokens": number(flags.get("batch_tokens")),
+        "accumulate": number(flags.get("accumulate")),
+        "lr": number(flags.get("lr")),
+        "delay_ms": number(flags.get("delay_ms", 0)),
+        "tokens_per_second": median(found["tokens_per_second"] or [math.nan]),
+        "train_loss": curve[-1]["train_loss"],
+        "valid_loss": min(found["valid_loss"], default=math.nan),
+        "curve": curve,
+    }
+    for valid in figures(curve, "valid"):
+        test = valid.replace("valid", "test", 1)
+        run[test] = number(summary.get(test))
+        run[valid] = max([*found[valid], number(summary.get(valid))])   # a NaN at the end loses
+    return run
+
+
+def smooth(curve: list[dict]) -> None:
+    """Makes train_loss a running mean, over fewer rows at the start, where it is steep."""
+    rows = measured(curve, "train_loss")
+    losses = [row["train_loss"] for row in rows]
+    for i, row in enumerate(rows):
+        reach = min(len(curve) // 40, i)
+        row["train_loss"] = mean(losses[i - reach : i + reach + 1])
+
+
+def curves(runs: list[dict], x: str, y: str) -> Lines:
+    """A line for each run as it went on. With y "loss": a line for each loss of a single run."""
+    if y == "loss":
+        columns = {"training (running mean)": "train_loss", "validation": "valid_loss"}
+    else:
+        columns = {"validation": y}
+    lines = {}
+    for run in runs:
+        for label, column in columns.items():
+            if rows := measured(run["curve"], column):
+                label = label if len(runs) == 1 else run["run"]
+                lines[label] = {row[x]: row[column] for row in rows}
+    return lines
+
+
+def alike(runs: list[dict], x: str, settings: tuple[str, ...]) -> dict[str, list[dict]]:
+    """Groups of runs that differ in x but in no other setting, by what sets each group apart."""
+    others = [name for name in settings if name != x]
+    groups = {}
+    for run in sorted(measured(runs, x), key=lambda run: [run[name] for name in others]):
+        key = tuple(SETTINGS[name].format(run[name]) for name in others)
+        groups.setdefault(key, []).append(run)
+    groups = {key: group for key, group in groups.items() if len({run[x] for run in group}) > 1}
+    apart = [i for i in range(len(others)) if len({key[i] for key in groups}) > 1]
+    return {", ".join(key[i] for i in apart if key[i]) or key[0] or "measured": group
+            for key, group in groups.items()}
+
+
+def compare(runs: list[dict], x: str, y: str) -> Lines:
+    """A line for each group of runs that differ in x alone, through the median y of every x.
+
+    Where there is no such group, as when the batch grows with the processes, a line joins the runs
+    of one mode. Speed-up and efficiency have a line for the ideal, too.
+    """
+    column = "tokens_per_second" if y in ("speed_up", "efficiency") else y
+    runs = measured(runs, column)
+    lines = {}
+    groups = alike(runs, x, tuple(SETTINGS)) or alike(runs, x, ("mode", "accumulate"))
+    for label, group in groups.items():
+        values = sorted({run[x] for run in group})
+        lines[label] = {value: median(run[column] for run in group if run[x] == value)
+                        for value in values}
+        if y != column:
+            speed_up, efficiency = scaling(lines[label])
+            lines[label] = speed_up if y == "speed_up" else efficiency
+            lines[f"ideal, from {values[0]:g}"] = {n: n / values[0] if y == "speed_up" else 100
+                                                   for n in values}
+    return lines
+
+
+def scaling(speeds: dict[float, float]) -> tuple[dict[float, float], dict[float, float]]:
+    """From tokens/s by processes: speed-up over the fewest, and its percentage of the ideal."""
+    fewest = min(speeds)
+    speed_up = {n: speed / speeds[fewest] for n, speed in speeds.items()}
+    efficiency = {n: 100 * speed_up[n] * fewest / n for n in speeds}
+    return speed_up, efficiency
