@@ -1,10 +1,8 @@
-"""Trains on the CPU: several processes, a copy of the model in each, gradients summed by hand.
+"""Trains on CPU cores: a process on each, each with a copy of the model, gradients summed by hand.
 
-    python train_cpu.py                                    # the built-in phrasebook, a few minutes
     python train_cpu.py --data multi30k --procs 2
 
-Every process computes the gradient of its share of a step, an all-reduce adds up the shares, and
-all processes take the same optimizer step. train_ddp.py leaves that to DistributedDataParallel.
+The three train_*.py do the same step, and differ only in how processes share it: see README.md.
 """
 
 import math
@@ -25,7 +23,7 @@ from support.tasks import find_task
 
 
 def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
-    """One process's part of a run, all its steps; returns whether it was stopped before the last."""
+    """One process's part of a run, all of its steps. Returns whether it was asked to stop."""
     # --- Processes: who takes part
     device, backend = torch.device("cpu"), "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size,
@@ -35,7 +33,7 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     with rank_0_first(store, rank):
         task = find_task(args)
 
-    # --- Model and optimizer: the same everywhere, from the same seed or the same checkpoint
+    # --- Model and optimizer: the same everywhere, from one seed or one checkpoint
     model = task.model().to(device)
     initialize(model, args.seed)
     parameters = list(model.parameters())
@@ -85,7 +83,6 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
 
     # --- The end
     run.finish(step, model, stopping)
-    dist.destroy_process_group()
     return bool(stopping)
 
 

@@ -1,10 +1,8 @@
-"""Trains under torchrun: one process per GPU (or CPU core), a copy of the model in each.
+"""Trains under torchrun: a process per GPU or core, each with a copy of the model (DDP).
 
-    torchrun --standalone --nproc-per-node 4 train_ddp.py --data multi30k
-    torchrun --standalone --nproc-per-node 2 train_ddp.py --device cpu
+    torchrun --standalone --nproc-per-node 2 train_ddp.py --data multi30k
 
-DistributedDataParallel sums the gradients while the backward pass still runs: as soon as it has
-those of a bucket, some 25 MB of parameters, an all-reduce of that bucket begins.
+The three train_*.py do the same step, and differ only in how processes share it: see README.md.
 """
 
 import math
@@ -27,7 +25,7 @@ from support.tasks import find_task
 
 
 def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
-    """One process's part of a run, all its steps; returns whether it was stopped before the last."""
+    """One process's part of a run, all of its steps. Returns whether it was asked to stop."""
     # --- Processes: who takes part
     device, backend = torch.device("cpu"), "gloo"
     if args.device == "cuda":
@@ -41,7 +39,7 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     with rank_0_first(store, rank):
         task = find_task(args)
 
-    # --- Model and optimizer: the same everywhere, from the same seed or the same checkpoint
+    # --- Model and optimizer: the same everywhere, from one seed or one checkpoint
     model = task.model().to(device)
     initialize(model, args.seed)
     parameters = list(model.parameters())
@@ -87,7 +85,6 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
 
     # --- The end
     run.finish(step, model, stopping)
-    dist.destroy_process_group()
     return bool(stopping)
 
 

@@ -1,10 +1,8 @@
-"""Trains under torchrun: one process per GPU (or CPU core), a shard of the model in each.
+"""Trains under torchrun: a process per GPU or core, each with a shard of the model (FSDP2).
 
-    torchrun --standalone --nproc-per-node 4 train_fsdp.py --data multi30k --accumulate 4
-    torchrun --standalone --nproc-per-node 2 train_fsdp.py --device cpu
+    torchrun --standalone --nproc-per-node 2 train_fsdp.py --data multi30k
 
-Fully sharded data parallelism (FSDP2): every process keeps its shard of each layer's parameters, of
-their gradients and of the optimizer's state; a whole layer is gathered when its turn comes.
+The three train_*.py do the same step, and differ only in how processes share it: see README.md.
 """
 
 import math
@@ -15,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy,
-                                    fully_shard, register_fsdp_forward_method)
+from torch.distributed.fsdp import (MixedPrecisionPolicy, fully_shard,
+                                    register_fsdp_forward_method)
 from torch.nn.utils import clip_grad_norm_
 
 from model import initialize
@@ -29,7 +27,7 @@ from support.tasks import find_task
 
 
 def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
-    """One process's part of a run, all its steps; returns whether it was stopped before the last."""
+    """One process's part of a run, all of its steps. Returns whether it was asked to stop."""
     # --- Processes: who takes part
     device, backend = torch.device("cpu"), "gloo"
     if args.device == "cuda":
@@ -43,19 +41,18 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     with rank_0_first(store, rank):
         task = find_task(args)
 
-    # --- Model and optimizer: the same everywhere, from the same seed or the same checkpoint
+    # --- Model and optimizer: the same everywhere, from one seed or one checkpoint
     with torch.device("meta"):                             # shapes only: nobody holds it whole
         model = task.model()
     # What is gathered travels in bf16, what is summed in fp32; the shards stay in fp32.
     bf16 = torch.bfloat16 if args.precision == "bf16" else None
     how = {"mesh": init_device_mesh(device.type, (world_size,)),
-           "mp_policy": MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=torch.float32),
-           "offload_policy": CPUOffloadPolicy() if args.offload else OffloadPolicy()}
+           "mp_policy": MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=torch.float32)}
     for layer in model.layers():
         fully_shard(layer, **how)                          # gathered and dropped as one
     fully_shard(model, **how)                              # all else: embeddings, last norms
     register_fsdp_forward_method(model, "score")           # evaluation's way in, besides forward
-    model.to_empty(device="cpu" if args.offload else device)
+    model.to_empty(device=device)
     initialize(model, args.seed)
     parameters = list(model.parameters())
     optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.98), eps=1e-9)
@@ -99,11 +96,9 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
 
     # --- The end
     run.finish(step, model, stopping)
-    dist.destroy_process_group()
     return bool(stopping)
 
 
 if __name__ == "__main__":
-    args = parse_arguments(__doc__, offload=(bool, False, "keep the shards in the CPU's memory"),
-                           sharded=(bool, False, "checkpoints in parts, which nobody gathers"))
+    args = parse_arguments(__doc__, sharded=(bool, False, "last.pt in parts, each process its own"))
     torchrun(train, args)                                  # it has started this process

@@ -1,10 +1,11 @@
 """The checkpoint file that every mode reads and writes, and how weights in parts become whole.
 
-    checkpoint = load(Path("logs/RUN/best.pt"))            # tensors, numbers and text: nothing is run
+    checkpoint = load(Path("logs/RUN/best.pt"))          # tensors, numbers and text: nothing is run
 
-format, step, model (weights by plain names), task (what the task saved), flags, progress; in last.pt
-optimizer too, in best.pt averaged. train_fsdp.py --sharded writes last.pt without weights and optimizer:
-they are in the folder that its "sharded" names, each process's part in a file of its own.
+format, step, model (weights by plain names), task (what the task saved), flags, progress; in
+last.pt optimizer too, in best.pt averaged. train_fsdp.py --sharded writes last.pt without weights
+and optimizer: they are in the folder that its "sharded" names, each process's part in a file of its
+own.
 """
 
 import os
@@ -55,7 +56,7 @@ def load(path: Path) -> dict:
 
 
 def save(path: Path, checkpoint: dict) -> None:
-    """Writes under another name, syncs, renames: a file of this name is always whole. Raises BadInput."""
+    """Writes under another name, syncs, renames, so the file is always whole. Raises BadInput."""
     partial = path.with_name(path.name + ".partial")
     try:
         with open(partial, "wb") as file:
@@ -66,7 +67,7 @@ def save(path: Path, checkpoint: dict) -> None:
         folder = os.open(path.parent, os.O_RDONLY)         # the new name has to be on disk, too
         os.fsync(folder)
         os.close(folder)
-    except (OSError, RuntimeError) as problem:             # torch.save makes a full disk RuntimeError
+    except (OSError, RuntimeError) as problem:           # torch.save makes a full disk RuntimeError
         partial.unlink(missing_ok=True)
         kept = "; the one from before is whole" if path.is_file() else ""
         reason = str(problem).splitlines()[0]
@@ -80,8 +81,8 @@ def load_run(folder: Path, sharded: bool) -> dict:
         raise BadInput(f"{path}: no such file; --resume takes the folder of a run, logs/RUN")
     checkpoint = load(path)
     if "sharded" in checkpoint and not sharded:
-        raise BadInput(f"{path}: its weights are in {checkpoint['sharded']}/; train_fsdp.py goes on "
-                       f"with it, and without --sharded writes one file")
+        raise BadInput(f"{path}: its weights are in {checkpoint['sharded']}/; train_fsdp.py goes "
+                       f"on with it, and without --sharded writes one file")
     if not {"optimizer", "sharded"} & checkpoint.keys():
         raise BadInput(f"{path}: it has weights but no optimizer state to go on from")
     return checkpoint
@@ -91,8 +92,8 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: dict
             sharded: str = "") -> None:
     """Puts a checkpoint into model and optimizer, in all processes. Raises BadInput.
 
-    checkpoint: what rank 0 has read, None in the others: rank 0 sends each its weights. sharded: the
-    folder of a checkpoint in parts, from which every process reads its own.
+    checkpoint: what rank 0 has read, None in the others: rank 0 sends each its weights. sharded:
+    the folder of a checkpoint in parts, from which every process reads its own.
     """
     try:
         if sharded:
@@ -101,11 +102,13 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: dict
             set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state,
                            options=PARTS)
         else:
-            weights, state = (checkpoint["model"], checkpoint["optimizer"]) if checkpoint else ({}, {})
+            whole = checkpoint or {"model": {}, "optimizer": {}}
+            weights, state = whole["model"], whole["optimizer"]
             set_model_state_dict(model, weights, options=FROM_RANK_0)
             set_optimizer_state_dict(model, optimizer, state, options=FROM_RANK_0)
     except (RuntimeError, KeyError, ValueError) as problem:
-        raise BadInput(f"the checkpoint does not fit the model ({str(problem).splitlines()[0][:200]})")
+        reason = str(problem).splitlines()[0][:200]
+        raise BadInput(f"the checkpoint does not fit the model ({reason})")
 
 
 def save_sharded(folder: Path, name: str, weights: dict, state: dict) -> None:
@@ -133,8 +136,8 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor] | None) -> None:
 def whole_copy(model: nn.Module, fresh) -> nn.Module | None:
     """A model with all its weights, to translate with; a collective.
 
-    That is `model` itself, where it has them. Where each process has parts only, rank 0 gathers them on
-    its CPU, into the model that `fresh()` makes, and the others get None.
+    That is `model` itself, where it has them. Where each process has parts only, rank 0 gathers
+    them on its CPU, into the model that `fresh()` makes, and the others get None.
     """
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return model

@@ -10,6 +10,7 @@ later ones find it. The engine is described at https://opennmt.net/CTranslate2.
 import os
 import shutil
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import ctranslate2
@@ -144,17 +145,16 @@ class Engine:
         return ctranslate2.Translator(str(self.folder), compute_type=self.compute_type, **threads)
 
     def search(self, batches: list[list[list[int]]]) -> Iterator[list]:
-        """Gives for each batch of token ids, longest first, what `beam_search` gives.
-
-        The results are those of beam.py but for rounding, and for the limit on a target's length,
-        which is that of the longest sentence in the batch.
-        """
+        """Gives for each batch of token ids, sorted by length, what `beam_search` gives."""
         running = []
-        for batch in batches:                              # a queue: a free thread takes the next
-            limit = min(2 * (len(batch[0]) + 1) + 8, self.config.max_length)
-            tokens = [[*(self.names[i] for i in ids), "<eos>"] for ids in batch]
-            running.append(self.translator.translate_batch(
-                tokens, asynchronous=True, max_decoding_length=limit, **self.how))
+        for batch in batches:
+            running.append([])
+            for length, alike in groupby(batch, key=len):  # a call takes one limit for all
+                tokens = [[*(self.names[i] for i in ids), "<eos>"] for ids in alike]
+                limit = min(2 * (length + 1) + 8, self.config.max_length)
+                # This puts them into a queue, from which a free thread takes them.
+                running[-1] += self.translator.translate_batch(
+                    tokens, asynchronous=True, max_decoding_length=limit, **self.how)
         for batch in running:
             found = [sentence.result() for sentence in batch]
             yield [[(score, [self.ids[name] for name in names])

@@ -2,8 +2,8 @@
 
     model = speed_up(Transformer(config), "cpu", bf16=True)      # the same mathematics
 
-`speed_up` puts a faster twin in the place of a part of the model that model.py writes as one would read
-it. tests/test_fast.py compares the twins; tests/tricks.py measures what each of them brings.
+`speed_up` puts a faster twin in the place of a part of the model that model.py writes as one would
+read it. tests/test_fast.py compares the twins; tests/tricks.py measures what each of them brings.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ torch.backends.cuda.enable_cudnn_sdp(False)
 def speed_up(model: nn.Module, device: str, bf16: bool) -> nn.Module:
     """Changes `model`, which is to run on `device`, so that it computes the same in less time."""
     for module in list(model.modules()):
-        # PyTorch's fused kernel, but not in bf16 on a CPU: for short sentences it is far slower there.
+        # PyTorch's fused kernel; but in bf16 on a CPU it is far slower for short sentences.
         if isinstance(module, Attention) and not (device == "cpu" and bf16):
             module.attend = F.scaled_dot_product_attention
         for name, child in module.named_children():
@@ -34,7 +34,7 @@ def speed_up(model: nn.Module, device: str, bf16: bool) -> nn.Module:
 
 
 def fast_dtype(device: str) -> torch.dtype:
-    """bf16 where the hardware multiplies in it, else fp32: without such instructions bf16 is slower."""
+    """bf16 where the hardware multiplies in it, else fp32: in software bf16 is slower."""
     if device == "cuda":
         return torch.bfloat16 if torch.cuda.get_device_capability()[0] >= 8 else torch.float32
     has = getattr(torch.cpu, "get_capabilities", dict)()
@@ -52,15 +52,15 @@ def keep_memory() -> None:
         # M_MMAP_THRESHOLD: smaller tensors come from the heap; old glibc allows 32 MiB at most.
         if not mallopt(-3, 1 << 30):
             mallopt(-3, 1 << 25)
-        mallopt(-1, -1)                                    # M_TRIM_THRESHOLD: the heap never shrinks
-        mallopt(-2, 1 << 28)                               # M_TOP_PAD: it grows by 256 MiB at a time
+        mallopt(-1, -1)                                   # M_TRIM_THRESHOLD: the heap never shrinks
+        mallopt(-2, 1 << 28)                              # M_TOP_PAD: it grows by 256 MiB at a time
 
 
 class FastDropout(nn.Dropout):
     """Dropout on a CPU, where random bits are what it costs: one 64-bit draw makes four of them.
 
-    p is exact to 1/65,536. Under autocast what it returns is bf16, and so is the sum that runs through
-    all layers.
+    p is exact to 1/65,536. Under autocast what it returns is bf16, and so is the sum that runs
+    through all layers.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -77,17 +77,18 @@ class FastDropout(nn.Dropout):
 class SummedCrossEntropy(torch.autograd.Function):
     """`cross_entropy` of model.py that keeps neither logits nor probabilities.
 
-    (tokens, vocabulary) is by far the largest tensor of the model. The gradient of a sum needs only a
-    factor from above, so it is worked out at once, a block of rows at a time.
+    (tokens, vocabulary) is by far the largest tensor of the model. The gradient of a sum needs only
+    a factor from above, so it is worked out at once, a block of rows at a time.
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, target: Tensor, smoothing: float, block: int = 1024):
+    def forward(ctx, x: Tensor, weight: Tensor, target: Tensor, smoothing: float,
+                block: int = 1024) -> tuple[Tensor, Tensor]:
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         with torch.autocast(kind, enabled=False):
             x, w, vocabulary = x.to(dtype), weight.to(dtype), len(weight)
-            block = block if kind == "cpu" else 4 * block           # what fits a cache; fewer kernels
+            block = block if kind == "cpu" else 4 * block         # what fits a cache; fewer kernels
             d_x, d_weight = torch.empty_like(x), torch.zeros_like(weight)
             nll = loss = torch.zeros((), device=x.device)
             for rows, d_rows, t in zip(x.split(block), d_x.split(block), target.split(block)):

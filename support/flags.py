@@ -1,7 +1,7 @@
 """The flags of the training scripts: what a command line says, completed and checked.
 
-    args = parse_arguments(__doc__)                        # reads the command line, and nothing else
-    args = complete(args)                                  # rank 0 alone: reads checkpoints, names the run
+    args = parse_arguments(__doc__)                       # reads the command line, and nothing else
+    args = complete(args)                           # rank 0 alone: reads checkpoints, names the run
 
 A flag's value is, in this order: what the command line says, what the resumed run was started with,
 what is best for the corpus (PRESETS of the task), the default.
@@ -27,13 +27,13 @@ LOGS = Path("logs")
 
 FLAGS = {
     "corpus": [
-        ("--data", str, "phrasebook", "phrasebook, multi30k, a folder, PREFIX of two files, .tsv or .csv"),
+        ("--data", str, "phrasebook", "phrasebook, multi30k, a folder, PREFIX, .tsv, .csv"),
         ("--valid", str, "", "PREFIX or table to validate on; else some 1,000 pairs are held out"),
         ("--test", str, "", "PREFIX or table to score at the end"),
         ("--src", str, "de", "source language: ending of its file, or column by name or position"),
         ("--tgt", str, "en", "target language, likewise"),
         ("--vocab-size", int, 8000, "tokens in the BPE that both languages share"),
-        ("--max-length", int, 128, "longest sentence, in tokens; longer ones are left out and counted"),
+        ("--max-length", int, 128, "longest sentence in tokens; longer ones are left out"),
     ],
     "model": [
         ("--layers", int, 3, "encoder layers, and as many decoder layers"),
@@ -41,10 +41,10 @@ FLAGS = {
         ("--heads", int, 4, "attention heads"),
         ("--d-ff", int, 1024, "width inside the feed-forward layers"),
         ("--dropout", float, 0.1, "share of activations dropped in training"),
-        ("--norm", ("pre", "post"), "pre", "layer norm before each sub-layer, or after it as in the paper"),
+        ("--norm", ("pre", "post"), "pre", "layer norm before each sub-layer, or after it"),
     ],
     "optimisation": [
-        ("--batch-tokens", int, 4096, "tokens a side in a step, over all processes and micro-batches"),
+        ("--batch-tokens", int, 4096, "tokens a side in a step, over all processes"),
         ("--accumulate", int, 1, "micro-batches that each process splits its share of a step into"),
         ("--epochs", int, 10, "times through the corpus"),
         ("--steps", int, 0, "stop after this many steps instead"),
@@ -56,29 +56,29 @@ FLAGS = {
         ("--seed", int, 1, "seed of weights, order and dropout"),
     ],
     "speed": [
-        ("--precision", ("auto", "fp32", "bf16"), "auto", "of matrix products; auto: bf16 if it is fast"),
+        ("--precision", ("auto", "fp32", "bf16"), "auto", "of products; auto: bf16 where fast"),
         ("--compile", bool, False, "torch.compile the model"),
-        ("--recompute", bool, False, "keep no activations, compute them again in the backward pass"),
+        ("--recompute", bool, False, "keep no activations; the backward pass computes them again"),
         ("--benchmark", bool, False, "time 200 steps, print tokens/s and MFU, save nothing"),
-        ("--peak-tflops", float, 0.0, "of one device, for MFU; 0: that of a known GPU, else measured"),
+        ("--peak-tflops", float, 0.0, "of one device, for MFU; 0: a known GPU's, else measured"),
     ],
     "run": [
         ("--name", str, "", "make the run logs/NAME, or go on with it; else a new name"),
-        ("--resume", str, "", "logs/RUN to go on with; the flags it was started with are remembered"),
+        ("--resume", str, "", "logs/RUN to go on with; its flags are remembered"),
         ("--eval-every", int, 0, "steps between evaluations; 0: every epoch"),
         ("--save-every", int, 0, "steps between checkpoints; 0: at every evaluation"),
         ("--log-every", int, 10, "steps between rows of metrics.csv"),
         ("--device", ("auto", "cpu", "cuda"), "auto", "where to train"),
         ("--tensorboard", bool, False, "write the metrics for TensorBoard too, to logs/RUN/"),
-        ("--wandb", str, "", "and to this project of Weights & Biases (WANDB_MODE=offline: stay here)"),
+        ("--wandb", str, "", "and to this project of Weights & Biases (see WANDB_MODE)"),
         ("--timeout", int, 600, "seconds to wait for another process before giving it up"),
-        ("--delay-ms", float, 0.0, "milliseconds to wait before each exchange, as on a slow network"),
+        ("--delay-ms", float, 0.0, "milliseconds to wait before each exchange: a slow network"),
         ("--netem", bool, False, "batch/netem.sh delays the network itself: do not wait"),
     ],
 }
 # What may change when a run goes on; any other flag would change the result.
 CHANGEABLE = {"accumulate", "average", "benchmark", "compile", "delay_ms", "device", "epochs",
-              "eval_every", "log_every", "name", "netem", "offload", "peak_tflops", "precision",
+              "eval_every", "log_every", "name", "netem", "peak_tflops", "precision",
               "procs", "recompute", "resume", "save_every", "sharded", "steps", "tensorboard",
               "threads", "timeout", "wandb"}
 # Of the changeable flags, those that a run does not remember: they belong to a machine.
@@ -87,14 +87,15 @@ MOST = 2**31 - 1
 # The least and the most of each number; others are checked by ModelConfig.
 BOUNDS = {"vocab_size": (1, 10**7), "max_length": (1, 100_000), "d_model": (1, 65_536),
           "d_ff": (1, 10**6), "layers": (1, 1000), "batch_tokens": (1, 10**9),
-          "accumulate": (1, 10_000), "epochs": (1, MOST), "warmup": (1, MOST), "log_every": (1, MOST),
-          "average": (1, 1000), "timeout": (1, 10**7), "steps": (0, MOST), "lr": (0, MOST),
-          "clip": (0, MOST), "seed": (0, MOST), "eval_every": (0, MOST), "save_every": (0, MOST),
-          "peak_tflops": (0, MOST), "delay_ms": (0, 10**6), "procs": (0, 10_000)}
+          "accumulate": (1, 10_000), "epochs": (1, MOST), "warmup": (1, MOST),
+          "log_every": (1, MOST), "average": (1, 1000), "timeout": (1, 10**7), "steps": (0, MOST),
+          "lr": (0, MOST), "clip": (0, MOST), "seed": (0, MOST), "eval_every": (0, MOST),
+          "save_every": (0, MOST), "peak_tflops": (0, MOST), "delay_ms": (0, 10**6),
+          "procs": (0, 10_000)}
 
 
 def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argparse.Namespace:
-    """What the command line of a training script says: its `given` flags, and the `defaults` of all.
+    """What the command line of a page says: the `given` flags, and the `defaults` of all.
 
     devices: where the script can train; extra: its own flags, name=(type, default, help).
     """
@@ -124,7 +125,7 @@ def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argp
 
 
 def complete(parsed: argparse.Namespace, restarted: str = "") -> argparse.Namespace:
-    """All flags of a run. Besides: `folder`, where it is kept, and `saved`, what its task left there.
+    """All flags of a run; `folder`, where it is kept; `saved`, what its task left there.
 
     One process does this, for all. restarted: the folder of the run that torchrun starts again.
     Makes the folder of a new run. Raises BadInput.
@@ -179,8 +180,8 @@ def check(args: argparse.Namespace, devices: tuple) -> None:
                        "--device cpu does without")
     local, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
     if args.device == "cuda" and local > gpus:
-        raise BadInput(f"--nproc-per-node {local}: there are {gpus} GPUs here, one for each process; "
-                       f"--device cpu does without")
+        raise BadInput(f"--nproc-per-node {local}: there are {gpus} GPUs here, one for each "
+                       f"process; --device cpu does without")
     if args.precision == "auto":
         args.precision = "bf16" if fast_dtype(args.device) == torch.bfloat16 else "fp32"
     tasks.check(args)
@@ -189,7 +190,7 @@ def check(args: argparse.Namespace, devices: tuple) -> None:
 def check_name(name: str) -> str:
     """The name of a run, if it stays within logs/. Raises BadInput."""
     if name and not re.fullmatch(r"[\w.+=,@-]+(/[\w.+=,@-]+)*", name) or ".." in name.split("/"):
-        raise BadInput(f"--name {name!r}: letters, digits and ._-+=,@ only, folders below logs/ by /")
+        raise BadInput(f"--name {name!r}: letters, digits and ._-+=,@ only; / for folders in logs/")
     return name
 
 
@@ -202,8 +203,8 @@ def make_folder(folder: Path, corpus: str) -> str:
             config = folder / "config.json"
             saved = config.is_file() and json.loads(config.read_text()).get("saved")
             if saved or (folder / "summary.json").is_file():
-                raise BadInput(f"{folder} is a run whose checkpoint last.pt is missing: it cannot go "
-                               f"on, and is not overwritten; choose another --name")
+                raise BadInput(f"{folder} is a run whose checkpoint last.pt is missing: it cannot "
+                               f"go on, and is not overwritten; choose another --name")
             return str(folder)
         for number in itertools.count(1):
             try:

@@ -1,4 +1,4 @@
-"""The files in logs/RUN/ that grow while a run goes on: metrics.csv and config.json, and trackers."""
+"""A run's log in logs/RUN/: metrics.csv, config.json, and the trackers."""
 
 import fcntl
 import json
@@ -31,7 +31,8 @@ class Log:
     def open(self, args, progress: dict, step: int) -> None:
         """Locks the folder, and removes from it what comes after `step`, the last one that is done.
 
-        progress: what travels in the checkpoint. Raises BadInput where the folder cannot be written.
+        progress: what travels in the checkpoint. Raises BadInput where the folder cannot be
+        written.
         """
         try:
             self.claim()
@@ -47,7 +48,7 @@ class Log:
                         if row.count(",") == commas and int(row.split(",")[0]) <= step]
             partial.write_text("\n".join([",".join(self.columns), *rows]) + "\n")
             partial.rename(path)
-            self.metrics = open(path, "a", buffering=1)    # by lines, so that others can watch it grow
+            self.metrics = open(path, "a", buffering=1)    # by lines: others can watch it grow
             self.about["saved"] = step > 0
             write_json(self.folder / "config.json", self.about)
         except OSError as problem:
@@ -57,7 +58,7 @@ class Log:
     def claim(self) -> None:
         """Locks the folder until this process ends, so that two runs never write to it."""
         self.lock = open(self.folder / ".lock", "w")
-        for _ in range(200):                               # a run that was just killed may still save
+        for _ in range(200):                             # a run that was just killed may still save
             try:
                 return fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

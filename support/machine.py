@@ -8,7 +8,7 @@ import time
 
 import torch
 
-# FLOP/s in bf16 without sparsity, from the makers' data sheets; the first name found in the device's.
+# FLOP/s in bf16 without sparsity, by the makers' data sheets; the first name that fits counts.
 PEAKS = {"B200": 2250e12, "H200 NVL": 835e12, "H200": 989e12, "H100 NVL": 835e12,
          "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12,
          "L4": 121e12}
@@ -16,13 +16,15 @@ PEAKS = {"B200": 2250e12, "H200 NVL": 835e12, "H200": 989e12, "H100 NVL": 835e12
 
 def available_cores() -> int:
     """The cores this process may use: fewer than the machine's under Slurm or taskset."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
     # Not every Slurm binds a job to the cores that it grants.
     return min(cores, int(os.environ.get("SLURM_CPUS_PER_TASK") or cores))
 
 
 def matrix_rate(device: str, precision: str) -> float:
-    """FLOP/s that MFU is a share of: a known GPU's in bf16, else those of a large matrix product."""
+    """FLOP/s that MFU is a share of: a known GPU's in bf16, else of a large matrix product."""
     if device == "cuda" and precision == "bf16":
         name = torch.cuda.get_device_name()
         if known := next((peak for part, peak in PEAKS.items() if part in name), None):

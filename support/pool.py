@@ -42,7 +42,7 @@ class Pool:
         """
         procs = min(self.procs, len(batches))
         if procs > 1 and not self.executor:
-            # A fork has the models at once; macOS's matrix products do not survive one.
+            # A fork has the models at once; but what multiplies on macOS does not survive one.
             context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
             given = os.getpid(), self.here
             self.executor = ProcessPoolExecutor(procs, context, start_worker, given)

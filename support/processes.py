@@ -1,7 +1,7 @@
-"""Processes: how those of a run start, stop on a signal, and report one that dies. They train elsewhere.
+"""How the processes of a run start, end, and report one that dies.
 
     spawn(train, args)                                     # train_cpu.py: mp.spawn, on this machine
-    torchrun(train, args)                                  # train_ddp.py, train_fsdp.py: torchrun, anywhere
+    torchrun(train, args)                          # train_ddp.py, train_fsdp.py: torchrun, anywhere
 
 Both call train(rank, world_size, store, args) in every process. It returns whether it was stopped.
 """
@@ -30,7 +30,7 @@ from support.rendezvous import (interface_to, name_lost_processes, share_argumen
                                 wait_for)
 from support.stopping import STOPPING, Signals
 
-# --- What every process does -----------------------------------------------------------------------
+# --- What every process does ----------------------------------------------------------------------
 
 
 def run(train: Callable, rank: int, world_size: int, store: dist.Store, args: Namespace) -> bool:
@@ -42,12 +42,15 @@ def run(train: Callable, rank: int, world_size: int, store: dist.Store, args: Na
     Signals.answer(signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)   # `spawn` has them wait until here
     with name_lost_processes(store, rank, world_size):
-        return train(rank, world_size, store, args)
+        stopped = train(rank, world_size, store, args)
+        # Here, and not in `train`: DDP, which uses the group, has to be gone before it.
+        dist.destroy_process_group()
+        return stopped
 
 
 @contextmanager
 def rank_0_speaks_first(rank: int):
-    """What all processes run into, rank 0 says: the others give it time to, and are ended with it."""
+    """What all processes run into, rank 0 says; the others give it time, and are ended with it."""
     try:
         yield
     except (BadInput, OSError):
@@ -63,27 +66,28 @@ def rank_0_first(store: dist.Store, rank: int):
     if rank > 0:
         wait_for(store, "rank 0 is done")
     else:
-        Signals.answer(lambda number, _: sys.exit(128 + number))       # removes what is half-written
+        Signals.answer(lambda number, _: sys.exit(128 + number))      # removes what is half-written
     yield
     if rank == 0:
         Signals.answer(signal.SIG_DFL)
         store.set("rank 0 is done", "")
 
 
-# --- mp.spawn --------------------------------------------------------------------------------------
+# --- mp.spawn -------------------------------------------------------------------------------------
 
 
 def spawn(train: Callable, args: Namespace) -> None:
     """Starts --procs processes on this machine's CPU, and waits until they have ended.
 
-    train: what each of them calls; args: from `parse_arguments`. Passes signals on to the processes, and
-    ends with status 0, 1 where one died, 2 for bad input, 128 + signal where it was stopped.
+    train: what each of them calls; args: from `parse_arguments`. Passes signals on to the
+    processes, and ends with status 0, 1 where one died, 2 for bad input, 128 + signal where it was
+    stopped.
     """
     with answer_bad_input():
         cores = available_cores()
         args = flags.complete(args)
-        # One thread in each of several processes beats several threads in one: nothing waits inside an
-        # operation. Past 8, or with few tokens for each, exchanging costs more than it brings.
+        # One thread in each of several processes beats several threads in one: nothing waits inside
+        # an operation. Past 8, or with few tokens for each, exchanging costs more than it brings.
         args.procs = args.procs or max(1, min(cores, 8, args.batch_tokens // 512))
         args.threads = max(1, cores // args.procs)
         if args.procs > 4 * cores:
@@ -96,7 +100,7 @@ def spawn(train: Callable, args: Namespace) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False,
                           master_listen_fd=listener.detach())
     # A signal waits, here and in the new processes, until somebody answers it.
-    resource_tracker.ensure_running()                      # now, as starting it lets signals through
+    resource_tracker.ensure_running()                     # now, as starting it lets signals through
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     workers = mp.spawn(worker, (train, args, store.port), nprocs=args.procs, join=False)
     watch(workers, args.folder)
@@ -116,7 +120,7 @@ def watch(workers: mp.ProcessContext, folder: str) -> None:
 
     def forward(number: int, _frame) -> None:
         received.append((number, time.monotonic()))
-        again = received[-1][1] - received[0][1] > 2       # asked twice: do not wait for the step's end
+        again = received[-1][1] - received[0][1] > 2   # asked twice: do not wait longer
         for process in workers.processes:
             if process.is_alive():
                 os.kill(process.pid, signal.SIGKILL if again else number)
@@ -134,11 +138,12 @@ def watch(workers: mp.ProcessContext, folder: str) -> None:
             sys.exit(2)
         if not received:
             if -signal.SIGKILL in codes:
-                problem = f"process {codes.index(-signal.SIGKILL)} of {len(codes)} was killed (SIGKILL)"
+                rank = codes.index(-signal.SIGKILL)
+                problem = f"process {rank} of {len(codes)} was killed (SIGKILL)"
             script = os.path.basename(sys.argv[0])
             saved = os.path.exists(f"{folder}/last.pt")
-            then = f"go on with: python {script} --resume {folder}" if saved else "nothing was saved"
-            sys.exit(f"error: {problem}; {then}")
+            go_on = f"go on with: python {script} --resume {folder}"
+            sys.exit(f"error: {problem}; {go_on if saved else 'nothing was saved'}")
     if received:
         sys.exit(128 + received[0][0])
 
@@ -150,14 +155,15 @@ def forget_empty(folder: str) -> None:
             path.rmdir()
 
 
-# --- torchrun --------------------------------------------------------------------------------------
+# --- torchrun -------------------------------------------------------------------------------------
 
 
 def torchrun(train: Callable, args: Namespace) -> None:
     """Calls `train` in this process, one of those that torchrun has started on one node or many.
 
-    args: from `parse_arguments`; rank 0 completes them and sends them to all. When a process has died,
-    torchrun --max-restarts starts all of them again: they go on with their run. Ends as `spawn` does.
+    args: from `parse_arguments`; rank 0 completes them and sends them to all. When a process has
+    died, torchrun --max-restarts starts all of them again: they go on with their run. Ends as
+    `spawn` does.
     """
     rank = int(os.environ.get("RANK", 0))
     with answer_bad_input(), rank_0_speaks_first(rank):
@@ -167,10 +173,11 @@ def torchrun(train: Callable, args: Namespace) -> None:
         if name := interface_to(os.environ["MASTER_ADDR"]):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         shared, rank, world_size = next(dist.rendezvous("env://"))
-        store = this_attempt(shared, rank, world_size, args.given.get("timeout", args.defaults["timeout"]))
+        timeout = args.given.get("timeout", args.defaults["timeout"])
+        store = this_attempt(shared, rank, world_size, timeout)
         try:
             args = share_arguments(args, shared, store, rank)
-            args.threads = torch.get_num_threads()         # torchrun sets OMP_NUM_THREADS=1 by default
+            args.threads = torch.get_num_threads()      # torchrun sets OMP_NUM_THREADS=1 by default
             stopped = run(train, rank, world_size, store, args)
         except (BadInput, OSError):
             if rank == 0 and shared.check(["folder"]):

@@ -30,11 +30,13 @@ def wait_for(store: dist.Store, key: str) -> None:
         time.sleep(0.05)
 
 
-def share_arguments(parsed: Namespace, shared: dist.Store, store: dist.Store, rank: int) -> Namespace:
+def share_arguments(parsed: Namespace, shared: dist.Store, store: dist.Store,
+                    rank: int) -> Namespace:
     """The complete arguments, the same in all processes: rank 0 sends its own. Raises BadInput.
 
-    Every process compares its command line, code and versions with rank 0's, so that none trains something
-    else without a word. shared: the store that outlives a restart of the processes; it names the run.
+    Every process compares its command line, code and versions with rank 0's, so that none trains
+    something else without a word. shared: the store that outlives a restart of the processes; it
+    names the run.
     """
     mine = {"command line": parsed.given, "torch": torch.__version__, "code": checksum_of_code()}
     if rank == 0:
@@ -47,8 +49,8 @@ def share_arguments(parsed: Namespace, shared: dist.Store, store: dist.Store, ra
     first, arguments = json.loads(store.get("arguments"))
     for name in mine:
         if mine[name] != first[name]:
-            raise BadInput(f"process {rank}, on {socket.gethostname()}, differs from process 0 in its "
-                           f"{name}: {mine[name]} instead of {first[name]}")
+            raise BadInput(f"process {rank}, on {socket.gethostname()}, differs from process 0 in "
+                           f"its {name}: {mine[name]} instead of {first[name]}")
     args = Namespace(**arguments)
     if args.device == "cuda":
         flags.check(args, parsed.devices)                  # of this node's GPUs
@@ -75,10 +77,10 @@ def agree(**facts) -> None:
 
 
 def this_attempt(store: dist.Store, rank: int, world_size: int, timeout: int) -> dist.Store:
-    """A part of torchrun's store for this start of the processes, without the keys of one that failed.
+    """A part of torchrun's store for this start, without the keys of a start that failed.
 
-    torchrun's own count of restarts differs from node to node. So rank 0 names the start, and tells the
-    name to each process that asks, under a key that only this process knows. Raises BadInput.
+    torchrun's own count of restarts differs from node to node. So rank 0 names the start, and tells
+    the name to each process that asks, under a key that only this process knows. Raises BadInput.
     """
     own = uuid.uuid4().hex
     store.set(f"asks/{rank}", own)
@@ -90,10 +92,11 @@ def this_attempt(store: dist.Store, rank: int, world_size: int, timeout: int) ->
     attempt, end = dist.PrefixStore(own, store), time.monotonic() + timeout
     while waiting := [r for r in range(1, world_size) if not attempt.check([f"joined/{r}"])]:
         if time.monotonic() > end:
-            raise BadInput(f"process {', '.join(map(str, waiting))} of {world_size} has not started "
-                           f"within {timeout} seconds (--timeout)")
+            missing = ", ".join(map(str, waiting))
+            raise BadInput(f"process {missing} of {world_size} has not started within {timeout} "
+                           f"seconds (--timeout)")
         for asking in [f"asks/{r}" for r in waiting]:
-            if store.check([asking]):                      # a dead process may have asked: then a new one follows
+            if store.check([asking]):        # a dead process may have asked: then a new one follows
                 store.set(f"told/{store.get(asking).decode()}", own)
         time.sleep(0.02)
     return attempt
@@ -101,22 +104,24 @@ def this_attempt(store: dist.Store, rank: int, world_size: int, timeout: int) ->
 
 @contextmanager
 def name_lost_processes(store: dist.Store, rank: int, world_size: int):
-    """If one of the processes dies, names it: all that notice write to the store, who does not is lost."""
+    """If one of the processes dies, names it: the one that does not write to the store."""
     try:
         yield
     except RuntimeError as problem:
         if "gloo" not in str(problem) and not isinstance(problem, dist.DistError):
             raise
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)      # who started a process that died ends the others so,
-        if Signals.received:                               # and names it itself
+        # A parent that sees a process die ends the others by SIGTERM, and names it itself.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if Signals.received:
             sys.exit(128 + Signals.received)
         store.set(f"noticed/{rank}", "")
         time.sleep(2)
         lost = [r for r in range(world_size) if not store.check([f"noticed/{r}"])]
         if not lost:
             raise
-        raise BadInput(f"process {', '.join(map(str, lost))} of {world_size} has died or does not answer "
-                       f"({str(problem).splitlines()[0][:200]})")
+        reason = str(problem).splitlines()[0][:200]
+        raise BadInput(f"process {', '.join(map(str, lost))} of {world_size} has died or does not "
+                       f"answer ({reason})")
 
 
 def interface_to(address: str) -> str | None:
@@ -129,7 +134,8 @@ def interface_to(address: str) -> str | None:
             probe.connect((address, 1))                    # of a datagram socket: nothing is sent
             for _, name in socket.if_nameindex():
                 try:
-                    answer = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()))      # SIOCGIFADDR
+                    request = struct.pack("256s", name.encode())
+                    answer = fcntl.ioctl(probe, 0x8915, request)       # SIOCGIFADDR
                 except OSError:                            # it has no address
                     continue
                 if socket.inet_ntoa(answer[20:24]) == probe.getsockname()[0]:

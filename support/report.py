@@ -14,10 +14,10 @@ from support.machine import peak_memory
 
 
 def finish(run, model: nn.Module) -> None:
-    """Scores the best weights on the test part, sums up in summary.json, and shows both. A collective.
+    """Scores the best weights on the test part, and sums up in summary.json. A collective.
 
-    The best are those of best.pt, or the mean of the last evaluations' if it is better on the validation
-    part. `model` is left with them.
+    The best are those of best.pt, or the mean of the last evaluations' if it is better on the
+    validation part. `model` is left with them.
     """
     task, first = run.task, run.task.figures[0]
 
@@ -69,8 +69,8 @@ def benchmark(run) -> None:
     warm = run.timed[len(run.timed) // 4 :]
     speed, mfu = (statistics.median(column) for column in zip(*warm))
     run.say(f"{speed:,.0f} source+target tokens/s, MFU {mfu:.1%} of {run.peak / 1e9:,.0f} GFLOP/s; "
-            f"processes x threads: {run.world_size} x {torch.get_num_threads()}, {run.args.precision}; "
-            f"at most {max(memory):,.0f} MiB each")
+            f"processes x threads: {run.world_size} x {torch.get_num_threads()}, "
+            f"{run.args.precision}; at most {max(memory):,.0f} MiB each")
 
 
 def minutes(seconds: float) -> str:

@@ -99,7 +99,7 @@ class Run:
         return due and not self.args.benchmark
 
     def record(self, step: int, nll: float, targets: int, norm: float) -> None:
-        """One step is done: its loss and target tokens, over all processes, and its gradient's norm.
+        """One step is done: its loss and targets, over all processes, and its gradient's norm.
 
         Raises BadInput where the loss or the gradient is not a number, which ends the run.
         """
@@ -139,8 +139,8 @@ class Run:
     def keep(self, step: int, model: nn.Module, figures: dict[str, float]) -> None:
         """After an evaluation: the best weights go to best.pt, the latest to step-N.pt.
 
-        The best have the highest first figure on the validation part, and of those the lowest loss. A
-        collective: where the processes have parts of the weights, rank 0 gathers them.
+        The best have the highest first figure on the validation part, and of those the lowest loss.
+        A collective: where the processes have parts of the weights, rank 0 gathers them.
         """
         weights = checkpoint.whole_weights(model)
         columns = ("loss", *self.task.figures)
@@ -160,7 +160,7 @@ class Run:
         self.mark = time.perf_counter()
 
     def save(self, step: int, weights: dict, optimizer: dict) -> None:
-        """Writes last.pt, what the run goes on from; with --sharded every process writes its part."""
+        """Writes last.pt, what a run goes on from; with --sharded every process writes its part."""
         if self.sharded:
             name = f"sharded-{step:07d}"
             checkpoint.save_sharded(self.folder, name, weights, optimizer)
@@ -181,7 +181,7 @@ class Run:
     # --- The log
 
     def write_row(self, step: int, evaluated: dict[str, float]) -> None:
-        """Ends a step: writes its row of metrics.csv, if any, and its epoch's record, if that is over."""
+        """Ends a step: writes its row of metrics.csv, if any, and its epoch's record at its end."""
         if step % self.task.epoch_steps == 0:
             self.progress["epochs"].append(self.epoch_record(step))
             self.progress |= {"epoch": dict.fromkeys(SUMS, 0), "evaluated": {}}
@@ -234,4 +234,4 @@ class Run:
         else:
             report.finish(self, model)
         self.close()
-        dist.barrier()                                     # torchrun ends all once one leaves in error
+        dist.barrier()                                  # torchrun ends all once one leaves in error

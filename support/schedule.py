@@ -12,5 +12,5 @@ def learning_rate(step: int, args) -> float:
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seeds dropout for one step of one process, so a resumed run draws what an unbroken one would."""
+    """Seeds dropout for one step of one process: a resumed run draws what an unbroken one would."""
     torch.manual_seed((seed * 1_000_003 + step) * 1_009 + rank)

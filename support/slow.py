@@ -10,10 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def delay_exchanges(seconds: float) -> None:
-    """Has this process's all-reduces, all-gathers and reduce-scatters of tensors wait so long first.
+    """Has every all-reduce, all-gather and reduce-scatter of this process wait so long first.
 
-    The waiting is not overlapped with computing, as a network's latency may be: this is what it costs at
-    most. DistributedDataParallel waits before each of its buckets.
+    The waiting is not overlapped with computing, as a network's latency may be: this is what it
+    costs at most. DistributedDataParallel waits before each of its buckets.
     """
     if not seconds:
         return

@@ -24,10 +24,10 @@ class Signals:
 
 
 def stop_requested() -> bool:
-    """Whether this process was asked to stop: by Ctrl-C, SIGTERM, SIGUSR1, SIGHUP or its parent's death.
+    """Whether this process was asked to stop, by a signal or by its parent's death.
 
-    Until the first call there is nothing to save, and such a signal ends the process at once. From then
-    on it only changes the answer: the loop that asks finishes its step, saves, and leaves.
+    Until the first call there is nothing to save, and such a signal ends the process at once. From
+    then on it only changes the answer: the loop that asks finishes its step, saves, and leaves.
     """
     if not Signals.noted:
         Signals.answer(Signals.note)

@@ -1,4 +1,4 @@
-"""Which task `--data` asks for. A page trains whatever it is given: see `Translation` for the interface."""
+"""Which task `--data` asks for; support/translation.py has the interface of a task."""
 
 from support import translation
 from support.translation import Translation

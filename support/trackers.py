@@ -1,4 +1,4 @@
-"""Where the metrics go besides metrics.csv: TensorBoard and Weights & Biases, each only if asked for."""
+"""Where the metrics go besides metrics.csv, if asked for: TensorBoard and Weights & Biases."""
 
 import json
 import uuid
@@ -10,12 +10,13 @@ from support.errors import BadInput
 class Trackers:
     """The trackers of a run; a resumed run goes on in the record that it began.
 
-    After a crash the steps since the checkpoint come again, with the same values: TensorBoard forgets the
-    first ones, W&B the second. W&B's key comes from the environment or from its own login.
+    After a crash the steps since the checkpoint come again, with the same values: TensorBoard
+    forgets the first ones, W&B the second. W&B's key comes from the environment or from its own
+    login.
     """
 
     def __init__(self, args, folder: Path, about: dict, progress: dict, step: int):
-        """about: what is known of the run; progress: travels in the checkpoint; step: the last one done."""
+        """about: of the run; progress: travels in the checkpoint; step: the last one done."""
         self.board = self.online = None
         if args.tensorboard:
             from torch.utils.tensorboard import SummaryWriter

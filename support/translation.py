@@ -4,7 +4,7 @@ A task is what a page trains; the pages know nothing else of it. Its interface:
 
     batches(step, rank, world_size, accumulate, device)   # (micro-batches left, batch), one by one
     targets(step)                                          # of the whole step, over all processes
-    size(step)                                             # examples, tokens, FLOPs of the whole step
+    size(step)                                           # examples, tokens, FLOPs of the whole step
     model()                                                # model(*batch) gives (loss, nll), sums
     evaluate(model, part, rank, world_size)                # figures by name
     report(model, rank, world_size, folder)                # the last figures, and what to show
@@ -48,7 +48,8 @@ def presets(flags: dict) -> dict:
 
 def model_config(args, vocab_size: int) -> ModelConfig:
     """The model's shape from the flags. Raises BadInput for an impossible one."""
-    names = ("layers", "d_model", "heads", "d_ff", "dropout", "label_smoothing", "norm", "max_length")
+    names = ("layers", "d_model", "heads", "d_ff", "dropout", "label_smoothing", "norm",
+             "max_length")
     try:
         return ModelConfig(vocab_size, **{name: getattr(args, name) for name in names})
     except ValueError as problem:
@@ -71,7 +72,7 @@ def load_translator(path: Path) -> tuple[Transformer, BPE, dict]:
 class Translation:
     """Sentence pairs, encoded on disk, and how a Transformer is trained on them and scored."""
 
-    figures = ("bleu",)                                    # the first decides which weights are best
+    figures = ("bleu",)                                   # the first decides which weights are best
 
     def __init__(self, args, saved: dict | None):
         corpus = find_corpus(*(getattr(args, name) for name in CORPUS_FLAGS))
@@ -92,8 +93,8 @@ class Translation:
         meta, lines = json.loads((self.folder / "meta.json").read_text()), []
         for part, counts in meta["parts"].items():
             left_out = [f"{counts[name]:,} {text}" for name, text in (
-                ("too_long", f"over {self.args.max_length} tokens"), ("empty", "with an empty side"))
-                if counts[name]]
+                ("too_long", f"over {self.args.max_length} tokens"),
+                ("empty", "with an empty side")) if counts[name]]
             lines.append(f"{meta['name']}, {part}: {counts['pairs']:,} pairs, "
                          f"{counts['tokens']:,} tokens"
                          + (f"; left out: {', '.join(left_out)}" if left_out else "")

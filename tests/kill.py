@@ -1,6 +1,6 @@
 """Kills a training run again and again, as the world does, and shows that nothing is lost and nothing twice.
 
-    python tests/kill.py                                  # train_cpu.py and train_ddp.py, 25 times each
+    python tests/kill.py                                  # each of the three scripts, 25 times
     python tests/kill.py fsdp 5
 
 `kill -9` of one process or of all, at random moments: while they start, train, or write a checkpoint. After
@@ -26,10 +26,13 @@ FLAGS = [*SMALL, "--eval-every", "300", "--save-every", "5"]
 
 
 def train_and_kill(folder: Path, mode: str, procs: int, kills: int, steps: int, rng: random.Random, *flags: str) -> list[str]:
-    """Trains to `steps` in folder/logs/killed with so many kills on the way; returns what was killed, and when."""
+    """Trains to `steps` in folder/logs/killed with so many kills on the way, and says what it killed.
+
+    The command is the same each time: --name goes on with a run that is there.
+    """
     last, said = folder / "logs" / "killed" / "last.pt", []
+    how = ["--name", "killed", "--steps", str(steps), *FLAGS, *flags]
     while True:
-        how = ["--resume", "logs/killed"] if last.exists() else ["--name", "killed", "--steps", str(steps), *FLAGS, *flags]
         run = subprocess.Popen(command(mode, procs, *how), cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if len(said) < kills:
             before, began = last.stat().st_mtime_ns if last.exists() else 0, time.monotonic()
@@ -76,7 +79,7 @@ def check(folder: Path, mode: str, procs: int, kills: int, steps: int, seed: int
 
 def main() -> None:
     kills = int(sys.argv[2]) if len(sys.argv) > 2 else 25
-    for mode in sys.argv[1:2] or ("cpu", "ddp"):
+    for mode in sys.argv[1:2] or ("cpu", "ddp", "fsdp"):
         with tempfile.TemporaryDirectory() as folder:
             for number, what in enumerate(check(Path(folder), mode, 2, kills, 400 * kills, 1), 1):
                 print(f"train_{mode}.py, kill {number}: {what}")

@@ -353,7 +353,7 @@ def test_two_pods_meet_train_leave_together_when_one_is_evicted_and_go_on(tmp_pa
         pods.attempt = 1
         for index in (0, 1):
             pods.start(index, *flags, "--steps", str(step + 7))
-        assert pods.end(60) == [0, 0], pods.log(0) + pods.log(1)
+        assert pods.end(120) == [0, 0], pods.log(0) + pods.log(1)
         assert "BLEU" in pods.log(0)
         assert [int(row["step"]) for row in read_metrics(saved.parent)] == list(range(1, step + 8))
         assert {path.name for path in (tmp_path / "logs").iterdir()} - {".cache"} == {NAME}

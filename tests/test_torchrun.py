@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import kill
-from conftest import NETWORK, ROOT, SMALL, children_of, mathematics, read_metrics, run_script, wait_for, workers_of
-from corpora import BadInput
+from conftest import (NETWORK, ROOT, SMALL, children_of, mathematics, read_metrics, run_script, wait_for,
+                      workers_of, write_pairs)
 from parity import command
-from training import parse_arguments
+from support.errors import BadInput
+from support.flags import complete, parse_arguments
 
 
 def start(folder, mode, procs, *flags, **how):
@@ -37,6 +38,15 @@ def ends(run, seconds=60):
     output = run.communicate(timeout=seconds)
     wait_for(lambda: not [pid for pid in everyone if os.path.exists(f"/proc/{pid}")], 40)
     return output
+
+
+def rank_of(pid: int) -> int:
+    """The rank of a process that trains: from torchrun's environment, or by its place among mp.spawn's."""
+    environment = dict(entry.split(b"=", 1) for entry in open(f"/proc/{pid}/environ", "rb").read().split(b"\0") if b"=" in entry)
+    if b"RANK" in environment:
+        return int(environment[b"RANK"])
+    parent = int(open(f"/proc/{pid}/stat").read().rsplit(")")[-1].split()[1])
+    return workers_of(parent).index(pid)
 
 
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
@@ -65,10 +75,11 @@ def test_more_processes_than_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(sys, "argv", ["train_ddp.py", "--precision", "fp32"])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert parse_arguments("").device == "cuda"
+    monkeypatch.setattr("support.flags.make_folder", lambda *_: "")
+    assert complete(parse_arguments("")).device == "cuda"
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     with pytest.raises(BadInput, match="--nproc-per-node 4: there are 2 GPUs here, one for each process; --device cpu does without"):
-        parse_arguments("")
+        complete(parse_arguments(""))
 
 
 @pytest.mark.parametrize("mode, number", [("ddp", signal.SIGTERM), ("fsdp", signal.SIGINT)])
@@ -90,7 +101,7 @@ def test_a_signal_to_torchrun_saves_one_step_everywhere(tmp_path, corpus_flags, 
 
 
 def test_torchrun_restarts_the_run_when_a_process_has_died(tmp_path, corpus_flags):
-    """Without --run and without --resume: the restarted processes find their run."""
+    """Without --name and without --resume: the restarted processes find their run."""
     flags = [*corpus_flags, *SMALL, "--save-every", "5", "--eval-every", "40", "--steps", "80"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2",
                 ROOT / "train_ddp.py", "--device", "cpu", *flags]
@@ -125,6 +136,64 @@ def test_torchrun_on_two_nodes_restarts_when_one_has_lost_its_process(tmp_path, 
     assert [int(row["step"]) for row in read_metrics(tmp_path / "logs/two")] == list(range(1, 301))
 
 
+def start_nodes(folders, flags, *, script="train_ddp.py", restarts=3):
+    """Two torchrun of one process each, on loopback, each in a folder of its own, with its own flags."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
+                              "--max-restarts", str(restarts), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}",
+                              "--rdzv-conf", f"is_host={not node}", "--local-addr", "127.0.0.1",
+                              ROOT / script, "--device", "cpu", *map(str, own)],
+                             cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")})
+            for node, (folder, own) in enumerate(zip(folders, flags))]
+
+
+def two_folders(tmp_path, pairs, same=True):
+    """Two nodes' folders, each with its copy of a corpus; or with one sentence that differs."""
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        write_pairs(folder / "own", pairs["train"][:300] if same else pairs["train"][number : 300 + number])
+    return folders
+
+
+@pytest.mark.slow
+def test_two_nodes_without_a_shared_disk_go_on_from_the_same_step(tmp_path, pairs):
+    """Only one of them has logs/ and the checkpoint; after a kill both go on from it, and the result is the calm run's."""
+    folders = two_folders(tmp_path, pairs)
+    flags = ["--data", "own", *SMALL, "--dropout", "0.1", "--save-every", "5", "--eval-every", "100", "--steps", "200", "--name", "two"]
+    nodes = start_nodes(folders, [flags, flags])
+    saved = lambda: [folder for folder in folders if (folder / "logs/two/last.pt").exists()]
+    wait_for(saved, 90)
+    os.kill(workers_of(nodes[1].pid)[0], signal.SIGKILL)
+    for node in nodes:
+        _, errors = ends(node, 180)
+        assert node.returncode == 0, errors
+    [first] = saved()
+    assert [int(row["step"]) for row in read_metrics(first / "logs/two")] == list(range(1, 201))
+    (tmp_path / "calm").mkdir()
+    write_pairs(tmp_path / "calm" / "own", pairs["train"][:300])
+    calm = start(tmp_path / "calm", "ddp", 2, *flags)
+    assert ends(calm, 120)[0] and calm.returncode == 0
+    assert mathematics(read_metrics(first / "logs/two")) == mathematics(read_metrics(tmp_path / "calm/logs/two"))
+
+
+@pytest.mark.parametrize("what", ["learning rate", "corpus"])
+def test_nodes_that_differ_train_nothing(tmp_path, pairs, what):
+    folders = two_folders(tmp_path, pairs, same=what != "corpus")
+    flags = ["--data", "own", *SMALL, "--steps", "10", "--name", "two"]
+    others = [*flags, "--lr", "0.1"] if what == "learning rate" else flags
+    nodes = start_nodes(folders, [flags, others], restarts=0)
+    errors = "".join(ends(node, 90)[1] for node in nodes)
+    assert all(node.returncode for node in nodes)
+    expected = (r"error: process 1, on \S+, differs from process 0 in its command line: .*0\.1"
+                if what == "learning rate" else r"error: process 1, on \S+, has another data than process 0")
+    assert re.search(expected, errors), errors
+    assert not list(tmp_path.glob("*/logs/two/metrics.csv"))
+
+
 def test_a_delay_changes_nothing_but_the_time(tmp_path, corpus_flags):
     runs = {}
     for delay in ("0", "100"):
@@ -149,7 +218,10 @@ def test_a_process_that_hangs_is_named(tmp_path, corpus_flags, mode):
     victim = max(workers_of(run.pid))
     os.kill(victim, signal.SIGSTOP)
     try:
-        wait_for(lambda: re.search(r"^error: process \d of 3 has died or does not answer", (tmp_path / "errors").read_text(), re.MULTILINE), 30)
+        said = lambda: re.search(r"^error: process (\d) of 3 has died or does not answer",
+                                 (tmp_path / "errors").read_text(), re.MULTILINE)
+        wait_for(said, 30)
+        assert int(said()[1]) == rank_of(victim)
     finally:
         os.kill(victim, signal.SIGKILL)                    # torchrun would do so after half a minute
     ends(run)

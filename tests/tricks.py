@@ -1,20 +1,26 @@
-"""What each of the tricks that make training on a CPU fast has brought: the same training without it, in turn.
+"""What each trick that is there for speed alone brings on a CPU: training without it, in turn.
 
-    python tests/tricks.py --data multi30k --steps 60     # all flags of train_cpu.py are passed on
+    python tests/tricks.py --data multi30k --steps 40     # --rounds N, --only WORD, --write
 
-Each run is a fresh `train_cpu.py --benchmark` in which one thing is as one would write it first, and all others are as
-they are. Two rounds; prints a table of the means, and writes every run to logs/benchmark/tricks.csv.
+All other flags are those of train_cpu.py. Each run is a fresh `train_cpu.py --benchmark` in which one
+thing is as one would write it first (or, for a trick that is not used, as one would not). Prints the
+median speed of each over the rounds, and how it compares with the run of the same round that has them
+all. --write keeps every run in logs/benchmark/tricks.csv.
 """
 
+import argparse
 import csv
 import os
 import re
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 import torch
@@ -24,90 +30,117 @@ import torch.nn.functional as F
 import data
 import model
 import train_cpu
-
-ROUNDS = 2
-
-
-def plain_dropout(self, x):
-    return F.dropout(x, self.p, self.training)
-
-
-class PlainCrossEntropy:
-    """The projection and PyTorch's loss, which keep (tokens, vocabulary) and its gradient."""
-
-    @staticmethod
-    def apply(x, weight, target, smoothing):
-        loss = F.cross_entropy(F.linear(x, weight), target, reduction="sum", label_smoothing=smoothing)
-        return loss, loss.detach()
-
-
-def plain_all_reduce(table, rank, factor):
-    dist.all_reduce(table[rank])
-    table[rank] *= factor
+from support import fast, processes
+from support.flags import parse_arguments
 
 
 def unsorted(src_lengths, tgt_lengths, batch_tokens, rng):
-    """Steps of as many tokens, of sentences as they come."""
-    steps, start, order, longer = [], 0, rng.permutation(len(src_lengths)), np.maximum(src_lengths, tgt_lengths)
+    """`group_by_length` of sentences as they come: steps of as many tokens, with more padding."""
+    longer, steps, start = np.maximum(src_lengths, tgt_lengths), [], 0
+    order = rng.permutation(len(longer))
     while start < len(order):
-        end = start + 1
-        while end < len(order) and (end + 1 - start) * longer[order[start : end + 1]].max() <= batch_tokens:
-            end += 1
-        steps.append(order[start:end])
-        start = end
+        widths = np.maximum.accumulate(longer[order[start : start + batch_tokens]])
+        fit = int((widths * np.arange(1, len(widths) + 1) <= batch_tokens).sum())
+        steps.append(order[start : start + max(fit, 1)])
+        start += len(steps[-1])
     return steps
 
 
-def put(place, name: str, value):
+def reduce_each_parameter() -> None:
+    """Has train_cpu.py sum the gradients of one parameter after the other."""
+    initialize, all_reduce, sizes = train_cpu.initialize, dist.all_reduce, []
+
+    def note_sizes(model, seed):
+        sizes.extend(parameter.numel() for parameter in model.parameters())
+        initialize(model, seed)
+
+    def reduce(tensor):
+        is_gradient = tensor.numel() == sum(sizes)
+        for part in tensor.split(sizes) if is_gradient else [tensor]:
+            all_reduce(part)
+
+    train_cpu.initialize, dist.all_reduce = note_sizes, reduce
+
+
+def put(place, name: str, value) -> Callable[[], None]:
     return lambda: setattr(place, name, value)
 
 
-TRICKS = {                                                 # what is fast: (what it is replaced by, how, flags)
-    "everything": ("", lambda: None, []),
+ALL, FP32, SDPA = "all of them", "bf16", F.scaled_dot_product_attention
+CHANGES = {                                                # trick: (what is instead, how, flags)
+    ALL: ("", lambda: None, []),
     "one process a core": ("one process, a thread a core", lambda: None, ["--procs", "1"]),
-    "bf16": ("fp32", lambda: None, ["--precision", "fp32"]),
-    "memory that glibc keeps": ("its defaults", put(train_cpu, "keep_memory", lambda: None), []),
-    "attention written out": ("F.scaled_dot_product_attention", put(model, "scaled_dot_product", F.scaled_dot_product_attention), []),
-    "dropout's bits 64 at a time": ("F.dropout", put(model.Dropout, "forward", plain_dropout), []),
-    "a loss that keeps no logits": ("F.cross_entropy", put(model, "SummedCrossEntropy", PlainCrossEntropy), []),
-    "gradients summed through memory": ("Gloo's all_reduce", put(train_cpu, "add_up", plain_all_reduce), []),
-    "sentences of like length together": ("as they come", put(data, "group_by_length", unsorted), []),
-    "fused Adam": ("Adam in a loop over parameters", put(torch.optim, "Adam", lambda p, fused, **how: ADAM(p, foreach=False, **how)), []),
+    FP32: ("fp32", lambda: None, ["--precision", "fp32"]),
+    "PyTorch's attention in fp32": (
+        "written out", put(fast, "F", SimpleNamespace(
+            scaled_dot_product_attention=model.scaled_dot_product)), ["--precision", "fp32"]),
+    "attention written out in bf16": (
+        "PyTorch's", put(model.Attention, "attend", staticmethod(SDPA)), []),
+    "memory that glibc keeps": (
+        "its defaults", put(processes, "keep_memory", lambda: None), []),
+    "random bits of dropout 64 at a time": (
+        "nn.Dropout", put(fast, "FastDropout", torch.nn.Dropout), []),
+    "a loss that keeps no logits": (
+        "written plainly", put(fast, "SummedCrossEntropy",
+                               SimpleNamespace(apply=model.cross_entropy)), []),
+    "sentences of like length together": (
+        "as they come", put(data, "group_by_length", unsorted), []),
+    "one all-reduce": ("one for each parameter", reduce_each_parameter, []),
+    "Adam in a loop": (
+        "fused=True", put(torch.optim, "Adam", partial(torch.optim.Adam, fused=True)), []),
 }
-ADAM, WORKER = torch.optim.Adam, train_cpu.worker
+AGAINST = {"PyTorch's attention in fp32": FP32}            # what a row is compared with, if not ALL
+
+if __name__ == "__mp_main__":                              # in each process that `spawn` starts
+    CHANGES[os.environ["WITHOUT"]][1]()
 
 
-def worker_without(rank: int, args, *more) -> None:
-    TRICKS[os.environ["WITHOUT"]][1]()
-    WORKER(rank, args, *more)
+def measure(trick: str, flags: list[str]) -> float:
+    """Source and target tokens a second without this trick."""
+    command = [sys.executable, __file__, "--benchmark", *CHANGES[trick][2], *flags]
+    done = subprocess.run(command, env=os.environ | {"WITHOUT": trick}, capture_output=True,
+                          text=True)
+    if done.returncode:
+        sys.exit(f"without {trick}: {done.stderr}")
+    return float(re.search(r"([\d,]+) source\+target", done.stdout)[1].replace(",", ""))
+
+
+def print_table(found: dict[str, list[float]]) -> None:
+    print("| what is fast | what is instead | tokens/s | instead of |\n|" + " --- |" * 4)
+    for trick, speeds in found.items():
+        base = found[AGAINST.get(trick, ALL)]
+        change = statistics.median(one / other - 1 for one, other in zip(speeds, base))
+        print(f"| {trick} | {CHANGES[trick][0]} | {statistics.median(speeds):,.0f} "
+              f"| {statistics.median(base):,.0f}: {change:+.1%} |")
 
 
 def main() -> None:
     if "WITHOUT" in os.environ:
-        train_cpu.worker = worker_without
-        sys.argv = ["train_cpu.py", *sys.argv[1:]]
-        train_cpu.main()
+        processes.spawn(train_cpu.train, parse_arguments(__doc__, devices=("cpu",),
+                                                         procs=(int, 0, "processes")))
         return
-    found = {}
-    for _ in range(ROUNDS):
-        for trick, (_, _, flags) in TRICKS.items():
-            done = subprocess.run([sys.executable, __file__, "--benchmark", *flags, *sys.argv[1:]], env=os.environ | {"WITHOUT": trick},
-                                  capture_output=True, text=True)
-            if done.returncode:
-                sys.exit(f"without {trick}: {done.stderr}")
-            speed = float(re.search(r"([\d,]+) source\+target tokens/s", done.stdout)[1].replace(",", ""))
-            found.setdefault(trick, []).append(speed)
-            print(f"without {trick}: {speed:,.0f} tokens/s" if trick != "everything" else f"{speed:,.0f} tokens/s", file=sys.stderr, flush=True)
-    logs = Path("logs/benchmark")
-    logs.mkdir(parents=True, exist_ok=True)
-    with open(logs / "tricks.csv", "w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["without", "instead", "round", "tokens_per_second"])
-        rows.writerows([trick, TRICKS[trick][0], n, f"{speed:.0f}"] for trick, speeds in found.items() for n, speed in enumerate(speeds, 1))
-    best = statistics.mean(found.pop("everything"))
-    print(f"{best:,.0f} source and target tokens/s with all\n\n| what is fast | instead | tokens/s | times |\n|" + " --- |" * 4)
-    for trick, speeds in sorted(found.items(), key=lambda item: statistics.mean(item[1])):
-        print(f"| {trick} | {TRICKS[trick][0]} | {statistics.mean(speeds):,.0f} | {best / statistics.mean(speeds):.2f} |")
+    own = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
+                                  formatter_class=argparse.RawDescriptionHelpFormatter)
+    own.add_argument("--rounds", metavar="N", type=int, default=3)
+    own.add_argument("--only", metavar="WORD", default="", help="tricks with this in their name")
+    own.add_argument("--write", action="store_true")
+    given, flags = own.parse_known_args()
+    chosen = {trick for trick in CHANGES if given.only in trick}
+    chosen |= {ALL, *(AGAINST[trick] for trick in chosen & AGAINST.keys())}
+    found = {trick: [] for trick in CHANGES if trick in chosen}
+    for _ in range(given.rounds):
+        for trick, speeds in found.items():
+            speeds.append(measure(trick, flags))
+            print(f"{trick}, {CHANGES[trick][0]}: {speeds[-1]:,.0f}", file=sys.stderr, flush=True)
+    if given.write:
+        path = Path("logs/benchmark/tricks.csv")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "w", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(["without", "instead", "round", "tokens_per_second"])
+            rows.writerows([trick, CHANGES[trick][0], n, f"{speed:.0f}"]
+                           for trick, speeds in found.items() for n, speed in enumerate(speeds, 1))
+    print_table(found)
 
 
 if __name__ == "__main__":
