@@ -87,6 +87,5 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
 
 
 if __name__ == "__main__":
-    args = parse_arguments(__doc__, devices=("cpu",),
-                           procs=(int, 0, "processes; 0: one a core, up to 8"))
+    args = parse_arguments(__doc__, devices=("cpu",), procs=(int, 0, "processes; 0: one a core"))
     spawn(train, args)                                     # starts them, and waits for their end

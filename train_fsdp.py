@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (MixedPrecisionPolicy, fully_shard,
-                                    register_fsdp_forward_method)
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn.utils import clip_grad_norm_
 
 from model import initialize
@@ -100,5 +99,5 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
 
 
 if __name__ == "__main__":
-    args = parse_arguments(__doc__, sharded=(bool, False, "last.pt in parts, each process its own"))
+    args = parse_arguments(__doc__, sharded=(bool, False, "last.pt in parts, one a process"))
     torchrun(train, args)                                  # it has started this process

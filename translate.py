@@ -63,6 +63,7 @@ def parse_arguments() -> argparse.Namespace:
          "name it, and leave out --score and --n-best"),
         (args.device == "cuda" and not has_gpu,
          "--device cuda: there is no GPU here that PyTorch can use; --device cpu does without"),
+        (args.procs < 0, f"--procs {args.procs}: a number of processes, or 0 for one on each core"),
         (args.precision == "int8", "--precision int8: that is what --engine ctranslate2 is for"),
         (ctranslate2 and (len(args.checkpoint) > 1 or args.attention or args.device == "cuda"
                           or args.precision != "auto"),
@@ -174,3 +175,5 @@ if __name__ == "__main__":
             main()
         except BrokenPipeError:                            # `| head` has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except KeyboardInterrupt:
+            os._exit(130)                                  # at once: nobody needs what is begun

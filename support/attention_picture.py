@@ -38,7 +38,7 @@ def draw_attention(model: Transformer, bpe: BPE, text: str, beam: int, path: str
     size = 1.5 + 0.35 * len(columns) + row_label, 0.5 + 0.3 * len(rows) + column_label
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
-    weights = by_word(weights, rows, columns)
+    weights = by_word(weights, rows, columns).numpy()
     image = axes.imshow(weights, cmap="Greys", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(columns)), names[1], rotation=90, parse_math=False)
     axes.set_yticks(range(len(rows)), names[0], parse_math=False)

@@ -10,6 +10,7 @@ later ones find it. The engine is described at https://opennmt.net/CTranslate2.
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -38,19 +39,19 @@ def converted(path: Path, model: Transformer, again: bool = False) -> Path:
     stamp = folder / "made-from.txt"
     if not again and stamp.is_file() and stamp.read_text() == made_from:
         return folder
-    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+    new = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
     try:
-        partial.mkdir()
-        convert(model).save(str(partial))
-        (partial / stamp.name).write_text(made_from)
-        if folder.exists():
+        new.mkdir()
+        convert(model).save(str(new))
+        (new / stamp.name).write_text(made_from)
+        if stamp.is_file():                                # else the folder is not one of ours
             shutil.rmtree(folder)
-        partial.rename(folder)                             # so what has the name is whole
+        new.rename(folder)                                 # now, as it is whole
     except (OSError, RuntimeError) as problem:
         reason = getattr(problem, "strerror", None) or problem
-        raise BadInput(f"{folder}: the converted model cannot be written ({reason})")
+        raise BadInput(f"{folder}: the converted model cannot be written there ({reason})")
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(new, ignore_errors=True)
     return folder
 
 
@@ -127,22 +128,19 @@ class Engine:
         CTranslate2's, or float32 where the CPU does not have it. Raises BadInput where the
         conversion cannot be written.
         """
-        self.config, self.names, self.threads = model.config, vocabulary(model), threads
+        self.config, self.names = model.config, vocabulary(model)
         self.ids = {name: i for i, name in enumerate(self.names)}
         self.how = dict(beam_size=beam, num_hypotheses=n_best, length_penalty=length_penalty,
                         return_scores=True, min_decoding_length=0, max_input_length=0,
                         suppress_sequences=[["<pad>"], ["<bos>"]])
-        has = compute_type in ctranslate2.get_supported_compute_types("cpu")
-        self.compute_type = compute_type if has else "float32"
-        self.folder = converted(path, model)
+        if compute_type not in ctranslate2.get_supported_compute_types("cpu"):
+            compute_type = "float32"
+        load = partial(ctranslate2.Translator, compute_type=compute_type, inter_threads=threads,
+                       intra_threads=1)
         try:
-            self.translator = self.load(inter_threads=threads, intra_threads=1)
-        except (RuntimeError, ValueError):                 # the folder was spoilt
-            self.folder = converted(path, model, again=True)
-            self.translator = self.load(inter_threads=threads, intra_threads=1)
-
-    def load(self, **threads: int) -> ctranslate2.Translator:
-        return ctranslate2.Translator(str(self.folder), compute_type=self.compute_type, **threads)
+            self.translator = load(str(converted(path, model)))
+        except (RuntimeError, ValueError):                 # the folder is spoilt
+            self.translator = load(str(converted(path, model, again=True)))
 
     def search(self, batches: list[list[list[int]]]) -> Iterator[list]:
         """Gives for each batch of token ids, sorted by length, what `beam_search` gives."""
@@ -152,7 +150,7 @@ class Engine:
             for length, alike in groupby(batch, key=len):  # a call takes one limit for all
                 tokens = [[*(self.names[i] for i in ids), "<eos>"] for ids in alike]
                 limit = min(2 * (length + 1) + 8, self.config.max_length)
-                # This puts them into a queue, from which a free thread takes them.
+                # The call returns when they are in the queue, from which a free thread takes them.
                 running[-1] += self.translator.translate_batch(
                     tokens, asynchronous=True, max_decoding_length=limit, **self.how)
         for batch in running:

@@ -38,7 +38,7 @@ class Pool:
     def search(self, batches: list[list[list[int]]]) -> Iterator[list]:
         """Gives for each batch of token ids what `beam_search` gives.
 
-        The first call with several batches starts the processes. Raises BadInput where one has died.
+        The first call with several batches starts the processes. Raises BadInput where one dies.
         """
         procs = min(self.procs, len(batches))
         if procs > 1 and not self.executor:

@@ -38,6 +38,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes long; only --all runs it")
+    config.addinivalue_line("markers", "optional: needs a package that requirements.txt has not")
 
 
 def pytest_collection_modifyitems(config, items):

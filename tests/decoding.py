@@ -1,153 +1,132 @@
-"""Decoding speed beside CTranslate2 (pip install ctranslate2): one checkpoint, one file, all cores, in turn.
+"""Decoding speed of one checkpoint: this project's search, its --engine ctranslate2, and others.
 
     python tests/decoding.py logs/RUN/best.pt test.de test.en
 
-Sentences a second of the whole file by greedy and by beam search with 4 hypotheses, best of three after a warm-up;
-BLEU; milliseconds for one sentence, the median of 50. CTranslate2 in each of its compute types, with its two ways to
-use all cores: a worker for each, or one worker with a thread for each; in this process, so that glibc keeps its memory
-too. With --joeynmt PYTHON, another environment's, JoeyNMT too, with our weights: once through the file, in the same
-batches.
+Needs ctranslate2 (pip install ctranslate2). Prints a table, for greedy search and for a beam of 4:
+sentences a second of the whole file on all cores, best of three after a warm-up; BLEU; and
+milliseconds for one sentence, the median of 30. "CTranslate2 itself" makes its own batches of at
+most 2,048 tokens, without translate.py. With --joeynmt PYTHON, another environment's, JoeyNMT 2.3
+is measured too, with our weights: once through the file, in our batches.
 """
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import ctranslate2
-import numpy as np
-import sacrebleu
 import torch
 
-from corpora import read_parallel
-from data import BPE, available_cores
-from decode import sort_into_batches
-from model import Transformer, load_checkpoint
+from data import BPE
+from model import Transformer
+from support.beam import sort_into_batches
+from support.corpora import read_parallel
+from support.ctranslate import Engine
+from support.machine import available_cores
+from support.translation import bleu, load_translator
 from translate import Translator, parse_arguments
 
-
-def convert(model: Transformer, vocabulary: list[str], folder: str) -> None:
-    """Writes our weights as a model of CTranslate2's."""
-    config = model.config
-    spec = ctranslate2.specs.TransformerSpec.from_config(config.layers, config.heads, pre_norm=config.norm == "pre")
-    plain = lambda weight: weight.detach().float().numpy()
-
-    def linear(to, *weights, bias=None):
-        to.weight = np.concatenate([plain(weight) for weight in weights])
-        if bias is not None:
-            to.bias = plain(bias)
-
-    def norm(to, layer_norm):
-        to.gamma, to.beta = plain(layer_norm.weight), plain(layer_norm.bias)
-
-    def own(to, attention, residual):
-        linear(to.linear[0], attention.query.weight, attention.key_value.weight)
-        linear(to.linear[1], attention.out.weight)
-        norm(to.layer_norm, residual.norm)
-
-    def feed_forward(to, layer, residual):
-        linear(to.linear_0, layer[0].weight, bias=layer[0].bias)
-        linear(to.linear_1, layer[2].weight, bias=layer[2].bias)
-        norm(to.layer_norm, residual.norm)
-
-    for to, layer in zip(spec.encoder.layer, model.encoder):
-        own(to.self_attention, layer.attention, layer.residuals[0])
-        feed_forward(to.ffn, layer.feed_forward, layer.residuals[1])
-    for to, layer in zip(spec.decoder.layer, model.decoder):
-        own(to.self_attention, layer.self_attention, layer.residuals[0])
-        linear(to.attention.linear[0], layer.cross_attention.query.weight)
-        linear(to.attention.linear[1], layer.cross_attention.key_value.weight)
-        linear(to.attention.linear[2], layer.cross_attention.out.weight)
-        norm(to.attention.layer_norm, layer.residuals[1].norm)
-        feed_forward(to.ffn, layer.feed_forward, layer.residuals[2])
-    norm(spec.encoder.layer_norm, model.encoder_norm)
-    norm(spec.decoder.layer_norm, model.decoder_norm)
-    for part in (spec.encoder, spec.decoder):
-        part.position_encodings.encodings = plain(model.positions)
-    spec.encoder.embeddings[0].weight = spec.decoder.embeddings.weight = plain(model.embedding.weight)
-    spec.decoder.projection.weight = plain(model.embedding.weight)
-    spec.register_source_vocabulary(vocabulary)
-    spec.register_target_vocabulary(vocabulary)
-    spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = "<bos>", "<eos>", "<pad>"
-    spec.config.decoder_start_token = "<bos>"
-    spec.validate()
-    os.mkdir(folder)
-    spec.save(folder)
+BEAMS = (1, 4)
+TIMES, ALONE = 3, 30
+OURS = {"this project, fp32": ["--precision", "fp32"],
+        "this project, bf16": ["--precision", "bf16"],
+        "--engine ctranslate2, int8": ["--engine", "ctranslate2"]}
+Translate = Callable[[list[str]], list[str]]
 
 
-def timed(call, times: int = 3) -> tuple[float, list]:
-    """The shortest time of several, in seconds, after one that is not counted, and what came out."""
-    result, seconds = call(), []
+def seconds_of(call: Callable, times: int) -> float:
+    """The shortest of several times."""
+    seconds = []
     for _ in range(times):
         began = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - began)
-    return min(seconds), result
+    return min(seconds)
+
+
+def measure(translate: Translate, sources: list[str]) -> tuple[float, list[str], float]:
+    """Seconds for the file, its translations, and the median of seconds for a sentence alone."""
+    translate(sources[:1])
+    alone = [seconds_of(lambda: translate([source]), 1) for source in sources[:ALONE]]
+    hypotheses = translate(sources)                        # this also starts the processes
+    return seconds_of(lambda: translate(sources), TIMES), hypotheses, statistics.median(alone)
+
+
+def ours(path: Path, beam: int, flags: list[str]) -> Translate:
+    """What translate.py does with these flags."""
+    sys.argv = ["translate.py", "--checkpoint", str(path), "--beam", str(beam), "--device", "cpu",
+                *flags]
+    return Translator(parse_arguments())
+
+
+def ctranslate2_itself(path: Path, model: Transformer, bpe: BPE, beam: int, kind: str) -> Translate:
+    """CTranslate2 with what `Engine` has converted, but not by way of our batches."""
+    engine = Engine(path, model, beam, 1, available_cores(), kind)
+
+    def translate(lines: list[str]) -> list[str]:
+        tokens = [[engine.names[i] for i in ids] + ["<eos>"] for ids in bpe.encode(lines)]
+        found = engine.translator.translate_batch(
+            tokens, beam_size=beam, max_batch_size=2048, batch_type="tokens", length_penalty=2.0,
+            max_decoding_length=model.config.max_length)
+        return [bpe.decode([engine.ids[name] for name in one.hypotheses[0]]) for one in found]
+
+    return translate
+
+
+def joeynmt(python: str, model: Transformer, bpe: BPE, sources: list[str]) -> dict[int, tuple]:
+    """What `measure` gives, for each beam, of JoeyNMT in another environment."""
+    ids = bpe.encode(sources)
+    batches, found = sort_into_batches(ids), {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        torch.save(model.state_dict(), folder / "weights.pt")
+        (folder / "shape.json").write_text(json.dumps({"model": asdict(model.config)}))
+        batches_of_ids = [[ids[i] for i in batch] for batch in batches]
+        (folder / "batches.json").write_text(json.dumps(batches_of_ids))
+        peers = Path(__file__).with_name("peers.py")
+        subprocess.run([python, peers, "joeynmt_search", folder], check=True,
+                       stderr=subprocess.DEVNULL)
+        answers = json.loads((folder / "found.json").read_text())
+    for beam, answer in answers.items():
+        texts = {i: bpe.decode(tokens) for batch, sentences in zip(batches, answer["ids"])
+                 for i, tokens in zip(batch, sentences)}
+        hypotheses = [texts[i] for i in range(len(sources))]
+        found[int(beam)] = answer["seconds"], hypotheses, statistics.median(answer["alone"])
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("checkpoint", "src", "tgt"):
-        parser.add_argument(name)
+        parser.add_argument(name, type=Path)
     parser.add_argument("--joeynmt", metavar="PYTHON", help="of an environment with JoeyNMT 2.3")
-    given = parser.parse_args()
-    path, src, tgt = given.checkpoint, given.src, given.tgt
-    sources, references = map(list, zip(*read_parallel(Path(src), Path(tgt))))
-    model, checkpoint = load_checkpoint(path)
-    bpe, cores = BPE(checkpoint["bpe"]), available_cores()
-    names = [bpe.tokenizer.id_to_token(i) for i in range(bpe.vocab_size)]
-    # Byte-level tokens may hold characters that end a line of a vocabulary file: numbers do as well.
-    vocabulary = names[:3] + [f"t{i}" for i in range(3, bpe.vocab_size)]
-    number = {name: i for i, name in enumerate(vocabulary)}
-    bleu = lambda hypotheses: sacrebleu.corpus_bleu(hypotheses, [references]).score
+    args = parser.parse_args()
+    sources, references = map(list, zip(*read_parallel(args.src, args.tgt)))
+    model, bpe, _ = load_translator(args.checkpoint)
+    print(f"{len(sources):,} sentences, {available_cores()} cores\n\n"
+          f"| | beam | sentences/s | BLEU | ms for one sentence |\n|{' --- |' * 5}")
 
-    def report(what: str, beam: int, seconds: float, hypotheses: list[str], alone: list[float]) -> None:
-        print(f"| {what} | {beam} | {len(sources) / seconds:,.0f} | {bleu(hypotheses):.2f} | {1e3 * statistics.median(alone):.1f} |", flush=True)
+    def report(what: str, beam: int, seconds: float, hypotheses: list[str], alone: float) -> None:
+        print(f"| {what} | {beam} | {len(sources) / seconds:,.0f} "
+              f"| {bleu(hypotheses, references)[0]:.2f} | {1e3 * alone:.1f} |", flush=True)
 
-    print(f"{len(sources):,} sentences, {cores} cores\n\n| | beam | sentences/s | BLEU | ms for one sentence |\n|" + " --- |" * 5)
-    for beam in (1, 4):
-        sys.argv = ["translate.py", "--checkpoint", path, "--beam", str(beam), "--device", "cpu"]
-        ours = Translator(parse_arguments())
-        seconds, hypotheses = timed(lambda: ours(sources))
-        ours.pool, pool = None, ours.pool
-        alone = [timed(lambda: ours([source]), 1)[0] for source in sources[:50]]
-        report("this project", beam, seconds, hypotheses, alone)
-        if pool:
-            pool.shutdown()
-    with tempfile.TemporaryDirectory() as folder:
-        convert(model, vocabulary, folder + "/model")
-        for kind in sorted(ctranslate2.get_supported_compute_types("cpu")):
-            for workers, threads in ((cores, 1), (1, cores)):
-                translator = ctranslate2.Translator(folder + "/model", device="cpu", compute_type=kind, inter_threads=workers, intra_threads=threads)
-
-                def translate(lines: list[str], beam: int) -> list[str]:
-                    tokens = [[vocabulary[i] for i in ids] + ["<eos>"] for ids in bpe.encode(lines)]
-                    found = translator.translate_batch(tokens, beam_size=beam, max_batch_size=2048, batch_type="tokens", max_decoding_length=128,
-                                                       length_penalty=2.0)
-                    return [bpe.decode([number[token] for token in one.hypotheses[0]]) for one in found]
-
-                for beam in (1, 4):
-                    seconds, hypotheses = timed(lambda: translate(sources, beam))
-                    alone = [timed(lambda: translate([source], beam), 1)[0] for source in sources[:50]]
-                    report(f"CTranslate2, {kind}, {workers} x {threads}", beam, seconds, hypotheses, alone)
-        if given.joeynmt:
-            ids = bpe.encode(sources)
-            batches = sort_into_batches(ids)
-            torch.save(model.state_dict(), folder + "/weights.pt")
-            Path(folder, "shape.json").write_text(json.dumps({"model": asdict(model.config)}))
-            Path(folder, "batches.json").write_text(json.dumps([[ids[i] for i in batch] for batch in batches]))
-            subprocess.run([given.joeynmt, str(Path(__file__).with_name("peers.py")), "joeynmt_search", folder], check=True, stderr=subprocess.DEVNULL)
-            for beam, found in json.loads(Path(folder, "found.json").read_text()).items():
-                texts = {i: bpe.decode(ids) for batch, answers in zip(batches, found["ids"]) for i, ids in zip(batch, answers)}
-                report("JoeyNMT, fp32", int(beam), found["seconds"], [texts[i] for i in range(len(sources))], found["alone"])
+    for beam in BEAMS:
+        for what, flags in OURS.items():
+            report(what, beam, *measure(ours(args.checkpoint, beam, flags), sources))
+        for kind in ("int8", "float32"):
+            translate = ctranslate2_itself(args.checkpoint, model, bpe, beam, kind)
+            report(f"CTranslate2 itself, {kind}", beam, *measure(translate, sources))
+    if args.joeynmt:
+        for beam, found in joeynmt(args.joeynmt, model, bpe, sources).items():
+            report("JoeyNMT, fp32", beam, *found)
 
 
 if __name__ == "__main__":

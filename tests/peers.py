@@ -1,12 +1,12 @@
-"""What other people would use, each a program that tests/benchmark.py times, run by the Python that has it.
+"""What others would use: programs that tests/benchmark.py times, run by the Python that has them.
 
     PYTHON tests/peers.py NAME FOLDER
 
-FOLDER holds train.src and train.tgt, the encoded corpus with numbers for words, and shape.json. Each prints target
-tokens a second without padding, over the last three quarters of its steps. joeynmt_search is tests/decoding.py's.
+FOLDER holds train.src and train.tgt, the encoded corpus with numbers for words, and shape.json.
+Each prints target tokens a second without padding, over the last three quarters of its steps.
+joeynmt_search is tests/decoding.py's.
 """
 
-import contextlib
 import json
 import os
 import sys
@@ -17,27 +17,29 @@ SENTENCES = 128                                            # in a batch, as in t
 
 
 def read(folder: Path) -> list[tuple[list[int], list[int]]]:
-    sides = [[[int(word) for word in line.split()] for line in open(folder / f"train.{side}")] for side in ("src", "tgt")]
+    sides = [[[int(word) for word in line.split()] for line in open(folder / f"train.{side}")]
+             for side in ("src", "tgt")]
     return list(zip(*sides))
 
 
 def padded(sentences: list[list[int]], value: int):
     import torch
 
-    return torch.nn.utils.rnn.pad_sequence([torch.tensor(s) for s in sentences], batch_first=True, padding_value=value)
+    rows = [torch.tensor(sentence) for sentence in sentences]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
 
 
 def time_steps(loss_of, parameters, pairs: list, shape: dict) -> None:
-    """The loop of every tutorial: sentences as they come, a batch at a time, Adam. Prints its speed."""
+    """The loop of every tutorial: batches of sentences as they come, Adam. Prints its speed."""
     import torch
 
     optimizer = torch.optim.Adam(parameters, lr=1e-4)
-    bf16 = torch.autocast("cpu", torch.bfloat16) if shape["precision"] == "bf16" else contextlib.nullcontext()
+    bf16 = shape["precision"] == "bf16"
     for step in range(shape["steps"]):
         if step == shape["steps"] // 4:
             began, tokens = time.perf_counter(), 0
         batch = [pairs[i % len(pairs)] for i in range(step * SENTENCES, (step + 1) * SENTENCES)]
-        with bf16:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             loss = loss_of(batch)
         optimizer.zero_grad()
         loss.backward()
@@ -57,9 +59,10 @@ def tutorial(folder: Path, shape: dict) -> None:
     bos, eos, pad = (shape["model"][name] for name in ("bos", "eos", "pad"))
 
     def loss_of(batch):
-        src, tgt_in, tgt_out = ([[*s, eos] for s, _ in batch], [[bos, *t] for _, t in batch], [[*t, eos] for _, t in batch])
-        loss, _, tokens = model(padded(src, pad), padded(tgt_in, pad), padded(tgt_out, pad))
-        return loss / tokens
+        src, tgt_in, tgt_out = (padded(rows, pad) for rows in (
+            [[*s, eos] for s, _ in batch], [[bos, *t] for _, t in batch],
+            [[*t, eos] for _, t in batch]))
+        return model(src, tgt_in, tgt_out)[0] / (tgt_out != pad).sum()
 
     time_steps(loss_of, model.parameters(), read(folder), shape)
 
@@ -70,15 +73,18 @@ def marian(folder: Path, shape: dict) -> None:
 
     config = shape["model"]
     bos, eos, pad = (config[name] for name in ("bos", "eos", "pad"))
+    names = {"layers": "layers", "attention_heads": "heads", "ffn_dim": "d_ff"}
     sides = {f"{side}_{name}": config[ours] for side in ("encoder", "decoder")
-             for name, ours in (("layers", "layers"), ("attention_heads", "heads"), ("ffn_dim", "d_ff"))}
+             for name, ours in names.items()}
     model = MarianMTModel(MarianConfig(
-        vocab_size=config["vocab_size"], d_model=config["d_model"], dropout=config["dropout"], activation_function="relu",
-        pad_token_id=pad, eos_token_id=eos, bos_token_id=bos, decoder_start_token_id=bos, scale_embedding=True,
-        max_position_embeddings=config["max_length"], forced_eos_token_id=eos, **sides)).train()
+        vocab_size=config["vocab_size"], d_model=config["d_model"], dropout=config["dropout"],
+        activation_function="relu", scale_embedding=True, pad_token_id=pad, eos_token_id=eos,
+        bos_token_id=bos, decoder_start_token_id=bos, forced_eos_token_id=eos,
+        max_position_embeddings=config["max_length"], **sides)).train()
 
     def loss_of(batch):
-        src, tgt = padded([[*s, eos] for s, _ in batch], pad), padded([[*t, eos] for _, t in batch], -100)
+        src = padded([[*s, eos] for s, _ in batch], pad)
+        tgt = padded([[*t, eos] for _, t in batch], -100)
         return model(input_ids=src, attention_mask=src != pad, labels=tgt).loss
 
     time_steps(loss_of, model.parameters(), read(folder), shape)
@@ -94,28 +100,43 @@ def joeynmt(folder: Path, shape: dict) -> None:
     for side in ("src", "tgt"):
         lines = (folder / f"train.{side}").read_text().splitlines(keepends=True)
         (folder / f"dev.{side}").write_text("".join(lines[:10]))
-    side = {"level": "word", "voc_file": str(folder / "vocabulary"), "max_length": config["max_length"], "lowercase": False}
-    coder = {"type": "transformer", "num_layers": config["layers"], "num_heads": config["heads"], "hidden_size": config["d_model"],
-             "ff_size": config["d_ff"], "dropout": config["dropout"], "layer_norm": config["norm"],
-             "embeddings": {"embedding_dim": config["d_model"], "scale": True, "dropout": config["dropout"]}}
+    side = {"level": "word", "voc_file": str(folder / "vocabulary"), "lowercase": False,
+            "max_length": config["max_length"]}
+    coder = joeynmt_coder(config, config["dropout"])
     often = max(1, shape["steps"] // 8)
     (folder / "joeynmt.yaml").write_text(yaml.safe_dump({
-        "name": "benchmark", "model_dir": str(folder / "joeynmt"), "use_cuda": False, "fp16": False, "num_workers": 0,
-        "data": {"train": str(folder / "train"), "dev": str(folder / "dev"), "dataset_type": "plain",
-                 "src": {"lang": "src", **side}, "trg": {"lang": "tgt", **side}},
+        "name": "benchmark", "model_dir": str(folder / "joeynmt"), "use_cuda": False, "fp16": False,
+        "num_workers": 0,
+        "data": {"train": str(folder / "train"), "dev": str(folder / "dev"),
+                 "dataset_type": "plain", "src": {"lang": "src", **side},
+                 "trg": {"lang": "tgt", **side}},
         "testing": {"beam_size": 1, "eval_metrics": ["bleu"], "max_output_length": 50},
-        "training": {"optimizer": "adam", "learning_rate": 1e-4, "scheduling": "warmupinversesquareroot", "learning_rate_warmup": 1000,
-                     "adam_betas": [0.9, 0.98], "normalization": "tokens", "label_smoothing": config["label_smoothing"],
-                     "batch_size": shape["batch_tokens"], "batch_type": "token", "updates": shape["steps"], "epochs": 100,
-                     "logging_freq": often, "validation_freq": 1000 * often, "early_stopping_metric": "loss", "overwrite": True},
-        "model": {"tied_embeddings": True, "tied_softmax": True, "encoder": coder, "decoder": coder}}))
-    os.execv(sys.executable, [sys.executable, "-m", "joeynmt", "train", str(folder / "joeynmt.yaml"), "--skip-test"])
+        "training": {"optimizer": "adam", "learning_rate": 1e-4, "adam_betas": [0.9, 0.98],
+                     "scheduling": "warmupinversesquareroot", "learning_rate_warmup": 1000,
+                     "normalization": "tokens", "label_smoothing": config["label_smoothing"],
+                     "batch_size": shape["batch_tokens"], "batch_type": "token",
+                     "updates": shape["steps"], "epochs": 100, "logging_freq": often,
+                     "validation_freq": 1000 * often, "early_stopping_metric": "loss",
+                     "overwrite": True},
+        "model": {"tied_embeddings": True, "tied_softmax": True, "encoder": coder,
+                  "decoder": coder}}))
+    os.execv(sys.executable, [sys.executable, "-m", "joeynmt", "train",
+                              str(folder / "joeynmt.yaml"), "--skip-test"])
+
+
+def joeynmt_coder(config: dict, dropout: float) -> dict:
+    """What JoeyNMT's configuration says of our encoder, and of our decoder."""
+    return {"type": "transformer", "num_layers": config["layers"], "num_heads": config["heads"],
+            "hidden_size": config["d_model"], "ff_size": config["d_ff"], "dropout": dropout,
+            "layer_norm": config["norm"],
+            "embeddings": {"embedding_dim": config["d_model"], "scale": True, "dropout": dropout}}
 
 
 def joeynmt_search(folder: Path, shape: dict) -> None:
-    """JoeyNMT's model with the weights of FOLDER/weights.pt translates the ids in FOLDER/batches.json, greedy and with beam 4.
+    """JoeyNMT, with the weights of FOLDER/weights.pt, translates the ids in FOLDER/batches.json.
 
-    Its first four words are <unk>, <pad>, <s>, </s>: ours, which begin with the last three, come one later.
+    Greedily, and with beam 4. Its first four words are <unk>, <pad>, <s>, </s>: ours, which
+    begin with the last three, come one later.
     """
     from types import SimpleNamespace
 
@@ -126,27 +147,33 @@ def joeynmt_search(folder: Path, shape: dict) -> None:
     from joeynmt.vocabulary import Vocabulary
 
     config, ours = shape["model"], torch.load(folder / "weights.pt", weights_only=True)
-    specials = SimpleNamespace(unk_token="<unk>", pad_token="<pad>", bos_token="<s>", eos_token="</s>", sep_token=None, lang_tags=[],
+    specials = SimpleNamespace(unk_token="<unk>", pad_token="<pad>", bos_token="<s>",
+                               eos_token="</s>", sep_token=None, lang_tags=[],
                                unk_id=0, pad_id=1, bos_id=2, eos_id=3)
     vocabulary = Vocabulary([str(number) for number in range(3, config["vocab_size"])], specials)
-    coder = {"type": "transformer", "num_layers": config["layers"], "num_heads": config["heads"], "hidden_size": config["d_model"],
-             "ff_size": config["d_ff"], "dropout": 0.0, "layer_norm": config["norm"],
-             "embeddings": {"embedding_dim": config["d_model"], "scale": True}}
-    model = build_model({"tied_embeddings": True, "tied_softmax": True, "encoder": coder, "decoder": coder}, vocabulary, vocabulary).eval()
+    coder = joeynmt_coder(config, dropout=0.0)
+    model = build_model({"tied_embeddings": True, "tied_softmax": True, "encoder": coder,
+                         "decoder": coder}, vocabulary, vocabulary).eval()
     embedding = torch.cat([torch.zeros(1, config["d_model"]), ours["embedding.weight"]])
-    theirs = dict.fromkeys(["src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer.weight"], embedding)
+    tied = ["src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer.weight"]
+    theirs = dict.fromkeys(tied, embedding)
 
     def copy(to: str, of: str, bias: bool = True) -> None:
         theirs[f"{to}.weight"] = ours[f"{of}.weight"]
-        theirs[f"{to}.bias"] = ours[f"{of}.bias"] if bias else torch.zeros(len(ours[f"{of}.weight"]))
+        none = torch.zeros(len(ours[f"{of}.weight"]))
+        theirs[f"{to}.bias"] = ours[f"{of}.bias"] if bias else none
 
     def attention(to: str, of: str) -> None:
-        ours[f"{of}.key.weight"], ours[f"{of}.value.weight"] = ours[f"{of}.key_value.weight"].chunk(2)
-        for name, part in (("q_layer", "query"), ("k_layer", "key"), ("v_layer", "value"), ("output_layer", "out")):
+        halves = ours[f"{of}.key_value.weight"].chunk(2)
+        ours[f"{of}.key.weight"], ours[f"{of}.value.weight"] = halves
+        for name, part in (("q_layer", "query"), ("k_layer", "key"), ("v_layer", "value"),
+                           ("output_layer", "out")):
             copy(f"{to}.{name}", f"{of}.{part}", bias=False)
 
-    for side, attentions in (("encoder", [("src_src_att", "attention", "layer_norm")]),
-                             ("decoder", [("trg_trg_att", "self_attention", "x_layer_norm"), ("src_trg_att", "cross_attention", "dec_layer_norm")])):
+    for side, attentions in (
+            ("encoder", [("src_src_att", "attention", "layer_norm")]),
+            ("decoder", [("trg_trg_att", "self_attention", "x_layer_norm"),
+                         ("src_trg_att", "cross_attention", "dec_layer_norm")])):
         for number in range(config["layers"]):
             to, of = f"{side}.layers.{number}", f"{side}.{number}"
             for place, (name, part, norm) in enumerate(attentions):
@@ -157,14 +184,17 @@ def joeynmt_search(folder: Path, shape: dict) -> None:
                 copy(f"{to}.feed_forward.pwff_layer.{theirs_at}", f"{of}.feed_forward.{ours_at}")
         copy(f"{side}.layer_norm", f"{side}_norm")
     missing, unexpected = model.load_state_dict(theirs, strict=False)
-    assert not unexpected and {name.split(".")[-1] for name in missing} <= {"pe"}, (missing, unexpected)
+    assert not unexpected, unexpected
+    assert {name.split(".")[-1] for name in missing} <= {"pe"}, missing
 
     def translate(sentences: list[list[int]], beam: int) -> list[list[int]]:
         src = padded([[i + 1 for i in ids] + [3] for ids in sentences], 1)
         lengths = torch.tensor([len(ids) + 1 for ids in sentences])
-        batch = Batch(src, lengths, None, None, None, torch.arange(len(src)), torch.device("cpu"), 1, 3, is_train=False)
+        batch = Batch(src, lengths, None, None, None, torch.arange(len(src)), torch.device("cpu"),
+                      1, 3, is_train=False)
         found = search(model, batch, -1, beam, 1.0, generate_unk=False)[0]
-        return [[int(i) - 1 for i in ids[: list(ids).index(3) if 3 in ids else None] if i > 3] for ids in found]
+        ended = [list(ids)[: list(ids).index(3) if 3 in ids else None] for ids in found]
+        return [[int(i) - 1 for i in ids if i > 3] for ids in ended]
 
     batches, found = json.loads((folder / "batches.json").read_text()), {}
     for beam in (1, 4):
@@ -183,5 +213,5 @@ def joeynmt_search(folder: Path, shape: dict) -> None:
 
 if __name__ == "__main__":
     name, folder = sys.argv[1], Path(sys.argv[2])
-    programs = {"tutorial": tutorial, "marian": marian, "joeynmt": joeynmt, "joeynmt_search": joeynmt_search}
+    programs = {each.__name__: each for each in (tutorial, marian, joeynmt, joeynmt_search)}
     programs[name](folder, json.loads((folder / "shape.json").read_text()))

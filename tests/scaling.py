@@ -1,11 +1,12 @@
 """What a second process brings, for each script, next to what the machine allows.
 
     python tests/scaling.py --data multi30k               # flags are passed on to all runs
-    python tests/scaling.py --modes ddp,fsdp --data multi30k
+    python tests/scaling.py --modes ddp,fsdp --data multi30k --steps 40
 
-Tokens a second with 1 and with 2 processes of one thread, and the ceiling: two runs of 1 process side by side
-that know nothing of each other, each with half the tokens a step. What is missing to the ceiling is the time
-that goes into communication, waiting included. Three rounds, in turn; the median of each is shown.
+Tokens a second with 1 and with 2 processes of one thread, and the ceiling: two runs of 1 process
+side by side that know nothing of each other, each with half the tokens a step. What is missing to
+the ceiling is the time that goes into communication, waiting included. Three rounds, in turn; the
+median of each is shown.
 """
 
 import argparse
@@ -16,35 +17,45 @@ import sys
 
 from parity import command
 
+TOKENS = 3072                                              # a side in a step, over all processes
+
 
 def speed(*runs: list[str]) -> float:
     """Tokens a second of commands that run at the same time, together."""
-    running = [subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for run in runs]
-    said = [run.communicate() for run in running]
-    for run, (_, errors) in zip(running, said):
-        if run.returncode:
+    running = [subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+               for run in runs]
+    total = 0.0
+    for process, (output, errors) in [(run, run.communicate()) for run in running]:
+        if process.returncode:
             sys.exit(errors)
-    return sum(float(re.search(r"^([\d,]+) source\+target", output, re.MULTILINE)[1].replace(",", "")) for output, _ in said)
+        total += float(re.search(r"([\d,]+) source\+target", output)[1].replace(",", ""))
+    return total
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--modes", default="cpu,ddp,fsdp")
     given, others = parser.parse_known_args()
-    tokens, modes = 3072, given.modes.split(",")
-    flags = ["--benchmark", "--steps", "60", *others]
-    found = {}
+    flags, found, modes = ["--benchmark", "--steps", "60", *others], {}, given.modes.split(",")
+
+    def on_core(core: int, mode: str, tokens: int) -> list[str]:
+        return ["taskset", "-c", str(core),
+                *command(mode, 1, *flags, "--batch-tokens", str(tokens))]
+
     for _ in range(3):
         for mode in modes:
-            whole, half = ([*flags, "--batch-tokens", str(n)] for n in (tokens, tokens // 2))
-            for what, runs in (("one", [["taskset", "-c", "0", *command(mode, 1, *whole)]]),
-                               ("two", [command(mode, 2, *whole)]),
-                               ("ceiling", [["taskset", "-c", str(core), *command(mode, 1, *half)] for core in (0, 1)])):
+            for what, runs in {
+                    "one": [on_core(0, mode, TOKENS)],
+                    "two": [command(mode, 2, *flags, "--batch-tokens", str(TOKENS))],
+                    "ceiling": [on_core(core, mode, TOKENS // 2) for core in (0, 1)]}.items():
                 found.setdefault((mode, what), []).append(speed(*runs))
-    print("| script | 1 process | 2 processes | two runs side by side | of that ceiling | in communication |\n|" + " --- |" * 6)
+    print("| script | 1 process | 2 processes | two runs side by side | of that ceiling "
+          "| in communication |\n|" + " --- |" * 6)
     for mode in modes:
-        one, two, ceiling = (statistics.median(found[mode, what]) for what in ("one", "two", "ceiling"))
-        print(f"| train_{mode}.py | {one:,.0f} | {two:,.0f} | {ceiling:,.0f} | {two / ceiling:.0%} | {1 - two / ceiling:.0%} |")
+        one, two, ceiling = (statistics.median(found[mode, what])
+                             for what in ("one", "two", "ceiling"))
+        print(f"| train_{mode}.py | {one:,.0f} | {two:,.0f} | {ceiling:,.0f} "
+              f"| {two / ceiling:.0%} | {1 - two / ceiling:.0%} |")
 
 
 if __name__ == "__main__":

@@ -307,6 +307,13 @@ class Pods:
     def logs(self) -> str:
         return "".join(self.log(index) for index in self.running)
 
+    def wait(self, condition) -> None:
+        end = time.monotonic() + 120
+        while not condition():
+            if time.monotonic() > end:
+                pytest.fail(f"waited in vain:\n{self.logs()[-6000:]}")
+            time.sleep(0.05)
+
     def end(self, seconds: float) -> list[int]:
         """Waits until all processes of the pods have ended; returns the pods' exit statuses."""
         end = time.monotonic() + seconds
@@ -335,18 +342,18 @@ def test_two_pods_meet_train_leave_together_when_one_is_evicted_and_go_on(tmp_pa
         # The first attempt: the second pod starts first, and DNS knows neither of them yet.
         pods.start(1, *flags, "--steps", "100000")
         pods.start(0, *flags, "--steps", "100000")
-        wait_for(lambda: all("29400) cannot be retrieved" in pods.log(index) for index in (0, 1)))
+        pods.wait(lambda: all("29400) cannot be retrieved" in pods.log(i) for i in (0, 1)))
         assert all_run() and not (tmp_path / "logs" / NAME).exists()
         for index in (0, 1):
             pods.dns(index, known=True)
-        wait_for(lambda: saved.exists() or not all_run())
+        pods.wait(lambda: saved.exists() or not all_run())
         assert saved.exists(), pods.logs()
         config = json.loads((saved.parent / "config.json").read_text())
         assert (config["world_size"], config["host"], config["threads"]) == (2, pods.names[0], 1)
         # One pod is evicted, or the JobSet is deleted: both save and end before --shutdown-timeout.
         for index in random.choice([[0], [1], [0, 1]]):
             os.kill(pods.running[index].pid, signal.SIGTERM)
-        assert 0 not in pods.end(30)
+        assert 0 not in pods.end(60)
         step = int(re.search(r"stopped and saved at step (\d+)", pods.log(0))[1])
         assert "stopped and saved" not in pods.log(1)      # the log is pod 0's
         # The second attempt, with what the JobSet would give it, and an end.

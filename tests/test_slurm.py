@@ -189,8 +189,8 @@ def test_a_job_near_its_time_limit_saves_and_goes_on(slurm, folder, corpus_flags
 
     When it has started again, it gets enough time for the rest.
     """
-    # A step has two exchanges, so 800 steps take 80 seconds or more: longer than until the signal.
-    flags = ["--device", "cpu", "--steps", "800", "--delay-ms", "50", "--log-every", "10",
+    # A step has two exchanges, so 700 steps take 70 seconds or more: longer than until the signal.
+    flags = ["--device", "cpu", "--steps", "700", "--delay-ms", "50", "--log-every", "10",
              "--eval-every", "1000"]
     job = submit(slurm, folder, "--time=20", "--signal=B:USR1@30", f"batch/{name}.sbatch",
                  *corpus_flags, *SMALL, *flags)
@@ -204,11 +204,11 @@ def test_a_job_near_its_time_limit_saves_and_goes_on(slurm, folder, corpus_flags
     wait_until(slurm, folder, job, lambda: "Restarts=0" not in show(slurm, job))
     assert (run / "last.pt").exists() and not (run / "summary.json").exists()
     assert slurm("scontrol", "update", f"JobId={job}", "TimeLimit=20").returncode == 0
-    wait_until(slurm, folder, job, lambda: state(slurm, job) == "COMPLETED", 400)
+    wait_until(slurm, folder, job, lambda: state(slurm, job) == "COMPLETED", 600)
     assert "stopped and saved at step" in output(folder)
     assert "Restarts=0" not in show(slurm, job)
     assert [path.name for path in folder.glob("logs/*/")] == [run.name]
-    assert [int(row["step"]) for row in read_metrics(run)] == list(range(10, 801, 10))
+    assert [int(row["step"]) for row in read_metrics(run)] == list(range(10, 701, 10))
     assert (run / "summary.json").exists()
 
 

@@ -1,11 +1,14 @@
 """What each trick that is there for speed alone brings on a CPU: training without it, in turn.
 
-    python tests/tricks.py --data multi30k --steps 40     # --rounds N, --only WORD, --write
+    python tests/tricks.py --data multi30k --steps 40
+    python tests/tricks.py --rounds 5 --only "Adam|memory" --cpu --write ...
 
 All other flags are those of train_cpu.py. Each run is a fresh `train_cpu.py --benchmark` in which one
 thing is as one would write it first (or, for a trick that is not used, as one would not). Prints the
 median speed of each over the rounds, and how it compares with the run of the same round that has them
-all. --write keeps every run in logs/benchmark/tricks.csv.
+all. --write keeps every run in logs/benchmark/tricks.csv. On a machine that others use too, --cpu
+counts the seconds that a process computed, not those that went by: waiting is then not seen, so what
+processes and exchanges cost is not, either.
 """
 
 import argparse
@@ -15,6 +18,7 @@ import re
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -93,6 +97,8 @@ AGAINST = {"PyTorch's attention in fp32": FP32}            # what a row is compa
 
 if __name__ == "__mp_main__":                              # in each process that `spawn` starts
     CHANGES[os.environ["WITHOUT"]][1]()
+    if "CPU" in os.environ:
+        time.perf_counter = time.process_time
 
 
 def measure(trick: str, flags: list[str]) -> float:
@@ -122,10 +128,13 @@ def main() -> None:
     own = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
                                   formatter_class=argparse.RawDescriptionHelpFormatter)
     own.add_argument("--rounds", metavar="N", type=int, default=3)
-    own.add_argument("--only", metavar="WORD", default="", help="tricks with this in their name")
-    own.add_argument("--write", action="store_true")
+    own.add_argument("--only", metavar="PATTERN", default="", help="some tricks, by name")
+    for name in ("--cpu", "--write"):
+        own.add_argument(name, action="store_true")
     given, flags = own.parse_known_args()
-    chosen = {trick for trick in CHANGES if given.only in trick}
+    if given.cpu:
+        os.environ["CPU"] = "1"
+    chosen = {trick for trick in CHANGES if re.search(given.only, trick)}
     chosen |= {ALL, *(AGAINST[trick] for trick in chosen & AGAINST.keys())}
     found = {trick: [] for trick in CHANGES if trick in chosen}
     for _ in range(given.rounds):
