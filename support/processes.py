@@ -176,7 +176,7 @@ def torchrun(train: Callable, args: Namespace) -> None:
         timeout = args.given.get("timeout", args.defaults["timeout"])
         store = this_attempt(shared, rank, world_size, timeout)
         try:
-            args = share_arguments(args, shared, store, rank)
+            args = share_arguments(args, shared, store, rank, world_size)
             args.threads = torch.get_num_threads()      # torchrun sets OMP_NUM_THREADS=1 by default
             stopped = run(train, rank, world_size, store, args)
         except (BadInput, OSError):

@@ -30,13 +30,13 @@ def wait_for(store: dist.Store, key: str) -> None:
         time.sleep(0.05)
 
 
-def share_arguments(parsed: Namespace, shared: dist.Store, store: dist.Store,
-                    rank: int) -> Namespace:
-    """The complete arguments, the same in all processes: rank 0 sends its own. Raises BadInput.
+def share_arguments(parsed: Namespace, shared: dist.Store, store: dist.Store, rank: int,
+                    world_size: int) -> Namespace:
+    """The complete arguments, the same in all processes: rank 0 sends its own.
 
     Every process compares its command line, code and versions with rank 0's, so that none trains
-    something else without a word. shared: the store that outlives a restart of the processes; it
-    names the run.
+    something else without a word. If one of them differs, all raise BadInput and say which. shared:
+    the store that outlives a restart of the processes; it names the run.
     """
     mine = {"command line": parsed.given, "torch": torch.__version__, "code": checksum_of_code()}
     if rank == 0:
@@ -44,16 +44,24 @@ def share_arguments(parsed: Namespace, shared: dist.Store, store: dist.Store,
         args = flags.complete(parsed, restarted)
         shared.set("folder", args.folder)
         store.set("arguments", json.dumps([mine, vars(args)]))
-        return args
-    wait_for(store, "arguments")
-    first, arguments = json.loads(store.get("arguments"))
-    for name in mine:
-        if mine[name] != first[name]:
-            raise BadInput(f"process {rank}, on {socket.gethostname()}, differs from process 0 in "
-                           f"its {name}: {mine[name]} instead of {first[name]}")
-    args = Namespace(**arguments)
-    if args.device == "cuda":
-        flags.check(args, parsed.devices)                  # of this node's GPUs
+    else:
+        wait_for(store, "arguments")
+        first, arguments = json.loads(store.get("arguments"))
+        args, problem = Namespace(**arguments), ""
+        if differs := [name for name in mine if mine[name] != first[name]]:
+            problem = (f"process {rank}, on {socket.gethostname()}, differs from process 0 in its "
+                       f"{differs[0]}: {mine[differs[0]]} instead of {first[differs[0]]}")
+        elif args.device == "cuda":
+            try:
+                flags.check(args, parsed.devices)          # of this node's GPUs
+            except BadInput as found:
+                problem = str(found)
+        store.set(f"problem/{rank}", problem)
+    for other in range(1, world_size):
+        wait_for(store, f"problem/{other}")
+        if problem := store.get(f"problem/{other}").decode():
+            time.sleep(1)                                  # the others read it, too
+            raise BadInput(problem)
     return args
 
 

@@ -30,7 +30,7 @@ def make_model(seed=3, scale=4, **changes) -> Transformer:
     return model
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_thread():
     """What is so small is fastest so, and other tests may run beside it."""
     threads = torch.get_num_threads()

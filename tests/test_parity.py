@@ -9,17 +9,23 @@ import parity
 from conftest import SMALL, read_metrics, run_script
 
 
-def test_every_mode_gives_the_same_curve_and_weights(tmp_path, corpus_flags, monkeypatch):
+FEW = (("cpu", 2, 1), ("ddp", 2, 1), ("fsdp", 2, 2))
+MANY = (("cpu", 4, 2), ("ddp", 1, 2), ("ddp", 3, 4), ("fsdp", 2, 4), ("fsdp", 3, 1))
+
+
+@pytest.mark.parametrize("cases", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_every_mode_gives_the_same_curve_and_weights(tmp_path, corpus_flags, monkeypatch, cases):
     """A share of tests/parity.py: also three processes, among which nothing divides evenly."""
     monkeypatch.setattr(parity, "STEPS", 20)
     flags = [*corpus_flags, "--batch-tokens", "512"]
     one = parity.run(tmp_path, "cpu", 1, 1, *flags)
     assert one[0][-1] < one[0][0] - 0.05
-    for mode, procs, accumulate in (("cpu", 4, 2), ("ddp", 1, 2), ("ddp", 2, 1), ("ddp", 3, 4), ("fsdp", 2, 4), ("fsdp", 3, 1)):
+    for mode, procs, accumulate in cases:
         loss, weights = parity.differences(one, parity.run(tmp_path, mode, procs, accumulate, *flags))
         assert loss < 1e-4 and weights < 1e-4, (mode, procs, accumulate)
 
 
+@pytest.mark.slow
 def test_any_checkpoint_goes_on_in_any_mode(tmp_path, corpus_flags):
     """FSDP on 4 processes, then DDP on 2, then train_cpu.py on 1: one curve, as if nothing had happened; then translate."""
     flags = [*corpus_flags, *SMALL, "--dropout", "0", "--eval-every", "10"]
@@ -47,6 +53,7 @@ def test_any_checkpoint_goes_on_in_any_mode(tmp_path, corpus_flags):
     assert done.returncode == 0 and done.stdout.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_checkpoints_in_parts_and_recomputed_activations(tmp_path, corpus_flags):
     """Saved in parts by three processes, gone on with by two; then one file, for any mode."""
     flags = [*corpus_flags, *SMALL, "--dropout", "0.1", "--eval-every", "10"]

@@ -49,7 +49,7 @@ def rank_of(pid: int) -> int:
     return workers_of(parent).index(pid)
 
 
-@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+@pytest.mark.parametrize("mode", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_without_torchrun_it_says_what_to_type(tmp_path, mode):
     environment = {name: value for name, value in os.environ.items() if name != "RANK"}
     done = run_script(f"train_{mode}.py", "--device", "cpu", cwd=tmp_path, env=environment)
@@ -59,6 +59,7 @@ def test_without_torchrun_it_says_what_to_type(tmp_path, mode):
     assert done.returncode == 0 and "--accumulate" in done.stdout and not done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_a_gpu_that_is_not_there(tmp_path, mode):
@@ -82,6 +83,7 @@ def test_more_processes_than_gpus(monkeypatch):
         complete(parse_arguments(""))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode, number", [("ddp", signal.SIGTERM), ("fsdp", signal.SIGINT)])
 def test_a_signal_to_torchrun_saves_one_step_everywhere(tmp_path, corpus_flags, mode, number):
     flags = [*corpus_flags, *SMALL, "--save-every", "5", "--eval-every", "40"]
@@ -100,6 +102,7 @@ def test_a_signal_to_torchrun_saves_one_step_everywhere(tmp_path, corpus_flags, 
     assert mathematics(read_metrics(tmp_path / "logs/stopped")) == mathematics(read_metrics(tmp_path / "calm/logs/calm"))
 
 
+@pytest.mark.slow
 def test_torchrun_restarts_the_run_when_a_process_has_died(tmp_path, corpus_flags):
     """Without --name and without --resume: the restarted processes find their run."""
     flags = [*corpus_flags, *SMALL, "--save-every", "5", "--eval-every", "40", "--steps", "80"]
@@ -118,6 +121,7 @@ def test_torchrun_restarts_the_run_when_a_process_has_died(tmp_path, corpus_flag
     assert mathematics(read_metrics(folder)) == mathematics(read_metrics(tmp_path / "logs/calm"))
 
 
+@pytest.mark.slow
 def test_torchrun_on_two_nodes_restarts_when_one_has_lost_its_process(tmp_path, corpus_flags):
     """torchrun counts restarts on each node by itself, and the counts come to differ: all the same, all find each other."""
     flags = [*map(str, corpus_flags), *SMALL, "--save-every", "5", "--eval-every", "1000", "--steps", "300", "--name", "two"]
@@ -180,7 +184,7 @@ def test_two_nodes_without_a_shared_disk_go_on_from_the_same_step(tmp_path, pair
     assert mathematics(read_metrics(first / "logs/two")) == mathematics(read_metrics(tmp_path / "calm/logs/two"))
 
 
-@pytest.mark.parametrize("what", ["learning rate", "corpus"])
+@pytest.mark.parametrize("what", ["learning rate", pytest.param("corpus", marks=pytest.mark.slow)])
 def test_nodes_that_differ_train_nothing(tmp_path, pairs, what):
     folders = two_folders(tmp_path, pairs, same=what != "corpus")
     flags = ["--data", "own", *SMALL, "--steps", "10", "--name", "two"]
@@ -194,6 +198,7 @@ def test_nodes_that_differ_train_nothing(tmp_path, pairs, what):
     assert not list(tmp_path.glob("*/logs/two/metrics.csv"))
 
 
+@pytest.mark.slow
 def test_a_delay_changes_nothing_but_the_time(tmp_path, corpus_flags):
     runs = {}
     for delay in ("0", "100"):
@@ -204,11 +209,13 @@ def test_a_delay_changes_nothing_but_the_time(tmp_path, corpus_flags):
     assert float(runs["100"][-1]["seconds"]) > 10 * 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["cpu", "ddp"])
 def test_kill_9_again_and_again(tmp_path, corpus_flags, mode):
     kill.check(tmp_path, mode, 2, 2, 600, random.randrange(1000), *corpus_flags)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["cpu", "ddp"])
 def test_a_process_that_hangs_is_named(tmp_path, corpus_flags, mode):
     flags = [*corpus_flags, *SMALL, "--save-every", "5", "--steps", "100000", "--timeout", "5", "--name", "hanging"]
@@ -228,6 +235,7 @@ def test_a_process_that_hangs_is_named(tmp_path, corpus_flags, mode):
     assert run.returncode != 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["cpu", "ddp", "fsdp"])
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path, corpus_flags, mode):
     """At a learning rate that no model survives; the checkpoint from before is whole and finite."""
@@ -241,6 +249,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path, corpus_flags, mode):
     assert [int(row["step"]) for row in read_metrics(tmp_path / "logs/wild")] == list(range(1, step))
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_do_not_disturb_each_other(tmp_path, corpus_flags):
     """Started in the same moment in one folder, with no name given: two runs, and both right."""
     flags = [*corpus_flags, *SMALL, "--steps", "20", "--eval-every", "10"]
@@ -257,6 +266,7 @@ def test_two_runs_at_once_do_not_disturb_each_other(tmp_path, corpus_flags):
             assert float(b["train_loss"]) == pytest.approx(float(a["train_loss"]), rel=0.05)      # dropout differs by mode
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not NETWORK, reason="network namespaces need root, iproute2 and a kernel that has them")
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_two_nodes_on_a_network(tmp_path, corpus_flags, mode):

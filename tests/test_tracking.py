@@ -29,6 +29,7 @@ def train_in_two_parts(tmp_path, train, *flags, **how):
     return tmp_path / "logs" / "seen"
 
 
+@pytest.mark.slow
 def test_tensorboard_reads_what_metrics_csv_has(tmp_path, train):
     pytest.importorskip("tensorboard", reason="pip install tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -63,6 +64,7 @@ def wandb_records(path):
             whole = b""
 
 
+@pytest.mark.slow
 def test_wandb_offline_has_what_metrics_csv_has(tmp_path, train):
     pytest.importorskip("wandb", reason="pip install wandb")
 
@@ -95,6 +97,7 @@ def test_what_is_not_installed_is_named(monkeypatch, name, flags):
         flag_table.complete(flag_table.parse_arguments("", devices=("cpu",)))
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_is_resumed_is_as_it_was(tmp_path, train):
     """It died after its last checkpoint, before its summary: all that has to be done again is there."""
     done = train(tmp_path, "--name", "seen", "--steps", "5", "--average", "2", "--log-every", "4")
@@ -112,6 +115,7 @@ def test_a_finished_run_that_is_resumed_is_as_it_was(tmp_path, train):
     assert len(then["epochs"]) == 1
 
 
+@pytest.mark.slow
 def test_an_evaluation_within_an_epoch_is_in_its_record(tmp_path, train):
     """Where evaluations do not fall on the ends of epochs, the latest before one counts; also across a stop."""
     how = ["--batch-tokens", "2048", "--eval-every", "7"]
@@ -124,6 +128,7 @@ def test_an_evaluation_within_an_epoch_is_in_its_record(tmp_path, train):
         assert row["valid_loss"] == pytest.approx(evaluated[max(step for step in evaluated if step <= row["step"])], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_record_of_each_epoch(tmp_path, train):
     """Also across a stop in the middle of an epoch, and with a last epoch that is not finished."""
     assert train(tmp_path, "--name", "seen", "--steps", "12").returncode == 0

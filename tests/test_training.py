@@ -10,8 +10,11 @@ import sys
 import pytest
 import torch
 
-from support import machine
 from conftest import ROOT, SMALL, children_of, mathematics, read_metrics, run_script, wait_for
+from support import machine
+from support.errors import BadInput
+from support.flags import complete, parse_arguments
+
 
 def test_one_and_two_processes_compute_the_same(tmp_path, train):
     """30 steps without dropout, with processes and micro-batches that do not divide the sentences evenly too."""
@@ -35,6 +38,7 @@ def test_one_and_two_processes_compute_the_same(tmp_path, train):
         assert max(float((other[name] - weights[0][name]).abs().max()) for name in other) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, train):
     """With dropout; ended twice by --steps, and gone on with by --resume and by --name."""
     how = ["--procs", "2", "--dropout", "0.2", "--log-every", "3", "--eval-every", "6", "--average", "3"]
@@ -100,7 +104,10 @@ def alive(pids) -> set[int]:
     return {pid for pid in pids if os.path.exists(f"/proc/{pid}") and open(f"/proc/{pid}/stat").read().rsplit(")")[-1].split()[0] != "Z"}
 
 
-@pytest.mark.parametrize("number, whole_group", [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False)])
+@pytest.mark.parametrize("number, whole_group", [
+    (signal.SIGINT, True), pytest.param(signal.SIGINT, False, marks=pytest.mark.slow),
+    pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
+    pytest.param(signal.SIGHUP, True, marks=pytest.mark.slow)])
 def test_ctrl_c_and_kill_save_say_so_and_leave_nobody_behind(running, number, whole_group):
     """Ctrl-C at a terminal reaches all processes, `kill` the parent alone."""
     process, workers, run = running
@@ -113,6 +120,7 @@ def test_ctrl_c_and_kill_save_say_so_and_leave_nobody_behind(running, number, wh
     wait_for(lambda: not alive(workers), 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_the_processes_start_ends_the_run_too(started, number):
     """Whatever they are doing at that moment: importing, meeting, or their first step."""
@@ -125,6 +133,7 @@ def test_a_signal_while_the_processes_start_ends_the_run_too(started, number):
     wait_for(lambda: not alive(workers), 10)
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_parent_or_of_a_worker_leaves_nobody_behind(running):
     process, workers, run = running
     process.kill()
@@ -143,16 +152,25 @@ def test_a_dead_worker_ends_the_run_with_one_line(running):
     wait_for(lambda: not alive(workers), 10)
 
 
+def answered_in_one_line(done, expected) -> bool:
+    return done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and expected in done.stderr
+
+
+def test_bad_flags_are_answered_in_one_line(tmp_path, train):
+    for flags, expected in [(["--data", "nowhere"], "nowhere.de: no such file"),
+                            (["--procs", "10000"], "--procs 10000: at most 4 for each of the"),
+                            (["--layer", "3"], "unrecognized arguments: --layer")]:
+        done = train(tmp_path, *flags)
+        assert answered_in_one_line(done, expected), done.stderr
+        assert not (tmp_path / "logs").exists()
+
+
 @pytest.mark.parametrize("flags, expected", [
-    (["--d-model", "250", "--heads", "4"], "d_model 250 cannot be split over 4 heads"),
-    (["--data", "nowhere"], "nowhere.de: no such file"),
+(["--d-model", "250", "--heads", "4"], "d_model 250 cannot be split over 4 heads"),
     (["--device", "cuda"], "--device cuda: this script trains on cpu only"),
     (["--resume", "logs/nothing"], "logs/nothing/last.pt: no such file"),
     (["--batch-tokens", "0"], "--batch-tokens 0: it must be from 1 to"),
-    (["--layer", "3"], "unrecognized arguments: --layer"),
-    (["--epochs", "many"], "invalid int value"),
     (["--seed", "-1"], "--seed -1: it must be from 0 to"),
-    (["--procs", "10000"], "--procs 10000: at most 4 for each of the"),
     (["--accumulate", "300000000"], "--accumulate 300000000: it must be from 1 to"),
     (["--timeout", "10000000000000"], "--timeout 10000000000000: it must be from 1 to"),
     (["--vocab-size", "12345678901234567890"], "--vocab-size 12345678901234567890: it must be from"),
@@ -163,13 +181,17 @@ def test_a_dead_worker_ends_the_run_with_one_line(running):
     (["--name", "a/../../x"], "--name 'a/../../x': letters, digits"),
     (["--dropout", "1.5"], "dropout 1.5 is not in [0, 1)"),
 ])
-def test_bad_flags_are_answered_in_one_line(tmp_path, train, flags, expected):
-    done = train(tmp_path, *flags)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and expected in done.stderr, done.stderr
+def test_flags_that_cannot_be_are_refused(tmp_path, monkeypatch, flags, expected):
+    """As in the page, without starting it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train_cpu.py", *flags])
+    with pytest.raises(BadInput) as problem:
+        complete(parse_arguments("", devices=("cpu",), procs=(int, 0, "processes")))
+    assert expected in str(problem.value) and "\n" not in str(problem.value)
     assert not (tmp_path / "logs").exists()
 
 
+@pytest.mark.slow
 def test_resume_refuses_another_shape_and_a_spoilt_checkpoint(tmp_path, trained):
     import shutil
 
@@ -185,6 +207,7 @@ def test_resume_refuses_another_shape_and_a_spoilt_checkpoint(tmp_path, trained)
     assert (tmp_path / "logs/first/metrics.csv").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_going_on_keeps_the_rows_and_refuses_another_corpus(tmp_path, train, pairs):
     """The rows from before stay, also when rows are now wanted less often."""
     from conftest import write_pairs
@@ -224,6 +247,7 @@ def test_a_name_goes_on_with_its_run_or_refuses_other_flags(tmp_path, train):
             (run / file).unlink()
 
 
+@pytest.mark.slow
 def test_weights_of_a_run_that_never_saved_are_not_averaged_into_the_next(tmp_path, train):
     folder = tmp_path / "logs" / "r"
     folder.mkdir(parents=True)
@@ -240,6 +264,7 @@ def test_logs_that_cannot_be_written(tmp_path, train):
     assert done.returncode == 2 and done.stderr.startswith("error: logs: cannot be written") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_do_not_disturb_each_other(tmp_path, small_corpus):
     """Same folder, same corpus that neither has encoded yet, no names given."""
     command = [sys.executable, str(ROOT / "train_cpu.py"), "--data", str(small_corpus), "--valid", f"{small_corpus}-valid", *SMALL,
@@ -253,6 +278,7 @@ def test_two_runs_at_once_do_not_disturb_each_other(tmp_path, small_corpus):
     assert mathematics(read_metrics(runs[0])) == mathematics(read_metrics(runs[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("procs", [1, 2])
 def test_mfu_is_the_models_operations_over_those_that_the_hardware_could_do(tmp_path, train, procs):
     """Counting real tokens only; --peak-tflops is of one device."""

@@ -23,7 +23,7 @@ from data import BOS, EOS
 from model import ModelConfig, Transformer, initialize
 from support.beam import translate_batch
 from support.errors import BadInput
-from test_beam import make_model
+from test_beam import make_model, one_thread                # the latter is a fixture
 
 SENTENCE = "Ein Hund läuft im Park."
 

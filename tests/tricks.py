@@ -1,14 +1,16 @@
-"""What each trick that is there for speed alone brings on a CPU: training without it, in turn.
+"""What each trick that is there for speed alone brings on a CPU: two runs in turn, one without it.
 
     python tests/tricks.py --data multi30k --steps 40
-    python tests/tricks.py --rounds 5 --only "Adam|memory" --cpu --write ...
+    python tests/tricks.py --only "Adam|memory" --cpu --write ...
 
-All other flags are those of train_cpu.py. Each run is a fresh `train_cpu.py --benchmark` in which one
-thing is as one would write it first (or, for a trick that is not used, as one would not). Prints the
-median speed of each over the rounds, and how it compares with the run of the same round that has them
-all. --write keeps every run in logs/benchmark/tricks.csv. On a machine that others use too, --cpu
-counts the seconds that a process computed, not those that went by: waiting is then not seen, so what
-processes and exchanges cost is not, either.
+All other flags are those of train_cpu.py, which is run with --benchmark. For each trick there are
+two runs, that of all tricks, and one in which this one thing is as one would write it first (or,
+for a trick that is not used, as one would not). They take the same steps, in turn: one waits while
+the other computes, so what else the machine does meets both. Prints the median of each run's speeds,
+and of their ratio; the first quarter of the steps is left out, and the first row, of two equal runs,
+shows how exact it is. --write keeps all in logs/benchmark/tricks.csv. On a machine that others use
+too, --cpu counts the seconds that rank 0 computed, not those that went by: then waiting for other
+processes costs nothing.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +39,7 @@ import model
 import train_cpu
 from support import fast, processes
 from support.flags import parse_arguments
+from support.runs import Run
 
 
 def unsorted(src_lengths, tgt_lengths, batch_tokens, rng):
@@ -70,9 +74,11 @@ def put(place, name: str, value) -> Callable[[], None]:
     return lambda: setattr(place, name, value)
 
 
+PATIENCE = timedelta(minutes=10)
 ALL, FP32, SDPA = "all of them", "bf16", F.scaled_dot_product_attention
 CHANGES = {                                                # trick: (what is instead, how, flags)
     ALL: ("", lambda: None, []),
+    "nothing": ("the same again", lambda: None, []),
     "one process a core": ("one process, a thread a core", lambda: None, ["--procs", "1"]),
     FP32: ("fp32", lambda: None, ["--precision", "fp32"]),
     "PyTorch's attention in fp32": (
@@ -93,31 +99,55 @@ CHANGES = {                                                # trick: (what is ins
     "Adam in a loop": (
         "fused=True", put(torch.optim, "Adam", partial(torch.optim.Adam, fused=True)), []),
 }
-AGAINST = {"PyTorch's attention in fp32": FP32}            # what a row is compared with, if not ALL
+# What a trick is compared with, if not with all of them.
+AGAINST = {"PyTorch's attention in fp32": FP32}
+
+
+def take_turns(name: str) -> None:
+    """Has a process of train_cpu.py wait for its turn before each step, and say how fast it was."""
+    store = dist.TCPStore("127.0.0.1", int(os.environ["PORT"]), is_master=False, timeout=PATIENCE)
+    clock = time.process_time if "CPU" in os.environ else time.perf_counter
+    seed_step, record, began = train_cpu.seed_step, Run.record, 0.0
+
+    def wait_first(seed: int, step: int, rank: int) -> None:
+        nonlocal began
+        store.wait([f"{name} {step}"])
+        began = clock()
+        seed_step(seed, step, rank)
+
+    def report(run: Run, step: int, *more) -> None:
+        if run.rank == 0:
+            speed = run.task.size(step - 1)[1] / (clock() - began)
+            store.set(f"{name} {step - 1} speed", str(speed))
+        record(run, step, *more)
+
+    train_cpu.seed_step, Run.record = wait_first, report
+
 
 if __name__ == "__mp_main__":                              # in each process that `spawn` starts
     CHANGES[os.environ["WITHOUT"]][1]()
-    if "CPU" in os.environ:
-        time.perf_counter = time.process_time
+    take_turns(os.environ["WITHOUT"])
 
 
-def measure(trick: str, flags: list[str]) -> float:
-    """Source and target tokens a second without this trick."""
-    command = [sys.executable, __file__, "--benchmark", *CHANGES[trick][2], *flags]
-    done = subprocess.run(command, env=os.environ | {"WITHOUT": trick}, capture_output=True,
-                          text=True)
-    if done.returncode:
-        sys.exit(f"without {trick}: {done.stderr}")
-    return float(re.search(r"([\d,]+) source\+target", done.stdout)[1].replace(",", ""))
-
-
-def print_table(found: dict[str, list[float]]) -> None:
-    print("| what is fast | what is instead | tokens/s | instead of |\n|" + " --- |" * 4)
-    for trick, speeds in found.items():
-        base = found[AGAINST.get(trick, ALL)]
-        change = statistics.median(one / other - 1 for one, other in zip(speeds, base))
-        print(f"| {trick} | {CHANGES[trick][0]} | {statistics.median(speeds):,.0f} "
-              f"| {statistics.median(base):,.0f}: {change:+.1%} |")
+def measure(trick: str, steps: int, flags: list[str]) -> list[tuple[float, float]]:
+    """Tokens a second of each step, with the trick and without it."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+    both, found = (AGAINST.get(trick, ALL), trick), []
+    running = [subprocess.Popen([sys.executable, __file__, "--benchmark", "--steps", str(steps),
+                                 *flags, *CHANGES[name][2]], stdout=subprocess.DEVNULL,
+                                env=os.environ | {"WITHOUT": name, "PORT": str(store.port)})
+               for name in both]
+    try:
+        for step in range(steps):
+            speeds = {}
+            for name in both[:: 1 if step % 2 else -1]:    # nobody is always the first
+                store.set(f"{name} {step}", "")
+                speeds[name] = float(store.get(f"{name} {step} speed"))
+            found.append(tuple(speeds[name] for name in both))
+    finally:
+        for run in running:
+            run.terminate() if len(found) < steps else run.wait()
+    return found[steps // 4 :]
 
 
 def main() -> None:
@@ -127,29 +157,31 @@ def main() -> None:
         return
     own = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
                                   formatter_class=argparse.RawDescriptionHelpFormatter)
-    own.add_argument("--rounds", metavar="N", type=int, default=3)
+    own.add_argument("--steps", metavar="N", type=int, default=40)
     own.add_argument("--only", metavar="PATTERN", default="", help="some tricks, by name")
-    for name in ("--cpu", "--write"):
-        own.add_argument(name, action="store_true")
+    own.add_argument("--cpu", action="store_true")
+    own.add_argument("--write", action="store_true")
     given, flags = own.parse_known_args()
     if given.cpu:
         os.environ["CPU"] = "1"
-    chosen = {trick for trick in CHANGES if re.search(given.only, trick)}
-    chosen |= {ALL, *(AGAINST[trick] for trick in chosen & AGAINST.keys())}
-    found = {trick: [] for trick in CHANGES if trick in chosen}
-    for _ in range(given.rounds):
-        for trick, speeds in found.items():
-            speeds.append(measure(trick, flags))
-            print(f"{trick}, {CHANGES[trick][0]}: {speeds[-1]:,.0f}", file=sys.stderr, flush=True)
+    found = {}
+    print("| what is fast | what is instead | tokens/s | instead | median of the ratio |\n|"
+          + " --- |" * 5, flush=True)
+    for trick in CHANGES:
+        if trick != ALL and re.search(given.only, trick):
+            found[trick] = measure(trick, given.steps, flags)
+            fast, slow = map(statistics.median, zip(*found[trick]))
+            ratio = statistics.median(one / other for one, other in found[trick])
+            print(f"| {trick} | {CHANGES[trick][0]} | {fast:,.0f} | {slow:,.0f} | {ratio:.2f} |",
+                  flush=True)
     if given.write:
         path = Path("logs/benchmark/tricks.csv")
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "w", newline="") as file:
             rows = csv.writer(file, lineterminator="\n")
-            rows.writerow(["without", "instead", "round", "tokens_per_second"])
-            rows.writerows([trick, CHANGES[trick][0], n, f"{speed:.0f}"]
-                           for trick, speeds in found.items() for n, speed in enumerate(speeds, 1))
-    print_table(found)
+            rows.writerow(["trick", "instead", "tokens_per_second", "tokens_per_second_instead"])
+            rows.writerows([trick, CHANGES[trick][0], round(fast), round(slow)]
+                           for trick, speeds in found.items() for fast, slow in speeds)
 
 
 if __name__ == "__main__":
