@@ -150,7 +150,7 @@ def start_nodes(folders, flags, *, script="train_ddp.py", restarts=3):
                               "--rdzv-conf", f"is_host={not node}", "--local-addr", "127.0.0.1",
                               ROOT / script, "--device", "cpu", *map(str, own)],
                              cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                             env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")})
+                             env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"})
             for node, (folder, own) in enumerate(zip(folders, flags))]
 
 

@@ -6,11 +6,11 @@
 All other flags are those of train_cpu.py, which is run with --benchmark. For each trick there are
 two runs, that of all tricks, and one in which this one thing is as one would write it first (or,
 for a trick that is not used, as one would not). They take the same steps, in turn: one waits while
-the other computes, so what else the machine does meets both. Prints the median of each run's speeds,
-and of their ratio; the first quarter of the steps is left out, and the first row, of two equal runs,
-shows how exact it is. --write keeps all in logs/benchmark/tricks.csv. On a machine that others use
-too, --cpu counts the seconds that rank 0 computed, not those that went by: then waiting for other
-processes costs nothing.
+the other computes, so what else the machine does meets both. Prints the median of each run's
+speeds, and of their ratio; the first quarter of the steps is left out, and the first row, of two
+equal runs, shows how exact it is. --write keeps all in logs/benchmark/tricks.csv. On a machine that
+others use too, --cpu counts the seconds that rank 0 computed, not those that went by: then waiting
+for other processes costs nothing.
 """
 
 import argparse
