@@ -63,7 +63,7 @@ ODD = ["Ein Hund läuft.", "", "   ", "😀🚀", "你好世界", "a\x07b\x1b[31
        "Wort " * 5000, "<eos> <pad>", "\u2028 eins \x85 zwei", "q"]
 
 
-@pytest.mark.parametrize("engine", ["own", "ctranslate2"])
+@pytest.mark.parametrize("engine", ["own", pytest.param("ctranslate2", marks=pytest.mark.optional)])
 def test_odd_lines_come_out_one_for_one(trained, engine):
     if engine == "ctranslate2":
         pytest.importorskip("ctranslate2")
@@ -211,6 +211,7 @@ def test_a_picture_of_what_each_word_attends_to(trained, answer):
 # --- The other engine -----------------------------------------------------------------------------
 
 
+@pytest.mark.optional
 def test_the_scores_of_ctranslate2_are_nearly_ours(small_corpus, answer):
     pytest.importorskip("ctranslate2")
     lines = Path(f"{small_corpus}-test.de").read_text()
@@ -238,6 +239,7 @@ def random_words(seed, sentences, length):
     return torch.randint(3, 30, (sentences, length), generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.optional
 @pytest.mark.parametrize("compute_type", ["int8", "float32", "unknown"])
 @pytest.mark.parametrize("beam", [1, 4])
 def test_ctranslate2_finds_what_beam_search_finds(copier, tmp_path, beam, compute_type):
@@ -256,6 +258,7 @@ def test_ctranslate2_finds_what_beam_search_finds(copier, tmp_path, beam, comput
             assert theirs[0][0] == pytest.approx(ours[0][0], rel=0.2, abs=0.01)
 
 
+@pytest.mark.optional
 def test_ctranslate2_takes_models_with_post_norm(tmp_path):
     pytest.importorskip("ctranslate2")
     from support.ctranslate import Engine
@@ -267,6 +270,7 @@ def test_ctranslate2_takes_models_with_post_norm(tmp_path):
     assert [one[0][1] for one in found] == [one[0][1] for one in ours]
 
 
+@pytest.mark.optional
 def test_a_conversion_is_kept_until_the_checkpoint_changes(tmp_path, monkeypatch):
     pytest.importorskip("ctranslate2")
     from support import ctranslate
@@ -295,6 +299,7 @@ def test_a_conversion_is_kept_until_the_checkpoint_changes(tmp_path, monkeypatch
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best.ct2", "best.pt"]
 
 
+@pytest.mark.optional
 def test_a_conversion_that_cannot_be_written_is_said_in_one_line(tmp_path):
     pytest.importorskip("ctranslate2")
     from support.ctranslate import Engine
