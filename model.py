@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 @dataclass
@@ -256,7 +255,9 @@ def initialize(model: nn.Module, seed: int) -> None:
             nn.init.normal_(whole, std=whole.shape[1] ** -0.5, generator=generator)
         elif whole.dim() > 1:
             nn.init.xavier_uniform_(whole, generator=generator)
-        if isinstance(parameter, DTensor):
+        if hasattr(parameter, "placements"):              # a DTensor: this process has a shard
+            from torch.distributed.tensor import distribute_tensor
+
             whole = distribute_tensor(whole.to(parameter.device), parameter.device_mesh,
                                       parameter.placements, src_data_rank=None)
         parameter.copy_(whole)

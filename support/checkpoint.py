@@ -14,22 +14,11 @@ import shutil
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.checkpoint import load as load_parts
-from torch.distributed.checkpoint import save as save_parts
-from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict,
-                                                     get_state_dict, set_model_state_dict,
-                                                     set_optimizer_state_dict, set_state_dict)
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
 from support.errors import BadInput
 
 FORMAT = 2
-# Whole weights: gathered to rank 0's CPU, and sent from there. All processes have to take part.
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-PARTS = StateDictOptions()                                 # each process its own
 
 
 def load(path: Path) -> dict:
@@ -88,65 +77,11 @@ def load_run(folder: Path, sharded: bool) -> dict:
     return checkpoint
 
 
-def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: dict | None,
-            sharded: str = "") -> None:
-    """Puts a checkpoint into model and optimizer, in all processes. Raises BadInput.
-
-    checkpoint: what rank 0 has read, None in the others: rank 0 sends each its weights. sharded:
-    the folder of a checkpoint in parts, from which every process reads its own.
-    """
-    try:
-        if sharded:
-            weights, state = get_state_dict(model, optimizer, options=PARTS)
-            load_parts({"model": weights, "optimizer": state}, checkpoint_id=sharded)
-            set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state,
-                           options=PARTS)
-        else:
-            whole = checkpoint or {"model": {}, "optimizer": {}}
-            weights, state = whole["model"], whole["optimizer"]
-            set_model_state_dict(model, weights, options=FROM_RANK_0)
-            set_optimizer_state_dict(model, optimizer, state, options=FROM_RANK_0)
-    except (RuntimeError, KeyError, ValueError) as problem:
-        reason = str(problem).splitlines()[0][:200]
-        raise BadInput(f"the checkpoint does not fit the model ({reason})")
-
-
-def save_sharded(folder: Path, name: str, weights: dict, state: dict) -> None:
-    """Writes every process's part to FOLDER/NAME; a collective."""
-    save_parts({"model": weights, "optimizer": state}, checkpoint_id=folder / name)
-
-
 def remove_sharded(folder: Path, but: str) -> None:
     """Removes the checkpoints in parts of other steps than `but`."""
     for other in folder.glob("sharded-*"):
         if other.name != but:
             shutil.rmtree(other, ignore_errors=True)
-
-
-def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The model's weights on the CPU: in rank 0 at least, and {} in others. A collective."""
-    return get_model_state_dict(model, options=WHOLE)
-
-
-def put_weights(model: nn.Module, weights: dict[str, Tensor] | None) -> None:
-    """Gives every process's `model` the weights that rank 0 has. A collective."""
-    set_model_state_dict(model, dict(weights or {}), options=FROM_RANK_0)     # it changes the dict
-
-
-def whole_copy(model: nn.Module, fresh) -> nn.Module | None:
-    """A model with all its weights, to translate with; a collective.
-
-    That is `model` itself, where it has them. Where each process has parts only, rank 0 gathers
-    them on its CPU, into the model that `fresh()` makes, and the others get None.
-    """
-    if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-        return model
-    weights = whole_weights(model)
-    if dist.get_rank() > 0:
-        return None
-    whole = fresh()
-    whole.load_state_dict(weights)
-    return whole
 
 
 def mean_weights(paths: list[Path]) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ def speed_up(model: nn.Module, device: str, bf16: bool) -> nn.Module:
             module.attend = F.scaled_dot_product_attention
         for name, child in module.named_children():
             if isinstance(child, nn.Dropout) and device == "cpu":
-                setattr(module, name, FastDropout(child.p))
+                setattr(module, name, FastDropout(child.p).train(child.training))
     if isinstance(model, Transformer):
         model.loss = SummedCrossEntropy.apply
     return model

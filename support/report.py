@@ -11,6 +11,7 @@ from torch import nn
 from support import checkpoint
 from support.log import write_json
 from support.machine import peak_memory
+from support.weights import put_weights
 
 
 def finish(run, model: nn.Module) -> None:
@@ -22,7 +23,7 @@ def finish(run, model: nn.Module) -> None:
     task, first = run.task, run.task.figures[0]
 
     def score(weights: dict | None) -> float:
-        checkpoint.put_weights(model, weights)
+        put_weights(model, weights)
         return task.evaluate(model, "valid", run.rank, run.world_size, final=True)[first]
 
     best = checkpoint.load(run.folder / "best.pt") if run.writes else {"model": None}
@@ -36,7 +37,7 @@ def finish(run, model: nn.Module) -> None:
                 best = run.content(run.last, mean) | {"averaged": len(paths)}
                 checkpoint.save(run.folder / "best.pt", best)
         else:
-            checkpoint.put_weights(model, best["model"])
+            put_weights(model, best["model"])
     figures, text = task.report(model, run.rank, run.world_size, run.folder)
     memory = [None] * run.world_size
     dist.all_gather_object(memory, peak_memory())

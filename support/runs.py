@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from support import checkpoint, report
+from support import checkpoint, report, weights
 from support.errors import BadInput
 from support.log import Log
 from support.machine import matrix_rate, peak_memory
@@ -35,7 +35,7 @@ class Run:
         self.eval_every = args.eval_every or task.epoch_steps
         self.save_every = args.save_every or self.eval_every
         self.sharded = getattr(args, "sharded", False)     # a flag of train_fsdp.py
-        self.options = checkpoint.PARTS if self.sharded else checkpoint.WHOLE
+        self.options = weights.PARTS if self.sharded else weights.WHOLE
         self.columns = [*COLUMNS, *(f"valid_{name}" for name in task.figures)]
         # Travels in the checkpoint. nll and targets: the sums since the last row of metrics.csv;
         # epoch: those of the epoch that is going on; epochs: a record of each that is done.
@@ -68,7 +68,7 @@ class Run:
         dist.broadcast_object_list(everyone)
         step, self.progress, parts = everyone[0]
         if self.args.saved:
-            checkpoint.restore(model, optimizer, found, parts)
+            weights.restore(model, optimizer, found, parts)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         if self.writes:
             self.log = Log(self.folder, self.flags(), self.task.saved()["config"], parameters,
@@ -142,7 +142,7 @@ class Run:
         The best have the highest first figure on the validation part, and of those the lowest loss.
         A collective: where the processes have parts of the weights, rank 0 gathers them.
         """
-        weights = checkpoint.whole_weights(model)
+        whole = weights.whole_weights(model)
         columns = ("loss", *self.task.figures)
         self.progress["evaluated"] = {f"valid_{name}" if name in columns else name: value
                                       for name, value in figures.items()}
@@ -151,31 +151,31 @@ class Run:
         if reached > self.progress["best"]:
             self.progress["best"] = reached
             if self.writes:
-                best = self.content(step, weights) | {"averaged": 1}
+                best = self.content(step, whole) | {"averaged": 1}
                 checkpoint.save(self.folder / "best.pt", best)
         if self.writes and self.args.average > 1:          # as many as will be averaged
-            checkpoint.save(self.folder / f"step-{step:07d}.pt", self.content(step, weights))
+            checkpoint.save(self.folder / f"step-{step:07d}.pt", self.content(step, whole))
             for old in sorted(self.folder.glob("step-*.pt"))[: -self.args.average]:
                 old.unlink()
         self.mark = time.perf_counter()
 
-    def save(self, step: int, weights: dict, optimizer: dict) -> None:
+    def save(self, step: int, model: dict, optimizer: dict) -> None:
         """Writes last.pt, what a run goes on from; with --sharded every process writes its part."""
         if self.sharded:
             name = f"sharded-{step:07d}"
-            checkpoint.save_sharded(self.folder, name, weights, optimizer)
-            weights, optimizer = {}, {}
+            weights.save_sharded(self.folder, name, model, optimizer)
+            model = {}
         if self.writes:
             self.progress["seconds"] = time.perf_counter() - self.began
             more = {"sharded": name} if self.sharded else {"optimizer": optimizer}
-            checkpoint.save(self.folder / "last.pt", self.content(step, weights) | more)
+            checkpoint.save(self.folder / "last.pt", self.content(step, model) | more)
             checkpoint.remove_sharded(self.folder, more.get("sharded", ""))
             self.log.note_saved()
         self.mark = time.perf_counter()
 
-    def content(self, step: int, weights: dict[str, Tensor]) -> dict:
+    def content(self, step: int, model: dict[str, Tensor]) -> dict:
         """What every mode's checkpoint file holds."""
-        return {"step": step, "model": weights, "task": self.task.saved(), "flags": self.flags(),
+        return {"step": step, "model": model, "task": self.task.saved(), "flags": self.flags(),
                 "progress": self.progress}
 
     # --- The log

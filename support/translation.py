@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from data import BPE, Batches, Pairs, group_by_length, prepare, read_bpe, read_text
 from model import ModelConfig, Transformer, flops
 from support.beam import translate_batch, translate_lines
-from support.checkpoint import load, whole_copy
+from support.checkpoint import load
 from support.corpora import CACHE, find_corpus
 from support.errors import BadInput
 from support.fast import speed_up
@@ -153,6 +153,8 @@ class Translation:
     def translate(self, model: nn.Module, part: str, beam: int, rank: int,
                   world_size: int) -> list[str]:
         """Translations of a part, shared out among the processes that can hold a whole model."""
+        from support.weights import whole_copy             # slow to import: not for translate.py
+
         whole = whole_copy(model, lambda: Transformer(self.config).eval())
         holding = [None] * world_size
         dist.all_gather_object(holding, whole is not None)
