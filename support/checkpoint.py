@@ -1,4 +1,4 @@
-"""The checkpoint file that every mode reads and writes, and how weights in parts become whole.
+"""The checkpoint file that every mode reads and writes (support/weights.py gathers what is in it).
 
     checkpoint = load(Path("logs/RUN/best.pt"))          # tensors, numbers and text: nothing is run
 
