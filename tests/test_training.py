@@ -16,6 +16,7 @@ from support.errors import BadInput
 from support.flags import complete, parse_arguments
 
 
+@pytest.mark.slow
 def test_one_and_two_processes_compute_the_same(tmp_path, train):
     """30 steps without dropout, with processes and micro-batches that do not divide the sentences evenly too."""
     how = ["--steps", "30", "--eval-every", "15", "--dropout", "0"]
@@ -142,6 +143,7 @@ def test_kill_9_of_the_parent_or_of_a_worker_leaves_nobody_behind(running):
     assert torch.load(run / "last.pt", weights_only=True)["step"] >= 5
 
 
+@pytest.mark.slow
 def test_a_dead_worker_ends_the_run_with_one_line(running):
     process, workers, run = running
     victim = max(pid for pid in workers if b"spawn_main" in open(f"/proc/{pid}/cmdline", "rb").read())

@@ -88,7 +88,9 @@ def test_a_file_is_translated_in_order_on_all_cores(trained, pairs, answer):
     assert sum(a == b for a, b in zip(lines[300:310], few)) >= 8
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [
+    pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+    pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_no_process_of_the_pool_outlives_it(trained, number):
     lines = "".join(f"{i} Hunde laufen im Park.\n" for i in range(translate.AT_ONCE))
     with subprocess.Popen([sys.executable, str(ROOT / "translate.py"), "--procs", "2"], cwd=trained,
@@ -350,7 +352,8 @@ class Terminal:
         os.write(self.master, text.encode())
 
 
-@pytest.mark.parametrize("end", ["q\n", " q \n", "\x04", "\x03"])
+@pytest.mark.parametrize("end", ["q\n", *(
+    pytest.param(end, marks=pytest.mark.slow) for end in (" q \n", "\x04", "\x03"))])
 def test_the_prompt_answers_until_q_ctrl_d_or_ctrl_c(trained, end):
     terminal = Terminal(trained)
     try:
