@@ -37,7 +37,7 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     model = task.model().to(device)
     initialize(model, args.seed)
     parameters = list(model.parameters())
-    optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.98), eps=1e-9)
+    optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.98), eps=1e-9, fused=True)
     run = Run(args, task, rank, world_size)
     step = run.restore(model, optimizer)
     # Every .grad is a view into one flat tensor, so that one all-reduce adds up all of them.
