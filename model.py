@@ -18,12 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-@dataclass
-class ModelConfig:
-    """The shape of a model. Raises ValueError, in one line, for an impossible one."""
+@dataclass(kw_only=True)
+class LayerConfig:
+    """The shape of a stack of layers. Raises ValueError, in one line, for an impossible one."""
 
-    vocab_size: int
-    layers: int = 3            # encoder layers, and as many decoder layers
+    layers: int = 3            # encoder layers; the Transformer has as many decoder layers
     d_model: int = 256
     heads: int = 4
     d_ff: int = 1024
@@ -32,11 +31,12 @@ class ModelConfig:
     norm: str = "pre"          # "post" is the paper's; "pre" trains without a long warm-up
     max_length: int = 128      # the longest sentence, in tokens, its end mark included
     pad: int = 0
-    bos: int = 1
-    eos: int = 2
+    bias: bool = False         # in attention's projections
+    activation: str = "relu"   # between the feed-forward layers
+    epsilon: float = 1e-5      # of layer norm
 
     def __post_init__(self):
-        for name in ("vocab_size", "layers", "d_model", "heads", "d_ff", "max_length"):
+        for name in ("layers", "d_model", "heads", "d_ff", "max_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
         if self.d_model % self.heads:
@@ -46,8 +46,48 @@ class ModelConfig:
         for name in ("dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} is not in [0, 1)")
-        if self.norm not in ("pre", "post"):
-            raise ValueError(f"norm {self.norm!r} is neither 'pre' nor 'post'")
+        for name, known in (("norm", ("pre", "post")), ("activation", ("relu", "gelu"))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} {getattr(self, name)!r} is none of {', '.join(known)}")
+
+
+@dataclass(kw_only=True)
+class ModelConfig(LayerConfig):
+    """The shape of a Transformer."""
+
+    vocab_size: int
+    bos: int = 1
+    eos: int = 2
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.vocab_size < 1:
+            raise ValueError(f"vocab_size is {self.vocab_size}: it must be at least 1")
+
+
+@dataclass(kw_only=True)
+class ClassifierConfig(LayerConfig):
+    """The shape of a Classifier: of texts where vocab_size > 0, of pictures where patch > 0."""
+
+    classes: int
+    vocab_size: int = 0
+    patch: int = 0                               # a picture is cut into squares of so many pixels
+    channels: int = 3
+    image_size: int = 0                          # pixels a side
+    first: int = 0             # learned tokens put before a picture's patches, as in ViT
+    positions: str = "sinusoidal"                # or "learned", as in BERT and ViT
+    pool: str = "mean"         # what stands for all tokens: see Classifier.pool
+    head: str = ""             # a hidden layer before the last: "tanh" as in BERT, or "relu"
+    head_dropout: float = 0.1
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.classes < 2:
+            raise ValueError(f"there is {self.classes} class: at least two are needed")
+        if (self.vocab_size > 0) == (self.patch > 0):
+            raise ValueError("a classifier has either a vocabulary or patches")
+        if self.patch and (self.image_size < 1 or self.image_size % self.patch):
+            raise ValueError(f"image_size {self.image_size} is no multiple of patch {self.patch}")
 
 
 def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -67,12 +107,12 @@ class Attention(nn.Module):
 
     attend: Callable = staticmethod(scaled_dot_product)    # support/fast.py has a faster one
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: LayerConfig):
         super().__init__()
         self.heads = config.heads
-        self.query = nn.Linear(config.d_model, config.d_model, bias=False)
-        self.key_value = nn.Linear(config.d_model, 2 * config.d_model, bias=False)
-        self.out = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.query = nn.Linear(config.d_model, config.d_model, bias=config.bias)
+        self.key_value = nn.Linear(config.d_model, 2 * config.d_model, bias=config.bias)
+        self.out = nn.Linear(config.d_model, config.d_model, bias=config.bias)
 
     def split(self, x: Tensor) -> Tensor:
         """(batch, length, d_model) to (batch, heads, length, d_head)."""
@@ -86,19 +126,20 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).flatten(2))               # (batch, tgt, d_model)
 
 
-def feed_forward(config: ModelConfig) -> nn.Sequential:
+def feed_forward(config: LayerConfig) -> nn.Sequential:
     """max(0, x W1 + b1) W2 + b2, the same at every position (section 3.3)."""
-    return nn.Sequential(nn.Linear(config.d_model, config.d_ff), nn.ReLU(),
+    activation = nn.GELU() if config.activation == "gelu" else nn.ReLU()
+    return nn.Sequential(nn.Linear(config.d_model, config.d_ff), activation,
                          nn.Linear(config.d_ff, config.d_model))
 
 
 class Residual(nn.Module):
     """The connection around a sub-layer (section 3.1): post-norm as in the paper, or pre-norm."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: LayerConfig):
         super().__init__()
         self.pre = config.norm == "pre"
-        self.norm = nn.LayerNorm(config.d_model)
+        self.norm = nn.LayerNorm(config.d_model, eps=config.epsilon)
         self.dropout = nn.Dropout(config.dropout)          # section 5.4
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
@@ -110,7 +151,7 @@ class Residual(nn.Module):
 class EncoderLayer(nn.Module):
     """Self-attention, then feed-forward (section 3.1)."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: LayerConfig):
         super().__init__()
         self.attention = Attention(config)
         self.feed_forward = feed_forward(config)
@@ -239,6 +280,90 @@ class Transformer(nn.Module):
         return ids[:, 1:]
 
 
+class Classifier(nn.Module):
+    """An encoder and a choice among classes, of texts (as BERT) or pictures (as ViT).
+
+    Devlin et al., 2019, https://arxiv.org/abs/1810.04805; Dosovitskiy et al., 2021,
+    https://arxiv.org/abs/2010.11929.
+    """
+
+    def __init__(self, config: ClassifierConfig):
+        super().__init__()
+        self.config = config
+        d, length = config.d_model, config.max_length
+        if config.patch:
+            self.embedding = nn.Linear(config.channels * config.patch**2, d)
+            self.first = nn.Parameter(torch.empty(config.first, d))
+            length = config.first + (config.image_size // config.patch) ** 2
+        else:
+            self.embedding = nn.Embedding(config.vocab_size, d)
+        if config.positions == "learned":
+            self.positions = nn.Parameter(torch.empty(length, d))
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
+        # Post-norm normalizes what goes in, pre-norm what comes out.
+        self.norm = nn.LayerNorm(d, eps=config.epsilon)
+        self.dropout = nn.Dropout(config.dropout)
+        pooled = 2 * d if "+" in config.pool else d
+        hidden = nn.Tanh() if config.head == "tanh" else nn.ReLU()
+        self.head = nn.Sequential(*[nn.Linear(d, d), hidden] if config.head else [],
+                                  nn.Dropout(config.head_dropout), nn.Linear(pooled, config.classes))
+
+    def layers(self) -> list[nn.Module]:
+        """The parts that are alike, one after the other: what FSDP gathers one at a time."""
+        return list(self.encoder)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """x: (batch, length) ids or (batch, channels, height, width) in fp32, to (batch, length, d)."""
+        if self.config.patch:
+            patches = F.unfold(x, self.config.patch, stride=self.config.patch).transpose(1, 2)
+            x = self.embedding(patches)
+            x = torch.cat([self.first.to(x.dtype).expand(len(x), -1, -1), x], dim=1)
+        else:
+            x = self.embedding(x)
+        if self.config.positions == "learned":
+            return x + self.positions[: x.shape[1]]
+        at = torch.arange(x.shape[1], device=x.device)
+        return x * math.sqrt(self.config.d_model) + sinusoids(at, self.config.d_model)
+
+    def pool(self, x: Tensor, real: Tensor) -> Tensor:
+        """What stands for all tokens of an example, (batch, d_model), or two of them side by side.
+
+        x: (batch, length, d_model); real: (batch, length), False where there is padding.
+        """
+        if self.config.pool == "first":                    # BERT, ViT
+            return x[:, 0]
+        if self.config.pool == "first+second":             # DeiT
+            return x[:, :2].flatten(1)
+        if self.config.pool == "first+mean":               # DINOv2
+            return torch.cat([x[:, 0], x[:, 1:].mean(1)], dim=-1)
+        return (x * real[..., None]).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the last layer returns, (batch, length, d_model), and which of it is no padding."""
+        y = self.embed(x)
+        real = torch.ones_like(y[..., 0], dtype=bool) if self.config.patch else x != self.config.pad
+        y = self.dropout(self.norm(y) if self.config.norm == "post" else y)
+        for layer in self.encoder:
+            y = layer(y, real[:, None, None])
+        return (self.norm(y) if self.config.norm == "pre" else y), real
+
+    def score(self, x: Tensor) -> Tensor:
+        """Logits in fp32, (batch, classes), of ids (batch, length) or pictures."""
+        return self.head(self.pool(*self.encode(x))).float()
+
+    def forward(self, x: Tensor, label: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """(loss, nll) of a batch, each a sum over its examples; label: (batch,), -1 counts nothing.
+
+        weight: (classes,), how much each class counts in the loss.
+        """
+        log_p, at = self.score(x).log_softmax(-1), label.clamp(min=0)[:, None]
+        nll = -log_p.gather(1, at)[:, 0] * (label >= 0)
+        uniform = -log_p.mean(-1) * (label >= 0)
+        smoothing = self.config.label_smoothing
+        loss = ((1 - smoothing) * nll + smoothing * uniform) * weight[at[:, 0]]
+        return loss.sum(), nll.sum().detach()
+
+
 @torch.no_grad()
 def initialize(model: nn.Module, seed: int) -> None:
     """Fills all weights with random numbers: for a seed the same in every process and every mode.
@@ -251,7 +376,7 @@ def initialize(model: nn.Module, seed: int) -> None:
         whole = torch.zeros(parameter.shape)               # biases stay 0
         if name.endswith("norm.weight"):
             whole.fill_(1)
-        elif name == "embedding.weight":
+        elif name in ("embedding.weight", "positions", "first"):
             nn.init.normal_(whole, std=whole.shape[1] ** -0.5, generator=generator)
         elif whole.dim() > 1:
             nn.init.xavier_uniform_(whole, generator=generator)
@@ -263,14 +388,16 @@ def initialize(model: nn.Module, seed: int) -> None:
         parameter.copy_(whole)
 
 
-def flops(config: ModelConfig, src_lengths: Tensor, tgt_lengths: Tensor) -> float:
+def flops(config: LayerConfig, src_lengths: Tensor, tgt_lengths: Tensor | None = None) -> float:
     """Floating-point operations to train on sentences of these lengths in tokens, without padding.
 
     A product of (a, b) and (b, c) counts 2abc; the backward pass counts twice the forward pass.
+    Without tgt_lengths: those of a Classifier's layers, all but all there are.
     """
-    s, t, d = src_lengths.double(), tgt_lengths.double(), config.d_model
+    s, d = src_lengths.double(), config.d_model
+    t = s * 0 if tgt_lengths is None else tgt_lengths.double()
     ffn = 2 * d * config.d_ff
     weights = s * (4 * d * d + ffn + 2 * d * d) + t * (6 * d * d + ffn)     # a layer's
     scores = 2 * d * (s * s + t * (t + 1) / 2 + t * s)              # q k^T, and as much for v
-    projection = t * d * config.vocab_size
+    projection = t * d * getattr(config, "vocab_size", 0)
     return float(3 * 2 * (config.layers * (weights + scores) + projection).sum())
