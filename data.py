@@ -14,7 +14,7 @@ import json
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import islice
@@ -58,17 +58,6 @@ class BPE:
         """Token ids of each text, without bos and eos; white space around a text is left out."""
         return [e.ids for e in self.tokenizer.encode_batch_fast([text.strip() for text in texts])]
 
-    def words(self, ids: list[int]) -> list[tuple[str, list[int]]]:
-        """The words that token ids make up, each with the places of its tokens; eos is one."""
-        words = []
-        for place, token in enumerate(ids):
-            starts = token == EOS or self.tokenizer.id_to_token(token).startswith("Ġ")  # a space
-            if starts or not words:
-                words.append([])
-            words[-1].append(place)
-        return [("end" if ids[places[0]] == EOS else self.decode([ids[i] for i in places]), places)
-                for places in words]
-
     def decode(self, ids: list[int]) -> str:
         """The text of token ids, on one line."""
         return " ".join(self.tokenizer.decode(ids).split())
@@ -83,16 +72,31 @@ def prepare(corpus, cache: Path, vocab_size: int = 8000, max_length: int = 128,
 
     corpus: has a `name`, a `checksum()`, and `parts`, a reader of sentence pairs for train, valid
     and test. The folder, in `cache`, is named by a hash of the corpus, the BPE (or how to train it)
-    and `max_length`, so a later call finds it; it is renamed into place, so what is there is whole.
+    and `max_length`, so a later call finds it.
     Without a validation part, about 1,000 pairs (at most one in 20) are held out of training,
     chosen by a hash of their source so that equal sentences stay together. Raises BadInput.
     """
     for how in (None, bpe):                            # a given BPE may be the one that was trained
         made_of = [FORMAT, corpus.name, corpus.checksum(), vocab_size, max_length, how]
-        digest = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
-        folder = cache / f"{corpus.name}-{digest[:16]}"
+        folder = name_folder(cache, corpus.name, made_of)
         if (folder / "meta.json").is_file() and bpe in (how, read_bpe(folder)):
             return folder
+    return make_once(folder, lambda partial: encode(corpus, partial, vocab_size, max_length, bpe))
+
+
+def name_folder(cache: Path, name: str, made_of: list) -> Path:
+    """Where in `cache` an encoded corpus is kept, by a hash of all it is made of."""
+    return cache / f"{name}-{hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]}"
+
+
+def make_once(folder: Path, write: Callable[[Path], None]) -> Path:
+    """Returns `folder` as `write` has filled it, now or earlier; meta.json is its last file.
+
+    It is filled under another name and renamed, so what is there is whole. Raises BadInput.
+    """
+    if (folder / "meta.json").is_file():
+        return folder
+    cache = folder.parent
     try:
         cache.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(dir=cache, prefix="partial-"))
@@ -100,7 +104,7 @@ def prepare(corpus, cache: Path, vocab_size: int = 8000, max_length: int = 128,
         raise BadInput(f"{cache}: the encoded corpus cannot be kept there ({problem.strerror}); "
                        f"XDG_CACHE_HOME names another place")
     try:
-        encode(corpus, partial, vocab_size, max_length, bpe)
+        write(partial)
         try:
             partial.rename(folder)
         except OSError:                                # another run made the same folder meanwhile
@@ -219,6 +223,10 @@ class Pairs:
         """Source and target lengths of the pairs `rows`, (rows,) each, in tokens with end mark."""
         return [offsets[rows + 1] - offsets[rows] + 1 for _, offsets in self.sides]
 
+    def targets(self, rows: np.ndarray) -> int:
+        """Target tokens of the pairs `rows`, without padding."""
+        return int(self.lengths(rows)[1].sum())
+
     def batch(self, rows: np.ndarray, src_width: int = 0,
               tgt_width: int = 0) -> tuple[torch.Tensor, ...]:
         """Sentences as (src, tgt_in, tgt_out), int64, padded to the widths or the longest sentence.
@@ -245,39 +253,43 @@ class Pairs:
 # --- Batches --------------------------------------------------------------------------------------
 
 
-def group_by_length(src_lengths: np.ndarray, tgt_lengths: np.ndarray, batch_tokens: int,
-                    rng: np.random.Generator) -> list[np.ndarray]:
-    """Cuts all sentences into steps: sentences x the longest of either side <= batch_tokens.
-    They are sorted by the longer side, then by how the sides differ, and shuffled by `rng` among
-    equals: neighbours fit together with little padding. The number of sentences depends on the
-    length alone, in eights, so few distinct shapes occur and most numbers of processes get equal
-    shares.
+def group_by_length(lengths: list[np.ndarray], batch_tokens: int, rng: np.random.Generator,
+                    batch_size: int = 0) -> list[np.ndarray]:
+    """Cuts all examples into steps: examples x the longest side <= batch_tokens, or `batch_size`.
+
+    lengths: (examples,) of each side. They are sorted by the longer side, then by how the sides
+    differ, and shuffled by `rng` among equals: neighbours fit together with little padding. The
+    number of examples depends on the length alone, in eights, so few distinct shapes occur and most
+    numbers of processes get equal shares.
     """
-    longer = np.maximum(src_lengths, tgt_lengths)
-    differ = src_lengths - tgt_lengths + (1 << 15)
+    longer = np.maximum(lengths[0], lengths[-1])
+    differ = lengths[0] - lengths[-1] + (1 << 15)
     key = longer << 48 | differ << 32 | rng.permutation(len(longer))
     order = np.argsort(-key)
     steps, start = [], 0
     while start < len(order):
-        width = int(longer[order[start]])
-        rows = max(1, batch_tokens // width)
-        rows -= rows % 8 if rows >= 32 else 0
+        rows = batch_size or max(1, batch_tokens // int(longer[order[start]]))
+        rows -= rows % 8 if rows >= 32 and not batch_size else 0
         steps.append(order[start : start + rows])
         start += rows
     return steps
 
 
-AT_ONCE = 1 << 20          # pairs
+AT_ONCE = 1 << 20          # examples
 
 
 class Batches:
-    """The steps of training: which sentences each takes, and which of them each process takes."""
+    """The steps of training: which examples each takes, and which of them each process takes.
 
-    def __init__(self, pairs: Pairs, batch_tokens: int, seed: int):
-        self.pairs, self.batch_tokens, self.seed = pairs, batch_tokens, seed
+    examples: Pairs, or Texts or Pictures of support/examples.py.
+    """
+
+    def __init__(self, examples, batch_tokens: int, seed: int, batch_size: int = 0):
+        self.examples, self.seed = examples, seed
+        self.limits = {"batch_tokens": batch_tokens, "batch_size": batch_size}
         self.plan = lru_cache(maxsize=2)(self.plan)
         # A large corpus is planned a block at a time, every n-th pair of it, to bound the memory.
-        self.blocks = -(-len(pairs) // AT_ONCE)
+        self.blocks = -(-len(examples) // AT_ONCE)
         self.ends = np.cumsum([len(self.plan(0, block)) for block in range(self.blocks)])
         self.thread, self.ahead = ThreadPoolExecutor(1), {}
 
@@ -286,21 +298,21 @@ class Batches:
         return int(self.ends[-1])
 
     def plan(self, epoch: int, block: int) -> list[np.ndarray]:
-        """The sentences of each step in one block of an epoch."""
+        """The examples of each step in one block of an epoch."""
         rng = np.random.default_rng([self.seed, epoch, block])
-        rows = np.arange(block, len(self.pairs), self.blocks)
-        steps = group_by_length(*self.pairs.lengths(rows), self.batch_tokens, rng)
+        rows = np.arange(block, len(self.examples), self.blocks)
+        steps = group_by_length(self.examples.lengths(rows), rng=rng, **self.limits)
         return [rows[steps[i]] for i in rng.permutation(len(steps))]
 
     def rows(self, step: int) -> np.ndarray:
-        """The sentences of a step, counted from 0 over all epochs."""
+        """The examples of a step, counted from 0 over all epochs."""
         epoch, step = divmod(step, len(self))
         block = int(np.searchsorted(self.ends, step, side="right"))
         return self.plan(epoch, block)[step - self.ends[block]]    # counted from the block's end
 
     def targets(self, step: int) -> int:
-        """Target tokens of a step, over all processes and micro-batches, without padding."""
-        return int(self.pairs.lengths(self.rows(step))[1].sum())
+        """What a step's loss is divided by: its targets in all processes and micro-batches."""
+        return self.examples.targets(self.rows(step))
 
     def step(self, step: int, rank: int, world_size: int, accumulate: int, device: torch.device):
         """One process's micro-batches of a step, on `device`, each with the number still to come.
@@ -324,6 +336,11 @@ class Batches:
               accumulate: int) -> list[tuple[torch.Tensor, ...]]:
         """What `step` gives, made on the CPU: process r takes the shares r, r + world_size, …"""
         rows = self.rows(step)
-        widths = [int(lengths.max()) for lengths in self.pairs.lengths(rows)]
+        widths = [int(lengths.max()) for lengths in self.examples.lengths(rows)]
         shares = world_size * accumulate
-        return [self.pairs.batch(rows[i::shares], *widths) for i in range(rank, shares, world_size)]
+        return [self.batch(rows[i::shares], widths, step // len(self))
+                for i in range(rank, shares, world_size)]
+
+    def batch(self, rows: np.ndarray, widths: list[int], epoch: int) -> tuple[torch.Tensor, ...]:
+        """The examples `rows` as tensors; pictures may look different in each epoch."""
+        return self.examples.batch(rows, *widths)

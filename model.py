@@ -51,7 +51,7 @@ class LayerConfig:
                 raise ValueError(f"{name} {getattr(self, name)!r} is none of {', '.join(known)}")
 
 
-@dataclass(kw_only=True)
+@dataclass
 class ModelConfig(LayerConfig):
     """The shape of a Transformer."""
 
@@ -65,7 +65,7 @@ class ModelConfig(LayerConfig):
             raise ValueError(f"vocab_size is {self.vocab_size}: it must be at least 1")
 
 
-@dataclass(kw_only=True)
+@dataclass
 class ClassifierConfig(LayerConfig):
     """The shape of a Classifier: of texts where vocab_size > 0, of pictures where patch > 0."""
 
@@ -84,8 +84,6 @@ class ClassifierConfig(LayerConfig):
         super().__post_init__()
         if self.classes < 2:
             raise ValueError(f"there is {self.classes} class: at least two are needed")
-        if (self.vocab_size > 0) == (self.patch > 0):
-            raise ValueError("a classifier has either a vocabulary or patches")
         if self.patch and (self.image_size < 1 or self.image_size % self.patch):
             raise ValueError(f"image_size {self.image_size} is no multiple of patch {self.patch}")
 
@@ -283,8 +281,7 @@ class Transformer(nn.Module):
 class Classifier(nn.Module):
     """An encoder and a choice among classes, of texts (as BERT) or pictures (as ViT).
 
-    Devlin et al., 2019, https://arxiv.org/abs/1810.04805; Dosovitskiy et al., 2021,
-    https://arxiv.org/abs/2010.11929.
+    Devlin et al., 2019, arxiv.org/abs/1810.04805; Dosovitskiy et al., arxiv.org/abs/2010.11929.
     """
 
     def __init__(self, config: ClassifierConfig):
@@ -293,7 +290,8 @@ class Classifier(nn.Module):
         d, length = config.d_model, config.max_length
         if config.patch:
             self.embedding = nn.Linear(config.channels * config.patch**2, d)
-            self.first = nn.Parameter(torch.empty(config.first, d))
+            if config.first:
+                self.first = nn.Parameter(torch.empty(config.first, d))
             length = config.first + (config.image_size // config.patch) ** 2
         else:
             self.embedding = nn.Embedding(config.vocab_size, d)
@@ -304,20 +302,21 @@ class Classifier(nn.Module):
         self.norm = nn.LayerNorm(d, eps=config.epsilon)
         self.dropout = nn.Dropout(config.dropout)
         pooled = 2 * d if "+" in config.pool else d
-        hidden = nn.Tanh() if config.head == "tanh" else nn.ReLU()
-        self.head = nn.Sequential(*[nn.Linear(d, d), hidden] if config.head else [],
-                                  nn.Dropout(config.head_dropout), nn.Linear(pooled, config.classes))
+        hidden = [nn.Linear(d, d), nn.Tanh() if config.head == "tanh" else nn.ReLU()]
+        self.head = nn.Sequential(*hidden if config.head else [], nn.Dropout(config.head_dropout),
+                                  nn.Linear(pooled, config.classes))
 
     def layers(self) -> list[nn.Module]:
         """The parts that are alike, one after the other: what FSDP gathers one at a time."""
         return list(self.encoder)
 
     def embed(self, x: Tensor) -> Tensor:
-        """x: (batch, length) ids or (batch, channels, height, width) in fp32, to (batch, length, d)."""
+        """(batch, length) ids or (batch, channels, height, width) to (batch, length, d_model)."""
         if self.config.patch:
-            patches = F.unfold(x, self.config.patch, stride=self.config.patch).transpose(1, 2)
-            x = self.embedding(patches)
-            x = torch.cat([self.first.to(x.dtype).expand(len(x), -1, -1), x], dim=1)
+            x = F.unfold(x, self.config.patch, stride=self.config.patch).transpose(1, 2)
+            x = self.embedding(x)                          # (batch, patches, d_model)
+            if self.config.first:
+                x = torch.cat([self.first.to(x.dtype).expand(len(x), -1, -1), x], dim=1)
         else:
             x = self.embedding(x)
         if self.config.positions == "learned":
@@ -352,16 +351,14 @@ class Classifier(nn.Module):
         return self.head(self.pool(*self.encode(x))).float()
 
     def forward(self, x: Tensor, label: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """(loss, nll) of a batch, each a sum over its examples; label: (batch,), -1 counts nothing.
+        """(loss, nll) of a batch, each a sum over its examples; label, weight: (batch,).
 
-        weight: (classes,), how much each class counts in the loss.
+        weight: what an example counts in the loss; one of weight 0 does not count in nll either.
         """
-        log_p, at = self.score(x).log_softmax(-1), label.clamp(min=0)[:, None]
-        nll = -log_p.gather(1, at)[:, 0] * (label >= 0)
-        uniform = -log_p.mean(-1) * (label >= 0)
-        smoothing = self.config.label_smoothing
-        loss = ((1 - smoothing) * nll + smoothing * uniform) * weight[at[:, 0]]
-        return loss.sum(), nll.sum().detach()
+        log_p, smoothing = self.score(x).log_softmax(-1), self.config.label_smoothing
+        nll = -log_p.gather(1, label[:, None])[:, 0]
+        loss = (1 - smoothing) * nll - smoothing * log_p.mean(-1)
+        return (loss * weight).sum(), (nll * (weight > 0)).sum().detach()
 
 
 @torch.no_grad()

@@ -1,13 +1,13 @@
-"""Draws runs: loss, BLEU, and what processes, batch size, learning rate, delay change.
+"""Draws runs: loss, figures, and what processes, batch size, learning rate, delay change.
 
-    python plot.py logs/multi30k                 # one run: logs/multi30k/curves.png
+    python plot.py logs/multi30k                 # one run: logs/multi30k/curves.png …
     python plot.py logs/a logs/b logs/c          # several: logs/curves.png, runs.csv …
     python plot.py --out FOLDER logs/runs.csv    # a study: a table with a row a run
 
-curves.png has the losses (of training: a running mean) and the task's figures, such as
-BLEU, over steps and over time. Where runs differ in them: scaling.png (processes),
-batch_size.png, learning_rate.png, delay.png; a line joins runs that are alike in all
-else, a point is their median. Runs are compared by the figures that all of them have.
+curves.png has the losses (of training: a running mean) and the task's figures over steps
+and over time; of one classifier there is its confusion.png. Where runs differ in them:
+scaling.png (processes), batch_size.png, learning_rate.png, delay.png; a line joins runs
+alike in all else, a point is their median. All have the figures that are compared.
 """
 
 import argparse
@@ -24,6 +24,7 @@ except ImportError:
     print("error: there is no matplotlib to draw with: pip install matplotlib", file=sys.stderr)
     sys.exit(2)
 
+from support.confusion_picture import draw as draw_confusion
 from support.studies import (NUMBERS, POSITIVE, RESULTS, TEXTS, Lines, compare, curves, figures,
                              read_run, read_study)
 
@@ -110,10 +111,9 @@ def draw(panels: list[Panel], path: Path, loss_unit: str) -> None:
     labels = list(dict.fromkeys(label for _, _, lines in panels for label in lines))
     curved = len({x for x, _, _ in panels}) == 2           # over steps, and beside it over time
     columns = 2 if curved else max(n for n in (1, 2, 3) if len(panels) % n == 0)
-    rows = len(panels) // columns
     width = min(7, 3.5 * columns)                          # inches: of a page's text, or half of it
-    longest = max(map(len, labels))
-    beside = max(1, min(len(labels), int(width / (0.6 + 0.055 * longest))))     # in the legend
+    beside = max(1, min(len(labels), int(width / (0.6 + 0.055 * max(map(len, labels))))))
+    rows = len(panels) // columns                          # beside: entries of the legend
     height = 2.1 * rows + 0.15 * math.ceil(len(labels) / beside)
     matplotlib.rcParams.update(STYLE)
     figure = Figure((width, height), dpi=300, layout="constrained")
@@ -147,8 +147,9 @@ def show_table(runs: list[dict]) -> None:
     """Prints settings, speed and figures of the runs."""
     columns = [("processes", "processes", "g"), ("batch tokens", "batch_tokens", ",g"),
                ("lr", "lr", "g"), ("tokens/s", "tokens_per_second", ",.0f")]
-    columns += [(f"best valid {written(name)}", name, ".1f") for name in figures(runs, "valid")]
-    columns += [(f"test {written(name)}", name, ".1f") for name in figures(runs, "test")]
+    columns += [(f"{title} {written(name)}", name, ".1f" if name.endswith("bleu") else ".4f")
+                for part, title in (("valid", "best valid"), ("test", "test"))
+                for name in figures(runs, part)]
     rows = [["run", *(title for title, _, _ in columns)]]
     for run in runs:
         rows.append([run["run"], *("-" if math.isnan(run[name]) else format(run[name], form)
@@ -180,12 +181,13 @@ def main() -> None:
     out = args.out or (args.source[0] if logged and len(runs) == 1 else Path("logs"))
     found = pictures(runs)
     if not found:
-        fail(f"{args.source[0]}: no two of its runs differ in processes, batch size, "
-             f"learning rate or delay")
+        fail(f"{args.source[0]}: no two runs differ in processes, batch size, lr or delay")
     # Only a translator's loss is known to be a mean over tokens.
     loss_unit = "nats/token" if "valid_bleu" in figures(runs, "valid") else "nats"
     for name, panels in found.items():
         draw(panels, out / name, loss_unit)
+    if len(runs) == 1 and "confusion" in runs[0]:
+        draw_confusion(runs[0]["confusion"], runs[0]["classes"], out / "confusion.png")
     if logged and len(runs) > 1:
         write_table(runs, out / "runs.csv")
     show_table(runs)

@@ -19,31 +19,35 @@ from model import initialize
 from support.flags import parse_arguments
 from support.processes import rank_0_first, torchrun
 from support.runs import Run
-from support.schedule import learning_rate, seed_step
+from support.schedule import learning_rate, parameter_groups, seed_step
 from support.stopping import stop_requested
 from support.tasks import find_task
 
 
 def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
-    """One process's part of a run, all of its steps. Returns whether it was asked to stop."""
+    """One process's part of a run. Returns whether it was asked to stop.
+
+    store: where processes find each other. args: the same flags in all of them.
+    """
     # --- Processes: who takes part
     device, backend = torch.device("cpu"), "gloo"
     if args.device == "cuda":
-        # LOCAL_RANK, not the rank: every node numbers its own GPUs from 0.
+        # LOCAL_RANK, not the rank: every node numbers its GPUs from 0. NCCL sends what is on them.
         device, backend = torch.device("cuda", int(os.environ["LOCAL_RANK"])), "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(device)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size,
                             timeout=timedelta(seconds=args.timeout))
 
     # --- Task: what is trained, and on what data
-    with rank_0_first(store, rank):
+    with rank_0_first(store, rank):                        # it prepares the data for the others
         task = find_task(args)
 
     # --- Model and optimizer: the same everywhere, from one seed or one checkpoint
     model = task.model().to(device)
     initialize(model, args.seed)
-    parameters = list(model.parameters())
-    optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    parameters = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(parameter_groups(model, args), betas=(0.9, 0.98), eps=1e-9,
+                                  fused=True)
     run = Run(args, task, rank, world_size)
     step = run.restore(model, optimizer)
     replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -53,9 +57,9 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     stopping = False
     while step < run.last and not stopping:
         seed_step(args.seed, step, rank)
-        lr = learning_rate(step + 1, args)
+        lr = learning_rate(step + 1, args, run.last)
         targets = task.targets(step)                       # of the whole step, known to all
-        sums = torch.zeros(2, dtype=torch.float64, device=device)   # nll, requests to stop
+        sums = torch.zeros(2, dtype=torch.float64, device=device)   # loss, requests to stop
         for left, batch in task.batches(step, rank, world_size, args.accumulate, device):
             replica.require_backward_grad_sync = not left  # only the last one's backward sends
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
@@ -68,16 +72,16 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
         dist.all_reduce(sums)
         nll, stopping = sums.tolist()
 
-        # --- Step: the same in every process
+        # --- Step: the same in every process; --clip 0 measures the norm, and clips nothing
         norm = float(clip_grad_norm_(parameters, args.clip or math.inf))
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["scale"]
         optimizer.step()
         optimizer.zero_grad()
         step += 1
         run.record(step, nll, targets, norm)
 
-        # --- Evaluate and save
+        # --- Evaluate and save: all take part, rank 0 writes
         if run.evaluates(step):
             run.keep(step, model, task.evaluate(model, "valid", rank, world_size))
         if run.saves(step, stopping):
@@ -90,4 +94,4 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
 
 if __name__ == "__main__":
     args = parse_arguments(__doc__)
-    torchrun(train, args)                                  # it has started this process
+    torchrun(train, args)                                  # that command has started this process

@@ -10,7 +10,6 @@
 """
 
 import argparse
-import os
 import sys
 import time
 from itertools import islice
@@ -20,9 +19,9 @@ import torch
 
 from support.attention_picture import draw_attention
 from support.beam import translate_lines
-from support.checkpoint import load
+from support.checkpoint import find_checkpoint
 from support.corpora import read_lines, read_parallel
-from support.errors import BadInput, answer_bad_input
+from support.errors import BadInput, answer, refuse
 from support.fast import fast_dtype
 from support.machine import available_cores
 from support.pool import Pool
@@ -40,8 +39,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.error = lambda message: refuse(f"{message}; --help lists the flags")
     add = parser.add_argument
     add("text", nargs="?", metavar="TEXT", help="a sentence [a prompt, or standard input]")
-    add("--checkpoint", action="append", type=Path, metavar="FILE", default=[],
-        help="a .pt file; several with one vocabulary: an ensemble [best.pt of logs/'s newest run]")
+    add("--checkpoint", action="append", type=Path, metavar="PATH", default=[],
+        help="a .pt file or a run's folder; several with one vocabulary: an ensemble "
+             "[best.pt of logs/'s newest run]")
     add("--beam", type=int, default=4, help="hypotheses kept while searching; 1 is greedy [4]")
     add("--n-best", type=int, default=1, help="translations to show, with their scores [1]")
     add("--score", nargs=2, metavar=("SRC", "REF"), help="translate SRC and score it against REF")
@@ -80,26 +80,13 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
-def refuse(message: str) -> None:
-    raise BadInput(message)
-
-
-def newest() -> Path:
-    """The checkpoint of the newest run in logs/ that trained a translator. Raises BadInput."""
-    paths = sorted(Path("logs").glob("*/best.pt"), key=lambda path: path.stat().st_mtime)
-    for path in reversed(paths):
-        if load(path)["task"].get("kind") == "translation":
-            return path
-    raise BadInput("there is no checkpoint under logs/ yet; "
-                   "train one, in a few minutes: python train_cpu.py")
-
-
 class Translator:
     """A model, or an ensemble, that is ready to translate: text in, text out."""
 
     def __init__(self, args: argparse.Namespace):
         """args: the command line, as `parse_arguments` gives it. Raises BadInput."""
-        self.args, self.paths = args, args.checkpoint or [newest()]
+        self.args = args
+        self.paths = [find_checkpoint(p, "translation") for p in args.checkpoint or [None]]
         models, bpes, tasks = zip(*map(load_translator, self.paths))
         self.model, self.bpe, self.task = models[0], bpes[0], tasks[0]
         config = self.model.config
@@ -170,10 +157,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with answer_bad_input():
-        try:
-            main()
-        except BrokenPipeError:                            # `| head` has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        except KeyboardInterrupt:
-            os._exit(130)                                  # at once: nobody needs what is begun
+    answer(main)

@@ -30,7 +30,7 @@ def draw_attention(model: Transformer, bpe: BPE, text: str, beam: int, path: str
     translation = beam_search(model, src, beam)[0][0][1]
     tgt_in = torch.tensor([[BOS, *translation]], device=device)
     weights = alignment(model, src, tgt_in)[0].float().cpu()        # (tgt, src)
-    rows, columns = bpe.words([*translation, EOS]), bpe.words([*ids, EOS])
+    rows, columns = words(bpe, [*translation, EOS]), words(bpe, [*ids, EOS])
     names = [[CONTROL.sub(" ", word) for word, _ in words] for words in (rows, columns)]
 
     # In inches, with room for the labels.
@@ -47,6 +47,18 @@ def draw_attention(model: Transformer, bpe: BPE, text: str, beam: int, path: str
     figure.colorbar(image, label="attention")
     figure.savefig(path, dpi=200, format="png")
     return CONTROL.sub(" ", bpe.decode(translation))
+
+
+def words(bpe: BPE, ids: list[int]) -> Words:
+    """The words that token ids make up, each with the places of its tokens; eos is one."""
+    found = []
+    for place, token in enumerate(ids):
+        starts = token == EOS or bpe.tokenizer.id_to_token(token).startswith("Ġ")  # a space
+        if starts or not found:
+            found.append([])
+        found[-1].append(place)
+    return [("end" if ids[places[0]] == EOS else bpe.decode([ids[i] for i in places]), places)
+            for places in found]
 
 
 def by_word(weights: Tensor, rows: Words, columns: Words) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from support.errors import BadInput
 
 FORMAT = 2
+SCRIPTS = {"translation": "translate.py", "classification": "classify.py"}     # by kind of task
 
 
 def load(path: Path) -> dict:
@@ -42,6 +43,28 @@ def load(path: Path) -> dict:
     except (RuntimeError, EOFError, KeyError, TypeError, AttributeError, ValueError) as problem:
         reason = str(problem).strip().splitlines()[0] if str(problem) else type(problem).__name__
         raise BadInput(f"{path}: not a whole checkpoint ({reason[:90]})")
+
+
+def find_checkpoint(path: Path | None, kind: str) -> Path:
+    """The checkpoint file `path`, best.pt in the run's folder `path`, or the newest run's in logs/.
+
+    kind: of the task that it was trained for; where that is another, or there is no such file,
+    raises BadInput.
+    """
+    if path:
+        path = path / "best.pt" if path.is_dir() else path
+        script = SCRIPTS.get(str(load(path)["task"].get("kind")), SCRIPTS[kind])
+        if script != SCRIPTS[kind]:
+            raise BadInput(f"{path}: not a model for {kind}; "
+                           f"use python {script} --checkpoint {path}")
+        return path
+    paths = sorted(Path("logs").glob("*/best.pt"), key=lambda path: path.stat().st_mtime)
+    for path in reversed(paths):
+        if load(path)["task"].get("kind") == kind:
+            return path
+    data = " --data kinds" if kind == "classification" else ""
+    raise BadInput(f"there is no checkpoint for {kind} under logs/ yet; "
+                   f"train one, in a few minutes: python train_cpu.py{data}")
 
 
 def save(path: Path, checkpoint: dict) -> None:

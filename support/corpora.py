@@ -1,19 +1,18 @@
 """Where sentence pairs come from: the built-in phrasebook, Multi30k, parallel files, tables.
 
-    corpus = find_corpus("multi30k")    # or "phrasebook", a PREFIX, a folder, a .tsv or .csv file
+    corpus = find_corpus("multi30k")    # or "phrasebook", a PREFIX, a folder, a table, a .zip
     for german, english in corpus.parts["train"](): ...
 """
 
-import csv
 import gzip
 import hashlib
 import http.client
 import json
 import os
-import re
 import sys
 import tempfile
 import urllib.request
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from support.errors import BadInput
+from support.tables import TABLES, read_lines, read_table
 
 # The names of files that hold each part, without their endings.
 PARTS = {"train": ["train"], "valid": ["val", "valid", "dev"], "test": ["test_2016_flickr", "test"]}
@@ -65,18 +65,17 @@ def find_corpus(data="phrasebook", valid="", test="", src="de", tgt="en") -> Cor
     """The corpus that --data, --valid, --test, --src and --tgt name.
 
     data: `phrasebook`, `multi30k`, a folder of parallel files (train, val, test), a PREFIX with
-    PREFIX.de and PREFIX.en (.gz too), or a .tsv or .csv file. valid and test: a PREFIX or a table.
-    Raises BadInput if it is not there.
+    PREFIX.de and PREFIX.en (.gz too), a table (.tsv, .csv, .jsonl), or a .zip in OPUS's Moses
+    format. valid and test: a PREFIX, a table or a .zip. Raises BadInput if it is not there.
     """
     if data == "phrasebook":
         from support import phrasebook                     # only here: translating does not need it
 
         book = cache(phrasebook.corpus)
         readers = {part: (lambda part=part: iter(book()[part])) for part in PARTS}
-        corpus = Corpus(data, readers, (src, tgt))
-        corpus.files = [Path(phrasebook.__file__)]
+        corpus = Corpus(data, readers, (src, tgt), [Path(phrasebook.__file__)])
     elif data == "multi30k" or Path(data).is_dir():
-        folder = download_multi30k() if data == "multi30k" else Path(data)
+        folder = download(data, MULTI30K, MULTI30K_URL) if data == "multi30k" else Path(data)
         corpus = Corpus(folder.resolve().name, {}, (src, tgt))
         for part, names in PARTS.items():
             prefix = next((folder / n for n in names if find_file(f"{folder / n}.{src}")), None)
@@ -96,18 +95,23 @@ def find_corpus(data="phrasebook", valid="", test="", src="de", tgt="en") -> Cor
 
 
 def add_part(corpus: Corpus, part: str, spec: str, src: str, tgt: str) -> None:
-    """Adds the PREFIX or table `spec` to the corpus."""
-    if spec.endswith((".tsv", ".csv")):
-        if not Path(spec).is_file():
+    """Adds the PREFIX, table or .zip `spec` to the corpus."""
+    path = Path(spec)
+    if path.suffix in (*TABLES, ".zip"):
+        if not path.is_file():
             raise BadInput(f"{spec}: no such file")
-        files, read = [Path(spec)], lambda: read_table(Path(spec), src, tgt)
+        files = [path]
+        if path.suffix == ".zip":
+            sides = find_in_zip(path, src, tgt)
+            corpus.parts[part] = lambda: read_parallel(*sides)
+        else:
+            corpus.parts[part] = lambda: (tuple(row) for _, row in read_table(path, [src, tgt]))
     else:
         files = [find_file(f"{spec}.{side}") for side in (src, tgt)]
         for side, file in zip((src, tgt), files):
             if not file:
                 raise BadInput(f"{spec}.{side}: no such file, nor {spec}.{side}.gz")
-        read = lambda: read_parallel(*files)
-    corpus.parts[part] = read
+        corpus.parts[part] = lambda: read_parallel(*files)
     corpus.files += files
 
 
@@ -115,62 +119,61 @@ def find_file(path: str) -> Path | None:
     return next((Path(p) for p in (path, path + ".gz") if Path(p).is_file()), None)
 
 
-def sha256(path: Path) -> str:
-    """In hexadecimal; empty where there is no file."""
+def find_in_zip(path: Path, src: str, tgt: str) -> list[zipfile.Path]:
+    """The two sides, NAME.de and NAME.en, in an archive; they are read where they are."""
     try:
-        with open(path, "rb") as file:
+        archive = zipfile.ZipFile(path)
+    except (OSError, zipfile.BadZipFile) as problem:
+        raise BadInput(f"{path}: cannot be read as a .zip archive ({problem})")
+    names = archive.namelist()
+    found = [name.removesuffix(src) for name in names
+             if name.endswith(f".{src}") and name.removesuffix(src) + tgt in names]
+    if len(found) != 1:
+        raise BadInput(f"{path}: {len(found) or 'no'} pairs NAME.{src} and NAME.{tgt} inside, one "
+                       f"is expected (--src, --tgt); it holds {', '.join(names)[:120]}")
+    return [zipfile.Path(archive, found[0] + side) for side in (src, tgt)]
+
+
+def sha256(path: Path, unpacked: bool = False) -> str:
+    """In hexadecimal, of what a .gz file holds if `unpacked`; empty where no whole file is."""
+    try:
+        with (gzip.open if unpacked and path.suffix == ".gz" else open)(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
+    except (FileNotFoundError, EOFError, zlib.error, gzip.BadGzipFile):
         return ""
     except OSError as problem:
         raise BadInput(f"{path}: cannot be read ({problem.strerror})")
 
 
-def download_multi30k() -> Path:
-    """The folder with Multi30k's files, which are fetched where missing and checked each time."""
-    folder = CACHE / "multi30k"
-    base = os.environ.get("MULTI30K_URL", MULTI30K_URL).rstrip("/")
-    for name, (size, check) in MULTI30K.items():
-        path = folder / name
-        if sha256(path) == check:
+def download(name: str, table: dict[str, tuple[int, str]], url: str, unpacked=False) -> Path:
+    """The folder with a corpus's files, which are fetched where missing and checked each time.
+
+    table: of each file its size in bytes and its SHA-256, if `unpacked` of what it holds, since the
+    same content can be packed anew. The environment variable NAME_URL goes before `url`.
+    """
+    folder = CACHE / name
+    base = os.environ.get(f"{name.upper().replace('-', '_')}_URL", url).rstrip("/")
+    for file, (size, check) in table.items():
+        if sha256(folder / file, unpacked) == check:
             continue
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            print(f"fetching {base}/{name}", file=sys.stderr)
-            with urllib.request.urlopen(f"{base}/{name}", timeout=30) as answer:
+            print(f"fetching {base}/{file}", file=sys.stderr)
+            with urllib.request.urlopen(f"{base}/{file}", timeout=30) as answer:
                 content = answer.read(size + 1)
-            if len(content) != size or hashlib.sha256(content).hexdigest() != check:
-                raise BadInput(f"{base}/{name}: not the file that was expected "
-                               f"({len(content)} of {size} bytes, or another SHA-256); "
-                               f"nothing was kept")
             with tempfile.TemporaryDirectory(dir=folder) as partial:
-                (Path(partial) / name).write_bytes(content)
-                (Path(partial) / name).rename(path)    # so a half-written file never has the name
+                (path := Path(partial) / file).write_bytes(content)
+                if sha256(path, unpacked) != check:
+                    raise BadInput(f"{base}/{file}: not the file that was expected (another "
+                                   f"SHA-256, of {len(content)} bytes); nothing was kept")
+                path.rename(folder / file)             # so a half-written file never has the name
         except (OSError, http.client.HTTPException, ValueError) as problem:
-            raise BadInput(f"Multi30k cannot be fetched ({problem}); "
+            raise BadInput(f"{name} cannot be fetched ({problem}); "
                            f"with its files at hand, name their folder: --data FOLDER")
     return folder
 
 
-def read_lines(path: Path | str, file=None) -> Iterator[str]:
-    """The lines of a text file (.gz too), or of an open binary `file` that `path` only names.
-
-    Without line ends; a line ends at a line feed and nowhere else, not at other characters that
-    Unicode calls line separators, so that line N stays line N. Raises BadInput.
-    """
-    number = 0
-    try:
-        with file or (gzip.open(path) if str(path).endswith(".gz") else open(path, "rb")) as file:
-            for number, line in enumerate(file, 1):
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-    except UnicodeDecodeError as problem:
-        byte = problem.object[problem.start]
-        raise BadInput(f"{path}, line {number}: not UTF-8 (byte {byte:#04x})")
-    except (EOFError, zlib.error, OSError) as problem:
-        raise BadInput(f"{path}: cannot be read ({problem})")
-
-
-def read_parallel(src: Path, tgt: Path) -> Iterator[tuple[str, str]]:
+def read_parallel(src: Path | zipfile.Path, tgt: Path | zipfile.Path) -> Iterator[tuple]:
     """Line N of one file with line N of the other."""
     lines, others = read_lines(src), read_lines(tgt)
     for number, (a, b) in enumerate(zip_longest(lines, others)):
@@ -180,47 +183,3 @@ def read_parallel(src: Path, tgt: Path) -> Iterator[tuple[str, str]]:
             raise BadInput(f"{src} has {n:,} lines, {tgt} has {m:,}: "
                            f"the sides differ by {abs(n - m):,}")
         yield a, b
-
-
-def read_table(path: Path, src: str, tgt: str) -> Iterator[tuple[str, str]]:
-    """Two columns of a .tsv or .csv file, each given by its header's name or by position, from 1.
-
-    A field may stand in double quotes, with its own quotes doubled; in .csv it may then hold commas
-    and line ends, which become spaces. The first row is a header if it has the names, or, with
-    positions, names of languages. Empty rows are passed over.
-    """
-    if path.suffix == ".csv":
-        rows = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
-    else:
-        def unquote(cell: str) -> str:
-            quoted = re.fullmatch(r'"(?:[^"]|"")*"', cell)
-            return cell[1:-1].replace('""', '"') if quoted else cell
-
-        rows = ([unquote(cell) for cell in line.split("\t")] if line else []
-                for line in read_lines(path))
-    columns = None
-    try:
-        for number, row in enumerate(rows, 1):
-            if row and columns is None:
-                names = [cell.strip().lower() for cell in row]
-                if src.isdigit() and tgt.isdigit():
-                    columns = int(src) - 1, int(tgt) - 1
-                elif src.lower() in names and tgt.lower() in names:
-                    columns = names.index(src.lower()), names.index(tgt.lower())
-                else:
-                    missing = next(name for name in (src, tgt) if name.lower() not in names)
-                    raise BadInput(f"{path}: no column {missing!r} (--src, --tgt: a name in the "
-                                   f"first row, or a position from 1); its columns: "
-                                   f"{', '.join(row)[:120]}")
-                header = {"de", "en", "src", "tgt", "source", "target", "german", "english",
-                          "deutsch", "englisch"}
-                asked_for = [names[column] for column in columns if 0 <= column < len(names)]
-                if not src.isdigit() or all(name in header for name in asked_for):
-                    continue
-            if row and not 0 <= min(columns) <= max(columns) < len(row):
-                raise BadInput(f"{path}, row {number}: {len(row)} columns, "
-                               f"column {max(columns) + 1} was asked for")
-            if row:
-                yield tuple(" ".join(row[column].split("\n")) for column in columns)
-    except csv.Error as problem:
-        raise BadInput(f"{path}, line {rows.line_num}: {problem}")

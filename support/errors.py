@@ -1,11 +1,18 @@
 """Input that cannot be used, and how every script answers it: one line on stderr, exit status 2."""
 
+import os
 import sys
+from collections.abc import Callable
 from contextlib import contextmanager
 
 
 class BadInput(Exception):
     """The user's input cannot be used; the message says what is wrong, in one line."""
+
+
+def refuse(message: str) -> None:
+    """Raises BadInput, where only a call can stand."""
+    raise BadInput(message)
 
 
 @contextmanager
@@ -25,3 +32,14 @@ def answer_bad_input():
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def answer(main: Callable[[], None]) -> None:
+    """Runs a script that only reads a model and prints: whenever it ends, nothing is lost."""
+    with answer_bad_input():
+        try:
+            main()
+        except BrokenPipeError:                            # `| head` has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except KeyboardInterrupt:
+            os._exit(130)                                  # at once: nobody needs what is begun

@@ -20,6 +20,7 @@ import torch
 
 from support import tasks
 from support.checkpoint import load_run
+from support.config_file import read_config
 from support.errors import BadInput
 from support.fast import fast_dtype
 
@@ -33,7 +34,10 @@ FLAGS = {
         ("--src", str, "de", "source language: ending of its file, or column by name or position"),
         ("--tgt", str, "en", "target language, likewise"),
         ("--vocab-size", int, 8000, "tokens in the BPE that both languages share"),
-        ("--max-length", int, 128, "longest sentence in tokens; longer ones are left out"),
+        ("--max-length", int, 128, "tokens; longer sentence pairs are left out, texts are cut"),
+        ("--label", str, "", "classify: column of a table, by name or position, with the class"),
+        ("--text", str, "", "columns with the text, joined by commas"),
+        ("--image-size", int, 0, "pixels a side; 0: as --init has it, or 32"),
     ],
     "model": [
         ("--layers", int, 3, "encoder layers, and as many decoder layers"),
@@ -42,17 +46,28 @@ FLAGS = {
         ("--d-ff", int, 1024, "width inside the feed-forward layers"),
         ("--dropout", float, 0.1, "share of activations dropped in training"),
         ("--norm", ("pre", "post"), "pre", "layer norm before each sub-layer, or after it"),
+        ("--patch", int, 4, "pixels a side of a picture's patches"),
+        ("--init", str, "", "begin with the weights in this Hugging Face folder (BERT, ViT ...)"),
+        ("--freeze", int, 0, "the embeddings and so many lower layers do not learn"),
     ],
     "optimisation": [
         ("--batch-tokens", int, 4096, "tokens a side in a step, over all processes"),
+        ("--batch-size", int, 0, "examples in a step; 0: as many as --batch-tokens holds"),
         ("--accumulate", int, 1, "micro-batches that each process splits its share of a step into"),
         ("--epochs", int, 10, "times through the corpus"),
         ("--steps", int, 0, "stop after this many steps instead"),
         ("--lr", float, 2e-3, "peak learning rate, reached at the end of the warm-up"),
         ("--warmup", int, 1000, "warm-up steps"),
+        ("--schedule", ("noam", "linear", "cosine"), "noam", "how the rate falls after that"),
+        ("--head-lr", float, 0.0, "peak rate of a classifier's head; 0: --lr"),
+        ("--weight-decay", float, 0.0, "of AdamW; biases and norms never decay"),
+        ("--class-weights", bool, False, "all classes count alike, the rare ones too"),
+        ("--crop", int, 0, "move pictures by up to so many pixels"),
+        ("--flip", ("no", "yes"), "no", "mirror half of the pictures"),
         ("--label-smoothing", float, 0.1, "share of the target spread over the whole vocabulary"),
         ("--clip", float, 1.0, "largest norm of the gradient; 0: no limit"),
         ("--average", int, 5, "at the end, try the mean of the weights at the last N evaluations"),
+        ("--patience", int, 0, "stop after so many evaluations that were no better; 0: never"),
         ("--seed", int, 1, "seed of weights, order and dropout"),
     ],
     "speed": [
@@ -63,6 +78,7 @@ FLAGS = {
         ("--peak-tflops", float, 0.0, "of one device, for MFU; 0: a known GPU's, else measured"),
     ],
     "run": [
+        ("--config", str, "", "take flags from this YAML or JSON file; a run's config.json too"),
         ("--name", str, "", "make the run logs/NAME, or go on with it; else a new name"),
         ("--resume", str, "", "logs/RUN to go on with; its flags are remembered"),
         ("--eval-every", int, 0, "steps between evaluations; 0: every epoch"),
@@ -77,17 +93,19 @@ FLAGS = {
     ],
 }
 # What may change when a run goes on; any other flag would change the result.
-CHANGEABLE = {"accumulate", "average", "benchmark", "compile", "delay_ms", "device", "epochs",
-              "eval_every", "log_every", "name", "netem", "peak_tflops", "precision",
-              "procs", "recompute", "resume", "save_every", "sharded", "steps", "tensorboard",
-              "threads", "timeout", "wandb"}
+CHANGEABLE = {"accumulate", "average", "benchmark", "compile", "config", "delay_ms", "device",
+              "epochs", "eval_every", "log_every", "name", "netem", "patience", "peak_tflops",
+              "precision", "procs", "recompute", "resume", "save_every", "sharded", "steps",
+              "tensorboard", "threads", "timeout", "wandb"}
 # Of the changeable flags, those that a run does not remember: they belong to a machine.
 OF_THE_MACHINE = {"device", "sharded", "peak_tflops", "delay_ms", "netem"}
 MOST = 2**31 - 1
 # The least and the most of each number; others are checked by ModelConfig.
 BOUNDS = {"vocab_size": (1, 10**7), "max_length": (1, 100_000), "d_model": (1, 65_536),
           "d_ff": (1, 10**6), "layers": (1, 1000), "batch_tokens": (1, 10**9),
-          "accumulate": (1, 10_000), "epochs": (1, MOST), "warmup": (1, MOST),
+          "accumulate": (1, 10_000), "batch_size": (0, 10**8), "image_size": (0, 4096),
+          "patch": (1, 4096), "freeze": (0, 1000), "crop": (0, 1000), "head_lr": (0, MOST),
+          "weight_decay": (0, 1), "patience": (0, MOST), "epochs": (1, MOST), "warmup": (1, MOST),
           "log_every": (1, MOST), "average": (1, 1000), "timeout": (1, 10**7), "steps": (0, MOST),
           "lr": (0, MOST), "clip": (0, MOST), "seed": (0, MOST), "eval_every": (0, MOST),
           "save_every": (0, MOST), "peak_tflops": (0, MOST), "delay_ms": (0, 10**6),
@@ -103,11 +121,11 @@ def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argp
         description=doc, usage="%(prog)s [FLAGS]", argument_default=argparse.SUPPRESS,
         allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="In brackets: the default. For phrasebook and multi30k some others are better\n"
-               "(PRESETS in support/translation.py).")
+               "(PRESETS in support/translation.py and support/classification.py).")
     parser.error = lambda message: (
         print(f"error: {message}; --help lists the flags", file=sys.stderr), sys.exit(2))
     added = [(f"--{name.replace('_', '-')}", *flag) for name, flag in extra.items()]
-    defaults, metavars = {}, {str: "TEXT", int: "N", float: "X"}
+    defaults, kinds, metavars = {}, {}, {str: "TEXT", int: "N", float: "X"}
     for heading, flags in (FLAGS | {"run": FLAGS["run"] + added}).items():
         group = parser.add_argument_group(heading)
         for name, kind, default, text in flags:
@@ -121,7 +139,9 @@ def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argp
             aliases = ["--run"] if name == "--name" else []      # torchrun takes it for --run-path
             group.add_argument(name, *aliases, help=shown, **how)
             defaults[name[2:].replace("-", "_")] = default
-    return argparse.Namespace(given=vars(parser.parse_args()), defaults=defaults, devices=devices)
+            kinds[name[2:].replace("-", "_")] = kind
+    return argparse.Namespace(given=vars(parser.parse_args()), defaults=defaults, kinds=kinds,
+                              devices=devices)
 
 
 def complete(parsed: argparse.Namespace, restarted: str = "") -> argparse.Namespace:
@@ -131,6 +151,8 @@ def complete(parsed: argparse.Namespace, restarted: str = "") -> argparse.Namesp
     Makes the folder of a new run. Raises BadInput.
     """
     given, defaults = parsed.given, parsed.defaults
+    if given.get("config"):
+        given = read_config(given["config"], parsed.kinds) | given
     resume = given.get("resume") or restarted
     folder = Path(resume) if resume else LOGS / check_name(given.get("name", ""))
     if given.get("resume") and given.get("name"):

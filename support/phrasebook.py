@@ -1608,26 +1608,39 @@ TEMPLATES = [
     *2 * [description, reason, content, sequence, condition, coordination],
     object_first, comparison, imperative,
 ]
+KINDS = {                               # what a sentence does; a classifier learns to tell
+    "statement": [statement],           # the subject first
+    "inversion": [time_first, object_first],                        # something else first
+    "request": [question, w_question, imperative],                  # wants an answer or a deed
+    "description": [description, comparison, position],             # what is how, or where
+    "relative": [relative],             # tells whom or what it is about
+    "reason": [reason, condition],      # why, although what, on which condition
+    "events": [sequence, coordination],                             # two that go together
+    "opinion": [content],               # what somebody thinks, knows or says
+}
 
 
-def corpus(seed: int = 1, train: int = 40_000, valid: int = 1_000, test: int = 1_000) -> dict:
+def corpus(seed: int = 1, train: int = 40_000, valid: int = 1_000, test: int = 1_000,
+           kinds: bool = False) -> dict:
     """{"train": [(German, English), ...], "valid": ..., "test": ...}, by seed and sizes alone.
 
-    No German sentence occurs twice, in one part or in two. Raises ValueError for more than there is
-    to say.
+    No German sentence occurs twice, in one part or in two. kinds: for the same sentences, the kind
+    of each in place of the English. Raises ValueError for more than there is to say.
     """
+    kind_of = {template: kind for kind, templates in KINDS.items() for template in templates}
     sizes = {"train": train, "valid": valid, "test": test}
     total = sum(sizes.values())
     if min(sizes.values()) < 0:
         raise ValueError(f"a part of the corpus cannot have {min(sizes.values())} sentences")
     rng, pairs, repeats = random.Random(seed), {}, 0
     while len(pairs) < total:
-        german, english = pick(rng, TEMPLATES)(rng)
+        template = pick(rng, TEMPLATES)
+        german, english = template(rng)
         repeats = repeats + 1 if german in pairs else 0
         if repeats == 10_000:
             raise ValueError(f"{total:,} sentences were asked for, "
                              f"and there are about {len(pairs):,}")
-        pairs.setdefault(german, english)
+        pairs.setdefault(german, kind_of[template] if kinds else english)
     rest = iter(pairs.items())
     return {part: [next(rest) for _ in range(size)] for part, size in sizes.items()}
 

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from support.corpora import CACHE
+from support.errors import BadInput
 
 HISTORY = CACHE / "history"
 
 
 def prompt(greeting: str, question: str, answer: Callable[[str], str]) -> None:
-    """Prints what `answer` makes of each line, until q, Ctrl-D or Ctrl-C.
+    """Prints what `answer` makes of each line, or its BadInput, until q, Ctrl-D or Ctrl-C.
 
     Arrow keys edit the line and find earlier ones, those of earlier prompts too.
     """
@@ -25,7 +26,10 @@ def prompt(greeting: str, question: str, answer: Callable[[str], str]) -> None:
     try:
         while (line := input(question)).strip() != "q":
             if line.strip():
-                print(answer(readable(line)))
+                try:
+                    print(answer(readable(line)))
+                except BadInput as problem:                # as a mistyped path
+                    print(f"error: {problem}")
     except (EOFError, KeyboardInterrupt):
         print()
     finally:

@@ -54,7 +54,7 @@ def finish(run, model: nn.Module) -> None:
         "steps": run.last, "tokens": run.progress["tokens"], "wall_seconds": round(seconds, 1),
         "median_tokens_per_second": median["tokens_per_second"], "median_mfu": median["mfu"],
         "best_step": best["step"], "averaged_checkpoints": best["averaged"],
-        f"valid_{first}": round(valid, 2), **figures,
+        f"valid_{first}": round(valid, 4), **figures,
         "peak_memory_mib": {"largest_process": round(max(memory)),
                             "all_processes": round(sum(memory))},
         "epochs": epochs})

@@ -39,8 +39,9 @@ class Run:
         self.columns = [*COLUMNS, *(f"valid_{name}" for name in task.figures)]
         # Travels in the checkpoint. nll and targets: the sums since the last row of metrics.csv;
         # epoch: those of the epoch that is going on; epochs: a record of each that is done.
-        self.progress = {"seconds": 0.0, "tokens": 0, "nll": 0.0, "targets": 0, "best": [-1.0, 0.0],
-                         "epoch": dict.fromkeys(SUMS, 0), "evaluated": {}, "epochs": []}
+        self.progress = {"seconds": 0.0, "tokens": 0, "nll": 0.0, "targets": 0,
+                         "best": [-1.0, 0.0], "since_best": 0, "epoch": dict.fromkeys(SUMS, 0),
+                         "evaluated": {}, "epochs": []}
         rate = args.peak_tflops * 1e12 or matrix_rate(args.device, args.precision)
         self.peak = rate * world_size                      # FLOP/s
         self.timed = []                                    # (tokens/s, MFU) of each row
@@ -69,6 +70,10 @@ class Run:
         step, self.progress, parts = everyone[0]
         if self.args.saved:
             weights.restore(model, optimizer, found, parts)
+            self.stop_if_no_better(step)
+        elif self.task.weights:                            # published ones, to begin with
+            random = weights.whole_weights(model)
+            weights.put_weights(model, random | self.task.weights if self.rank == 0 else None)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         if self.writes:
             self.log = Log(self.folder, self.flags(), self.task.saved()["config"], parameters,
@@ -128,7 +133,7 @@ class Run:
             self.row = {"step": step, "epoch": (step - 1) // self.task.epoch_steps,
                         "seconds": f"{progress['seconds']:.2f}", "tokens": progress["tokens"],
                         "train_loss": f"{loss:.6f}",
-                        "learning_rate": f"{learning_rate(step, self.args):.4e}",
+                        "learning_rate": f"{learning_rate(step, self.args, self.last):.4e}",
                         "grad_norm": f"{norm:.6f}", "tokens_per_second": f"{speed:.0f}",
                         "mfu": f"{self.timed[-1][1]:.4f}"}
             self.since, progress["nll"], progress["targets"] = [0.0, 0, 0.0], 0.0, 0
@@ -148,8 +153,9 @@ class Run:
                                       for name, value in figures.items()}
         self.write_row(step, self.progress["evaluated"])
         reached = [figures[self.task.figures[0]], -figures["loss"]]
+        self.progress["since_best"] += 1
         if reached > self.progress["best"]:
-            self.progress["best"] = reached
+            self.progress |= {"best": reached, "since_best": 0}
             if self.writes:
                 best = self.content(step, whole) | {"averaged": 1}
                 checkpoint.save(self.folder / "best.pt", best)
@@ -157,7 +163,14 @@ class Run:
             checkpoint.save(self.folder / f"step-{step:07d}.pt", self.content(step, whole))
             for old in sorted(self.folder.glob("step-*.pt"))[: -self.args.average]:
                 old.unlink()
+        self.stop_if_no_better(step)
         self.mark = time.perf_counter()
+
+    def stop_if_no_better(self, step: int) -> None:
+        """Makes this step the last if --patience is over: the figures are the same everywhere."""
+        if 0 < self.args.patience <= self.progress["since_best"]:
+            self.say(f"step {step}: no better for {self.args.patience} evaluations")
+            self.last = step
 
     def save(self, step: int, model: dict, optimizer: dict) -> None:
         """Writes last.pt, what a run goes on from; with --sharded every process writes its part."""

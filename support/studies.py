@@ -2,7 +2,8 @@
 
 A run is a dict with the columns of a study's table: TEXTS and NUMBERS, the medians and best values
 of RESULTS, and the task's figures as valid_* and test_*, such as valid_bleu. A run that was read
-from its folder also has its metrics.csv, as "curve". What was not measured is NaN.
+from its folder also has its metrics.csv, as "curve", and if it trained a classifier "confusion",
+its confusion matrix, with the names of its "classes". What was not measured is NaN.
 """
 
 import csv
@@ -98,6 +99,10 @@ def read_run(folder: Path, names: list[str]) -> dict:
         "valid_loss": min(found["valid_loss"], default=math.nan),
         "curve": curve,
     }
+    if "confusion" in summary:
+        run |= {name: summary[name] for name in ("confusion", "classes")}
+        if any(len(row) != len(run["classes"]) for row in [run["confusion"], *run["confusion"]]):
+            raise ValueError("summary.json has a confusion matrix of other classes than its own")
     for valid in figures(curve, "valid"):
         test = valid.replace("valid", "test", 1)
         run[test] = number(summary.get(test))

@@ -73,6 +73,7 @@ class Translation:
     """Sentence pairs, encoded on disk, and how a Transformer is trained on them and scored."""
 
     figures = ("bleu",)                                   # the first decides which weights are best
+    weights = None                                        # none to begin with
 
     def __init__(self, args, saved: dict | None):
         corpus = find_corpus(*(getattr(args, name) for name in CORPUS_FLAGS))
@@ -84,7 +85,7 @@ class Translation:
         self.bpe = BPE(read_bpe(self.folder))
         self.config = model_config(args, self.bpe.vocab_size)
         self.pairs = Pairs(self.folder, "train")
-        self.plan = Batches(self.pairs, args.batch_tokens, args.seed)
+        self.plan = Batches(self.pairs, args.batch_tokens, args.seed, args.batch_size)
         self.batches, self.targets = self.plan.step, self.plan.targets
         self.epoch_steps = len(self.plan)
 
@@ -130,7 +131,7 @@ class Translation:
         device, nobody = next(model.parameters()).device, np.arange(0)
         sums = torch.zeros(3, dtype=torch.float64, device=device)
         order = np.random.default_rng(0)
-        batches = group_by_length(*pairs.lengths(np.arange(len(pairs))), 4096, order)
+        batches = group_by_length(pairs.lengths(np.arange(len(pairs))), 4096, order)
         # As many batches for each process: a sharded model is gathered by all of them at once.
         for first in range(0, len(batches), world_size):
             rows = batches[first + rank] if first + rank < len(batches) else nobody

@@ -259,14 +259,14 @@ def test_an_epoch_has_every_sentence_once_little_padding_and_few_shapes(batches)
         padded += src.numel() + tgt_out.numel()
         shapes.add((*src.shape, tgt_out.shape[1]))
         assert max(src.numel(), tgt_out.numel()) <= 4096
-    assert sorted(np.concatenate(seen)) == list(range(len(batches.pairs)))
+    assert sorted(np.concatenate(seen)) == list(range(len(batches.examples)))
     # Even widths would make 58 shapes, but 92.9 % real tokens: 2.5 % slower.
     assert real / padded >= (0.95 if os.environ.get("MULTI30K") else 0.92)
     assert len(shapes) <= 90
 
 
 def test_order_is_a_function_of_seed_and_epoch(batches):
-    again, other = Batches(batches.pairs, 4096, seed=1), Batches(batches.pairs, 4096, seed=2)
+    again, other = Batches(batches.examples, 4096, seed=1), Batches(batches.examples, 4096, seed=2)
     epoch = len(batches)
     for step in (0, 5, epoch, 2 * epoch + 3, 1):           # also going back, as a resumed run may
         assert np.array_equal(batches.rows(step), again.rows(step))
@@ -277,14 +277,14 @@ def test_order_is_a_function_of_seed_and_epoch(batches):
 def test_a_large_corpus_is_planned_block_by_block(batches, monkeypatch):
     """Still every sentence is taken once an epoch, and each block is a sample of the whole."""
     monkeypatch.setattr("data.AT_ONCE", 1000)
-    blocks = Batches(batches.pairs, 4096, seed=1)
-    assert blocks.blocks == -(-len(batches.pairs) // 1000) > 1
+    blocks = Batches(batches.examples, 4096, seed=1)
+    assert blocks.blocks == -(-len(batches.examples) // 1000) > 1
     for epoch in (1, 0):
         first = epoch * len(blocks)
         seen = np.concatenate([blocks.rows(first + step) for step in range(len(blocks))])
-        assert sorted(seen) == list(range(len(batches.pairs)))
-        first = seen[: len(blocks.pairs) // blocks.blocks]
-        assert first.max() - first.min() > 0.9 * len(blocks.pairs)
+        assert sorted(seen) == list(range(len(batches.examples)))
+        first = seen[: len(blocks.examples) // blocks.blocks]
+        assert first.max() - first.min() > 0.9 * len(blocks.examples)
     assert not np.array_equal(blocks.rows(0), blocks.rows(len(blocks)))
 
 
@@ -328,7 +328,7 @@ def test_ten_million_pairs_are_planned_in_seconds():
     src = rng.integers(4, 40, 10_000_000, dtype=np.int32)
     tgt = (src + rng.integers(-3, 4, len(src))).astype(np.int32)
     began = time.perf_counter()
-    steps = data.group_by_length(src, tgt, 4096, rng)
+    steps = data.group_by_length([src, tgt], 4096, rng)
     assert time.perf_counter() - began < 60                # some 2 s: bounded against minutes
     assert sum(map(len, steps)) == len(src)
 

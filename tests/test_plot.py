@@ -12,12 +12,13 @@ import struct
 import subprocess
 from unittest import mock
 
+import numpy as np
 import pytest
 from conftest import ROOT, run_script
 
 pytest.importorskip("matplotlib")
 import plot
-from support import studies
+from support import confusion_picture, studies
 
 COMMON = ("step,epoch,seconds,tokens,train_loss,learning_rate,grad_norm,tokens_per_second,mfu,"
           "valid_loss")
@@ -167,13 +168,55 @@ def test_classifiers(tmp_path):
     assert pictures["learning_rate.png"][1] > 2 * 600      # two rows of two
     title, *rows = output.split("\n\n")[-1].splitlines()
     assert title.endswith("best valid accuracy  best valid F1  test accuracy  test F1")
-    assert [row.split()[-4:] for row in rows] == 2 * [["40.0", "41.0", "39.5", "39.5"]]
+    assert [row.split()[-4:] for row in rows] == 2 * [["40.0000", "41.0000", "39.5000", "39.5000"]]
     head, *_ = (tmp_path / "runs.csv").read_text().splitlines()
     assert head.endswith(",test_accuracy,test_f1,tokens_per_second,train_loss,valid_loss,"
                          "valid_accuracy,valid_f1")
     again, output_again = draw("--out", "again", "runs.csv", cwd=tmp_path)
     assert again == {"again/learning_rate.png": pictures["learning_rate.png"]}
     assert output_again.split("\n\n")[-1] == output.split("\n\n")[-1]
+
+
+def test_a_confusion_matrix_is_drawn_of_one_classifier(tmp_path):
+    runs = [write_run(tmp_path / name, figures=("accuracy",)) for name in ("one", "other")]
+    for run in runs:
+        confuse(run, [[90, 10, 0], [0, 0, 0], [3, 4, 12345]], ["a", "b" * 90, "$c_$"])
+    alone, _ = draw(runs[0], cwd=tmp_path)
+    assert {*alone} == {f"{runs[0]}/curves.png", f"{runs[0]}/confusion.png"}
+    together, _ = draw("--out", "both", *runs, cwd=tmp_path)
+    assert {*together} == {"both/curves.png"}
+    confuse(runs[0], [[90, 10, 0], [0, 0], [3, 4, 5]], ["a", "b", "c"])
+    assert "one: not a run" in refused(runs[0], cwd=tmp_path)
+
+
+def confuse(run, matrix, classes):
+    """Writes the confusion matrix of a run to its summary."""
+    summary = json.loads((run / "summary.json").read_text())
+    more = {"confusion": matrix, "classes": classes}
+    (run / "summary.json").write_text(json.dumps(summary | more))
+
+
+@pytest.mark.parametrize("classes", [2, 20, 300])
+def test_all_of_a_confusion_matrix_is_on_the_picture(tmp_path, monkeypatch, classes):
+    """No label leaves the picture or meets another; up to 20 classes no number leaves its cell."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *path, **how: (
+        figures.append(figure), save(figure, *path, **how)))
+    counts = np.full((classes, classes), 1_000) + 100_000 * np.eye(classes, dtype=int)
+    names = ["an unusually long name of a class", *(f"class {i}" for i in range(1, classes))]
+    confusion_picture.draw(counts, names, tmp_path / "confusion.png")
+    [figure] = figures
+    axes, render, whole = figure.axes[0], FigureCanvasAgg(figure).get_renderer(), figure.bbox
+    for ticks, side in ((axes.get_xticklabels(), 0), (axes.get_yticklabels(), 1)):
+        boxes = sorted((tick.get_window_extent(render) for tick in ticks), key=lambda box: box.min[side])
+        assert all((box.min >= whole.min - 1).all() and (box.max <= whole.max + 1).all() for box in boxes)
+        assert all(a.max[side] <= b.min[side] + 1 for a, b in zip(boxes, boxes[1:]))
+    cell = axes.get_window_extent(render).width / classes
+    assert len(axes.texts) == (classes**2 if classes <= 20 else 0)
+    assert all(text.get_window_extent(render).width <= cell for text in axes.texts)
 
 
 def test_runs_are_compared_by_the_figures_that_they_share(tmp_path):

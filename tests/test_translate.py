@@ -22,6 +22,7 @@ from conftest import ROOT, children_of, run_script, wait_for
 from data import BOS, EOS
 from model import ModelConfig, Transformer, initialize
 from support.beam import translate_batch
+from support.checkpoint import find_checkpoint
 from support.errors import BadInput
 from test_beam import make_model, one_thread                # the latter is a fixture
 
@@ -197,7 +198,8 @@ def test_the_newest_translator_is_taken(trained, tmp_path, monkeypatch):
         torch.save(checkpoint | {"task": checkpoint["task"] | {"kind": kind}}, path)
         os.utime(path, (1e9 - age, 1e9 - age))
     monkeypatch.chdir(tmp_path)
-    assert translate.newest() == Path("logs/mid/best.pt")
+    assert find_checkpoint(None, "translation") == Path("logs/mid/best.pt")
+    assert find_checkpoint(Path("logs/new"), "translation") == Path("logs/new/best.pt")
 
 
 def test_a_picture_of_what_each_word_attends_to(trained, answer):
@@ -325,9 +327,9 @@ def test_without_its_package_ctranslate2_is_refused(answer, monkeypatch):
 
 
 class Terminal:
-    """translate.py in a terminal of its own."""
+    """A script in a terminal of its own."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, script="translate.py"):
         self.master, slave = pty.openpty()
 
         def take_the_terminal():
@@ -335,7 +337,7 @@ class Terminal:
             notice_ctrl_c()
 
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "translate.py")], cwd=folder,
+            [sys.executable, str(ROOT / script)], cwd=folder,
             stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
             preexec_fn=take_the_terminal, env=os.environ | {"TERM": "xterm"})
         os.close(slave)

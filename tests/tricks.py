@@ -41,9 +41,9 @@ from support.flags import parse_arguments
 from support.runs import Run
 
 
-def unsorted(src_lengths, tgt_lengths, batch_tokens, rng):
+def unsorted(lengths, batch_tokens, rng, batch_size=0):
     """`group_by_length` of sentences as they come: steps of as many tokens, with more padding."""
-    longer, steps, start = np.maximum(src_lengths, tgt_lengths), [], 0
+    longer, steps, start = np.maximum(*lengths), [], 0
     order = rng.permutation(len(longer))
     while start < len(order):
         widths = np.maximum.accumulate(longer[order[start : start + batch_tokens]])

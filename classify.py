@@ -1,0 +1,180 @@
+"""Classifies with a trained model: at a prompt, one text or picture, a file, or a test set.
+
+    python classify.py                                    # a prompt, until q
+    python classify.py "Das ist eine Frage?"              # one text
+    python classify.py picture.png                        # one picture, with a model of pictures
+    python classify.py < in.txt > out.txt                 # label, tab, probability of each line
+    python classify.py --score test.csv                   # precision, recall, F1 and accuracy
+    python classify.py --export FOLDER                    # for Hugging Face's transformers
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from support.checkpoint import find_checkpoint, load
+from support.corpora import PARTS, read_lines
+from support.errors import answer, refuse
+from support.examples import encode_texts
+from support.fast import speed_up
+from support.figures import table
+from support.labelled import find_labelled
+from support.machine import available_cores
+from support.pictures import Picture, read_picture
+from support.predict import load_classifier, logits
+from support.prompt import prompt, readable
+
+AT_ONCE = 1024               # examples: a file of any size needs no more memory than these
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line, checked. Raises BadInput."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, usage="%(prog)s [FLAGS] [TEXT]",
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = lambda message: refuse(f"{message}; --help lists the flags")
+    add = parser.add_argument
+    add("example", nargs="?", metavar="TEXT",
+        help="a text, or the path of a picture [a prompt, or standard input]")
+    add("--checkpoint", type=Path, metavar="PATH",
+        help="a .pt file or a run's folder [best.pt of logs/'s newest run]")
+    add("--score", metavar="FILE", help="classify labelled examples: a .csv, .tsv or .jsonl file, "
+        "a folder of class folders, or a part of what the model was trained on, valid or test")
+    add("--text", metavar="COLUMN", help="of --score's file [as in training]")
+    add("--label", metavar="COLUMN", help="of --score's file [as in training]")
+    add("--export", metavar="FOLDER", help="write the model as transformers reads it")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run [auto]")
+    add("--threads", type=int, default=0, help="cores to compute on [all]")
+    args = parser.parse_args()
+    has_gpu = torch.cuda.is_available()
+    for wrong, message in [
+        (sum(given is not None for given in (args.example, args.score, args.export)) > 1,
+         "one thing at a time: a text or a picture, --score or --export"),
+        ((args.text or args.label) and not args.score,
+         "--text and --label name columns of the file to --score"),
+        (args.device == "cuda" and not has_gpu,
+         "--device cuda: there is no GPU here that PyTorch can use; --device cpu does without"),
+        (args.threads < 0, f"--threads {args.threads}: a number of cores, or 0 for all"),
+    ]:
+        if wrong:
+            refuse(message)
+    args.device = "cuda" if args.device == "cuda" or args.device == "auto" and has_gpu else "cpu"
+    return args
+
+
+class Labeller:
+    """A model that is ready to classify: texts or pictures in, probabilities out."""
+
+    def __init__(self, args: argparse.Namespace):
+        """args: the command line, as `parse_arguments` gives it. Raises BadInput."""
+        torch.set_num_threads(args.threads or available_cores())
+        self.path = find_checkpoint(args.checkpoint, "classification")
+        model, self.saved = load_classifier(self.path)
+        self.model = speed_up(model.to(args.device), args.device, bf16=False)
+        self.classes, picture = self.saved["classes"], self.saved["picture"]
+        self.kind, self.picture = ("picture", Picture(**picture)) if picture else ("text", None)
+        self.seen = self.cut = 0                           # texts, and those that were too long
+
+    def __call__(self, examples: list[str] | list[np.ndarray]) -> Tensor:
+        """Probabilities, (examples, classes), of texts or of pictures from `read_picture`."""
+        if not self.picture:
+            tokenizer = Tokenizer.from_str(self.saved["tokenizer"])
+            self.cut += encode_texts(tokenizer, examples, self.model.config.max_length)[1]
+            self.seen += len(examples)
+        return logits(self.model, self.saved, examples).softmax(-1)
+
+    def read(self, line: str) -> str | np.ndarray:
+        """What a line stands for: itself, or the picture that it is the path of."""
+        return read_picture(Path(line.strip()), self.picture) if self.picture else line
+
+    def best(self, lines: list[str]) -> list[str]:
+        """Of each line its likeliest class, tab, probability; of an empty line an empty one."""
+        filled = [i for i, line in enumerate(lines) if line.strip()]
+        found, answers = [""] * len(lines), self([self.read(lines[i]) for i in filled]).max(-1)
+        for i, p, label in zip(filled, *(answer.tolist() for answer in answers)):
+            found[i] = f"{self.classes[label]}\t{p:.4f}"
+        return found
+
+    def bars(self, line: str) -> str:
+        """The likeliest classes of one text or picture, at most five, with their probabilities."""
+        found = self([self.read(line)])[0].topk(min(5, len(self.classes)))
+        rows = [(self.classes[label], p) for p, label in zip(*(side.tolist() for side in found))]
+        wide = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:{wide}}  {p:6.1%}  {'=' * round(30 * p)}" for name, p in rows)
+
+
+def find_examples(args: argparse.Namespace, labeller: Labeller) -> Callable:
+    """The reader of what --score names. Raises BadInput."""
+    flags = load(labeller.path)["flags"]
+    given = {name: getattr(args, name) or flags.get(name, "") for name in ("text", "label")}
+    if args.score in PARTS and not Path(args.score).exists():
+        data = [flags[name] for name in ("data", "valid", "test")]
+        corpus, part = find_labelled(*data, **given, picture=labeller.picture), args.score
+    else:
+        corpus = find_labelled(args.score, **given, picture=labeller.picture)
+        part = "test" if "test" in corpus.parts else "train"
+    if corpus.kind != labeller.kind:
+        refuse(f"--score {args.score}: {corpus.kind}s, but {labeller.path} knows {labeller.kind}s")
+    if part not in corpus.parts:
+        refuse(f"--score {part}: {corpus.name} has no such part, only {', '.join(corpus.parts)}")
+    return corpus.parts[part]
+
+
+def score(args: argparse.Namespace, labeller: Labeller) -> None:
+    """Prints what a confusion matrix says of the model, and how long it took."""
+    classes, examples = labeller.classes, find_examples(args, labeller)()
+    number, n = {name: i for i, name in enumerate(classes)}, len(classes)
+    counts, began = torch.zeros(n * n, dtype=torch.int64), time.perf_counter()
+    while block := list(islice(examples, AT_ONCE)):
+        given, names = map(list, zip(*block))
+        if strange := set(names) - number.keys():
+            refuse(f"--score {args.score}: the label {min(strange)!r} is none of the model's: "
+                   f"{', '.join(classes)[:120]}")
+        true = torch.tensor([number[name] for name in names])
+        counts += torch.bincount(n * true + labeller(given).argmax(-1), minlength=n * n)
+    seconds = time.perf_counter() - began
+    if not (total := int(counts.sum())):
+        refuse(f"--score {args.score}: there is no example in it")
+    print(f"{table(counts.view(n, n), classes)}\n\n{total:,} {labeller.kind}s, {seconds:.1f} s, "
+          f"{total / seconds:,.0f} {labeller.kind}s/s")
+
+
+def talk(labeller: Labeller) -> None:
+    """Classifies what is typed at a prompt."""
+    kind = "the path of a picture" if labeller.picture else "a text"
+    prompt(f"{labeller.path}: {len(labeller.classes)} classes. Type {kind}; q ends.", "> ",
+           labeller.bars)
+
+
+def main() -> None:
+    args = parse_arguments()
+    labeller = Labeller(args)
+    if args.score is not None:
+        score(args, labeller)
+    elif args.export:
+        from support.pretrained import export
+
+        export(args.export, labeller.model, labeller.saved)
+    elif args.example is not None:
+        print(labeller.bars(readable(args.example)))
+    elif sys.stdin.isatty():
+        talk(labeller)
+    else:
+        lines = read_lines("standard input", sys.stdin.buffer)
+        while block := list(islice(lines, AT_ONCE)):
+            print("\n".join(labeller.best(block)), flush=True)
+    if labeller.cut:
+        print(f"warning: {labeller.cut:,} of {labeller.seen:,} texts were cut at the "
+              f"{labeller.model.config.max_length} tokens that the model takes", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    answer(main)

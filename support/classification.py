@@ -1,0 +1,245 @@
+"""The task "classify": labelled texts or pictures in, a Classifier and its figures out.
+
+support/translation.py says what the interface of a task is.
+"""
+
+import csv
+import json
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from tokenizers import Tokenizer
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from data import group_by_length
+from model import Classifier, ClassifierConfig, flops
+from support.corpora import CACHE
+from support.errors import BadInput
+from support.examples import ExampleBatches, Pictures, Texts, prepare
+from support.fast import speed_up
+from support.figures import figures, per_class, table
+from support.labelled import find_labelled
+from support.pictures import Picture
+from support.pretrained import read_folder
+
+# What is best for a corpus, found on its validation part; a flag that is given wins.
+ANY = dict(schedule="linear", warmup=200, label_smoothing=0.0, average=1, weight_decay=0.01,
+           epochs=5, lr=1e-3, batch_tokens=4096, vocab_size=8000, max_length=256)
+FINE_TUNED = ANY | dict(lr=5e-5, epochs=3, batch_size=32, warmup=100, max_length=128)
+PRESETS = {
+    "kinds": dict(vocab_size=1000, layers=1, d_model=64, d_ff=128, epochs=2, lr=3e-3,
+                  batch_tokens=2048),
+    "agnews": dict(layers=2, dropout=0.3, epochs=4, label_smoothing=0.1),
+    "fashion-mnist": dict(layers=4, d_model=128, heads=4, d_ff=256, patch=4, crop=2, flip="yes",
+                          epochs=15, batch_size=128, schedule="cosine"),
+}
+CORPUS_FLAGS = ("data", "valid", "test", "text", "label")
+
+
+def presets(flags: dict) -> dict:
+    """What is best for the corpus and the weights that the flags name. Raises BadInput."""
+    corpus = find_labelled(*(flags[name] for name in CORPUS_FLAGS))
+    return FINE_TUNED if flags["init"] else ANY | PRESETS.get(corpus.name, {})
+
+
+class Classification:
+    """Labelled examples, encoded on disk, and how a Classifier is trained on them and scored."""
+
+    figures = ("accuracy", "f1")                          # the first decides which weights are best
+
+    def __init__(self, args, saved: dict | None):
+        self.args, self.weights = args, None              # weights: those to begin with, by name
+        picture = Picture(size=args.image_size) if args.image_size else None
+        if saved:
+            tokenizer, self.config = saved["tokenizer"], ClassifierConfig(**saved["config"])
+            picture = Picture(**saved["picture"]) if saved["picture"] else picture
+        elif args.init:
+            found = read_folder(args.init, image_size=args.image_size)
+            tokenizer, picture = found.tokenizer, found.picture or picture
+        else:
+            tokenizer = ""
+        corpus = find_labelled(*(getattr(args, name) for name in CORPUS_FLAGS), picture)
+        self.name, self.checksum = corpus.name, corpus.checksum()
+        if saved and saved["checksum"] != self.checksum:
+            raise BadInput(f"the corpus {self.name} has changed since the run was started")
+        self.picture = corpus.picture if corpus.kind == "picture" else None
+        self.folder = prepare(corpus, CACHE / "encoded", tokenizer, args.max_length, self.picture,
+                              args.vocab_size)
+        self.meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
+        self.classes, self.tokenizer = self.meta["classes"], ""
+        if not self.picture:
+            self.tokenizer = (self.folder / "tokenizer.json").read_text(encoding="utf-8")
+        if args.init and not saved:
+            self.take(found)
+        elif not saved:
+            self.config = self.shape()
+        train = self.part("train")
+        moved = (args.crop, args.flip == "yes") if self.picture else ()
+        self.plan = ExampleBatches(train, args.batch_tokens, args.seed, args.batch_size,
+                                   self.class_weights(train.labels), *moved)
+        self.batches, self.targets = self.plan.step, self.plan.targets
+        self.epoch_steps = len(self.plan)
+
+    def shape(self) -> ClassifierConfig:
+        """The shape of a model from nothing, from the flags. Raises BadInput."""
+        args = self.args
+        shape = {name: getattr(args, name) for name in (
+            "layers", "d_model", "heads", "d_ff", "dropout", "label_smoothing", "norm")}
+        shape["head_dropout"] = args.dropout
+        if self.picture:
+            shape |= {"patch": args.patch, "channels": self.picture.channels, "max_length": 1,
+                      "image_size": self.picture.crop or self.picture.size, "positions": "learned"}
+        else:
+            size = Tokenizer.from_str(self.tokenizer).get_vocab_size()
+            shape |= {"vocab_size": size, "max_length": args.max_length}
+        try:
+            return ClassifierConfig(classes=len(self.classes), **shape)
+        except ValueError as problem:
+            raise BadInput(problem)
+
+    def take(self, found) -> None:
+        """Begins with published weights; says which are new, and which were left out."""
+        args, config = self.args, found.config
+        if bool(config.patch) != bool(self.picture):
+            raise BadInput(f"--init {args.init}: weights for "
+                           f"{'pictures' if config.patch else 'texts'}; {self.name} has none")
+        if args.max_length > config.max_length and not config.patch:
+            raise BadInput(f"--max-length {args.max_length}: {args.init} was made for texts of at "
+                           f"most {config.max_length} tokens")
+        self.config = replace(config, classes=len(self.classes), dropout=args.dropout,
+                              head_dropout=args.dropout, label_smoothing=args.label_smoothing,
+                              max_length=config.max_length if config.patch else args.max_length)
+        shapes = {name: tuple(weight.shape) for name, weight in
+                  Classifier(self.config).state_dict().items()}
+        self.weights = dict(found.weights)
+        if "positions" in self.weights and not config.patch:
+            self.weights["positions"] = self.weights["positions"][: args.max_length]
+        last = max(name.rsplit(".", 1)[0] for name in shapes if name.startswith("head."))
+        order = [found.labels.index(name) for name in self.classes if name in found.labels]
+        for name in [name for name in self.weights if name.startswith(last)]:
+            if len(order) == len(self.classes):            # the same classes, perhaps reordered
+                self.weights[name] = self.weights[name][order]
+            else:                                          # it was made for other classes
+                found.left_out.append(name)
+                del self.weights[name]
+        new = sorted(shapes.keys() - self.weights.keys())
+        self.started = f"{args.init}: new are {', '.join(new) or 'no weights'}" + (
+            f"; left out: {len(found.left_out)} ({', '.join(found.left_out[:3])} ...)"
+            if found.left_out else "")
+
+    def part(self, part: str) -> Texts | Pictures:
+        """The examples of train, valid or test, mapped from disk."""
+        if self.picture:
+            tokens = self.config.first + (self.config.image_size // self.config.patch) ** 2
+            return Pictures(self.folder, part, self.picture, tokens)
+        return Texts(self.folder, part, self.config.pad)
+
+    def class_weights(self, labels: np.ndarray) -> np.ndarray:
+        """(classes,): all 1, or with --class-weights as if all classes were equally frequent."""
+        counts = np.bincount(labels, minlength=len(self.classes))
+        if not self.args.class_weights:
+            return np.ones(len(counts))
+        return len(labels) / len(counts) / np.maximum(counts, 1)     # 1 for a mean example
+
+    def __str__(self) -> str:
+        """What each part of the corpus holds, a line for each."""
+        lines = [f"{self.name}: {len(self.classes)} classes"]
+        for part, counts in self.meta["parts"].items():
+            kind = "texts" if self.meta["kind"] == "text" else "pictures"
+            held_out = "; held out of training" * (self.meta["held_out"] and part == "valid")
+            cut = (f"; {counts['cut']:,} cut at {self.args.max_length} tokens"
+                   if counts.get("cut") else "")
+            lines.append(f"{self.name}, {part}: {counts['examples']:,} {kind}{cut}{held_out}")
+        return "\n".join([*lines, self.started] if self.weights else lines)
+
+    def size(self, step: int) -> tuple[int, int, float]:
+        """Examples, tokens without padding, and FLOPs of a whole step."""
+        rows = self.plan.rows(step)
+        lengths = torch.from_numpy(self.plan.examples.lengths(rows)[0])
+        return len(rows), int(lengths.sum()), flops(self.config, lengths)
+
+    def model(self) -> Classifier:
+        """The model to train, with fast parts in place, its weights not yet initialized."""
+        args = self.args
+        model = speed_up(Classifier(self.config), args.device, args.precision == "bf16")
+        if args.recompute:
+            for layer in model.layers():
+                layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        if args.freeze > self.config.layers:
+            raise BadInput(f"--freeze {args.freeze}: there are {self.config.layers} layers")
+        if args.freeze:
+            lowest = tuple(f"encoder.{i}." for i in range(args.freeze))
+            for name, parameter in model.named_parameters():
+                below = name.startswith(("embedding", "positions", "first", *lowest))
+                entry = self.config.norm == "post" and name.startswith("norm.")
+                parameter.requires_grad_(not (below or entry))
+        return model
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, part: str, rank: int, world_size: int,
+                 final: bool = False) -> dict[str, float]:
+        """Figures of the part "valid" or "test"; every example is scored once, by one process.
+
+        What is added up over the processes are counts: the confusion matrix, from which all figures
+        follow, and the sum of the loss. So they are the same for any number of processes.
+        """
+        was_training, device = model.training, next(model.parameters()).device
+        model.eval()
+        examples, n = self.part(part), len(self.classes)
+        batches = group_by_length(examples.lengths(np.arange(len(examples))), 4096,
+                                  np.random.default_rng(0))
+        counts = torch.zeros(n * n + 1, dtype=torch.float64, device=device)
+        self.scored = []                                   # (rows, probabilities) of this process
+        # As many batches for each process: a sharded model is gathered by all of them at once.
+        for first in range(0, len(batches), world_size):
+            mine = first + rank < len(batches)
+            rows = batches[first + rank] if mine else np.arange(0)
+            x, label, weight = (side.to(device) for side in examples.batch(rows))
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.args.precision == "bf16"):
+                log_p = model.score(x).log_softmax(-1)
+            if mine:
+                counts[:-1] += torch.bincount(label * n + log_p.argmax(-1), minlength=n * n)
+                counts[-1] -= log_p.gather(1, label[:, None]).sum()
+                self.scored.append((rows, log_p.exp().cpu().numpy()))
+        dist.all_reduce(counts)
+        model.train(was_training)
+        self.confusion = counts[:-1].round().long().view(n, n).cpu()
+        return figures(self.confusion) | {"loss": float(counts[-1]) / len(examples)}
+
+    def report(self, model: nn.Module, rank: int, world_size: int,
+               folder: Path) -> tuple[dict, str]:
+        """Scores the test part, or without one the validation part.
+
+        Writes predictions.csv to `folder`. Returns entries for summary.json and text to show.
+        """
+        part = "test" if "test" in self.meta["parts"] else "valid"
+        found = self.evaluate(model, part, rank, world_size, final=True)
+        shares = [None] * world_size
+        dist.all_gather_object(shares, self.scored)
+        if rank > 0:
+            return {}, ""
+        labels = self.part(part).labels
+        scored = sorted((int(row), p) for share in shares for rows, ps in share
+                        for row, p in zip(rows, ps))
+        with open(folder / "predictions.csv", "w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(["row", "label", "prediction", *self.classes])
+            rows.writerows([row, self.classes[labels[row]], self.classes[p.argmax()],
+                            *(f"{value:.6f}" for value in p)] for row, p in scored)
+        summary = {f"{part}_{name}": round(value, 6) for name, value in found.items()}
+        summary |= {"classes": self.classes, "confusion": self.confusion.tolist(),
+                    "per_class": per_class(self.confusion, self.classes)}
+        return summary, "\n".join([f"the {part} part, {len(labels):,} examples:", "",
+                                   table(self.confusion, self.classes), "", "Now try it:", "",
+                                   "  python classify.py", ""])
+
+    def saved(self) -> dict:
+        """What classify.py, and a run that goes on, need besides the weights."""
+        return {"kind": "classification", "config": asdict(self.config), "classes": self.classes,
+                "tokenizer": self.tokenizer, "checksum": self.checksum,
+                "picture": asdict(self.picture) if self.picture else None}

@@ -1,0 +1,60 @@
+"""Flags from a YAML or JSON file."""
+
+import json
+from pathlib import Path
+
+from support.errors import BadInput
+
+NOT_TAKEN = {"name", "resume", "config", "folder"}         # they say which run, not what kind
+
+
+def read_config(path: str, kinds: dict) -> dict:
+    """The flags that a file gives, by name; headings in it, such as `model:`, mean nothing.
+
+    kinds: of each flag its type, or the words it may be. A run's config.json has its flags under
+    "flags". Raises BadInput.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise BadInput(f"--config {path}: cannot be read "
+                       f"({getattr(problem, 'strerror', None) or 'not UTF-8'})")
+    try:
+        if path.endswith(".json"):
+            content = json.loads(text)
+        else:
+            import yaml                                    # comes with tokenizers
+
+            content = yaml.safe_load(text) or {}
+    except ImportError:
+        raise BadInput(f"--config {path}: PyYAML is not installed here: pip install pyyaml")
+    except Exception as problem:                           # YAML's errors are of many lines
+        raise BadInput(f"--config {path}: {str(problem).splitlines()[0]}")
+    if not isinstance(content, dict):
+        raise BadInput(f"--config {path}: no flags in it")
+    content, flags = content.get("flags", content), {}
+    for name, value in list(content.items()):
+        for name, value in value.items() if isinstance(value, dict) else [(name, value)]:
+            name = str(name).replace("-", "_")
+            if name in NOT_TAKEN:
+                continue
+            if name not in kinds:
+                raise BadInput(f"--config {path}: there is no flag {name!r}; --help lists them")
+            flags[name] = checked(path, name, value, kinds[name])
+    return flags
+
+
+def checked(path: str, name: str, value, kind):
+    """The value of a flag, as the command line would have it. Raises BadInput."""
+    if isinstance(kind, tuple):
+        if value in kind:
+            return value
+    elif kind is float and isinstance(value, str | int) and not isinstance(value, bool):
+        try:
+            return float(value)                            # YAML takes 1e-3 for text
+        except ValueError:
+            pass
+    elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    wanted = "one of " + ", ".join(kind) if isinstance(kind, tuple) else kind.__name__
+    raise BadInput(f"--config {path}: {name} is {value!r}, not {wanted}")

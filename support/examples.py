@@ -1,0 +1,232 @@
+"""Labelled examples, texts or pictures, encoded on disk once and mapped by all processes.
+
+    folder = prepare(corpus, cache, tokenizer, max_length, picture, vocab_size)
+    batches = ExampleBatches(open_part(folder, "train"), batch_tokens, seed, batch_size)
+    x, label, weight = open_part(folder, "train").batch(rows)
+"""
+
+import json
+import zlib
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from data import BPE, Batches, make_once, name_folder
+from support.errors import BadInput
+from support.labelled import Labelled, classes_of
+from support.pictures import Picture
+
+FORMAT = 1      # of the files: raise it where the same examples would be stored otherwise
+BLOCK = 20_000  # texts encoded at a time
+
+
+def prepare(corpus: Labelled, cache: Path, tokenizer: str, max_length: int,
+            picture: Picture | None, vocab_size: int) -> Path:
+    """Encodes a labelled corpus into a folder that any number of processes can map.
+
+    tokenizer: a serialized one, or "": then a byte-level BPE of `vocab_size` is trained. Without a
+    validation part about 2,000 examples, at most one in 20, are held out of training, chosen by a
+    hash of the example so that equal ones stay together. Raises BadInput.
+    """
+    made_of = [FORMAT, corpus.name, corpus.checksum(), tokenizer, max_length, vocab_size,
+               vars(picture) if picture else None]
+    folder = name_folder(cache, corpus.name, made_of)
+    return make_once(folder, lambda partial: encode(corpus, partial, tokenizer, max_length,
+                                                    vocab_size))
+
+
+def encode(corpus: Labelled, folder: Path, serialized: str, max_length: int,
+           vocab_size: int) -> None:
+    """Writes tokenizer.json, a few flat files for each part, and meta.json."""
+    classes = classes_of(corpus)
+    number = {name: i for i, name in enumerate(classes)}
+    count = sum(1 for _ in corpus.parts["train"]())
+    held_out = 0 if "valid" in corpus.parts else max(20, count // 2000)
+
+    def split(part: str) -> Iterator[tuple]:
+        for example, label in corpus.parts["train" if held_out and part == "valid" else part]():
+            content = example.encode() if corpus.kind == "text" else example.tobytes()
+            is_valid = held_out and zlib.crc32(content) % held_out == 0
+            if not held_out or part == "test" or is_valid == (part == "valid"):
+                yield example, number[label]
+
+    meta = {"name": corpus.name, "kind": corpus.kind, "classes": classes,
+            "held_out": bool(held_out), "parts": {}}
+    if corpus.kind == "text":
+        bpe = serialized or BPE.train((text for text, _ in split("train")), vocab_size).serialized
+        (folder / "tokenizer.json").write_text(bpe, encoding="utf-8")
+        tokenizer = Tokenizer.from_str(bpe)
+    for part in dict.fromkeys(["train", "valid", *corpus.parts]):
+        path = folder / part
+        if corpus.kind == "text":
+            counts = write_texts(split(part), path, tokenizer, max_length)
+        else:
+            counts = write_pictures(split(part), path)
+        if not counts["examples"]:
+            raise BadInput(f"{corpus.name}: the {part} part has no example")
+        meta["parts"][part] = counts
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1, ensure_ascii=False))
+
+
+def encode_texts(tokenizer: Tokenizer, texts: list[str],
+                 max_length: int) -> tuple[list[list[int]], int]:
+    """The token ids of each text, at most `max_length`, and how many texts had more."""
+    tokenizer.enable_truncation(max_length)
+    tokenizer.no_padding()
+    # No token is longer than some dozen characters, and tokenizing a whole book takes its time.
+    encoded = tokenizer.encode_batch([text.strip()[: 100 * max_length] for text in texts])
+    return [e.ids for e in encoded], sum(bool(e.overflowing) for e in encoded)
+
+
+def write_texts(examples: Iterator[tuple[str, int]], path: Path, tokenizer: Tokenizer,
+                max_length: int) -> dict:
+    """Writes PATH.ids, PATH.offsets and PATH.labels."""
+    counts = {"examples": 0, "cut": 0, "tokens": 0}
+    with (open(f"{path}.ids", "wb") as ids, open(f"{path}.offsets", "wb") as offsets,
+          open(f"{path}.labels", "wb") as labels):
+        offsets.write(np.zeros(1, np.int64).tobytes())
+        while block := list(islice(examples, BLOCK)):
+            texts, numbers = zip(*block)
+            encoded, cut = encode_texts(tokenizer, list(texts), max_length)
+            lengths = np.array([len(text) for text in encoded], dtype=np.int64)
+            ids.write(np.concatenate([np.array(text, np.int32) for text in encoded]).tobytes())
+            offsets.write((counts["tokens"] + lengths.cumsum()).tobytes())
+            labels.write(np.array(numbers, np.int32).tobytes())
+            counts["examples"] += len(block)
+            counts["cut"] += cut
+            counts["tokens"] += int(lengths.sum())
+    return counts
+
+
+def write_pictures(examples: Iterator[tuple[np.ndarray, int]], path: Path) -> dict:
+    """Writes PATH.pixels, bytes of (channels, height, width) each, and PATH.labels."""
+    counts = {"examples": 0, "shape": None}
+    with open(f"{path}.pixels", "wb") as pixels, open(f"{path}.labels", "wb") as labels:
+        for picture, number in examples:
+            pixels.write(picture.tobytes())
+            labels.write(np.int32(number).tobytes())
+            counts["examples"] += 1
+            counts["shape"] = picture.shape
+    return counts
+
+
+class Texts:
+    """One part of an encoded corpus of texts."""
+
+    def __init__(self, folder: Path, part: str, pad: int = 0):
+        self.pad = pad
+        self.ids = np.memmap(folder / f"{part}.ids", dtype=np.int32, mode="r")
+        self.offsets = np.memmap(folder / f"{part}.offsets", dtype=np.int64, mode="r")
+        self.labels = np.memmap(folder / f"{part}.labels", dtype=np.int32, mode="r")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def lengths(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Tokens of the texts `rows`, (rows,); an empty text counts as one of padding."""
+        return [np.maximum(self.offsets[rows + 1] - self.offsets[rows], 1)]
+
+    def targets(self, rows: np.ndarray) -> int:
+        """One target for each text."""
+        return len(rows)
+
+    def batch(self, rows: np.ndarray, width: int = 0) -> tuple[torch.Tensor, ...]:
+        """(ids, label, weight): (rows, width) int64, padded; (rows,) int64; (rows,) fp32, all 1.
+
+        No rows make a single one of padding whose weight is 0.
+        """
+        if not len(rows):
+            return torch.full((1, width or 1), self.pad), torch.zeros(1, dtype=int), torch.zeros(1)
+        starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
+        column = np.arange(width or int(lengths.max(initial=1)))[None]
+        at = np.minimum(starts[:, None] + column, len(self.ids) - 1)
+        ids = np.where(column < lengths[:, None], self.ids[at], self.pad)
+        return (torch.from_numpy(ids.astype(np.int64)),
+                torch.from_numpy(self.labels[rows].astype(np.int64)), torch.ones(len(rows)))
+
+
+class Pictures:
+    """One part of an encoded corpus of pictures; `tokens`: how many a picture is cut into."""
+
+    def __init__(self, folder: Path, part: str, picture: Picture, tokens: int):
+        shape = json.loads((folder / "meta.json").read_text())["parts"][part]["shape"]
+        self.pixels = np.memmap(folder / f"{part}.pixels", dtype=np.uint8, mode="r")
+        self.pixels = self.pixels.reshape(-1, *shape)
+        self.labels = np.memmap(folder / f"{part}.labels", dtype=np.int32, mode="r")
+        self.picture, self.tokens = picture, tokens
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def lengths(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Tokens of the pictures `rows`, (rows,)."""
+        return [np.full(len(rows), self.tokens)]
+
+    def targets(self, rows: np.ndarray) -> int:
+        """One target for each picture."""
+        return len(rows)
+
+    def batch(self, rows: np.ndarray, width: int = 0,
+              moved: np.ndarray | None = None) -> tuple[torch.Tensor, ...]:
+        """(pictures, label, weight): (rows, channels, height, width) fp32; the others (rows,).
+
+        moved: (rows, 3) how far each is moved down and right, and whether it is mirrored.
+        """
+        if not len(rows):
+            x = torch.zeros(1, *self.pixels.shape[1:])
+            return x, torch.zeros(1, dtype=int), torch.zeros(1)
+        x = self.pixels[rows] if moved is None else move(self.pixels[rows], moved)
+        return (normalize(x, self.picture),
+                torch.from_numpy(self.labels[rows].astype(np.int64)), torch.ones(len(rows)))
+
+
+def normalize(pixels: np.ndarray, picture: Picture) -> torch.Tensor:
+    """Bytes (pictures, channels, height, width) as the model takes them, in fp32."""
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (picture.mean, picture.std))
+    return (torch.from_numpy(np.ascontiguousarray(pixels)).float() / 255 - mean) / std
+
+
+def move(pixels: np.ndarray, moved: np.ndarray) -> np.ndarray:
+    """Pictures (n, channels, height, width), each shifted and perhaps mirrored; edges are black."""
+    far = int(np.abs(moved[:, :2]).max(initial=0))
+    padded = np.pad(pixels, ((0, 0), (0, 0), (far, far), (far, far)))
+    height, width = pixels.shape[2:]
+    down = far - moved[:, 0, None] + np.arange(height)
+    right = far - moved[:, 1, None] + np.arange(width)
+    right = np.where(moved[:, 2, None] > 0, right[:, ::-1], right)
+    n, c = np.arange(len(pixels)), np.arange(pixels.shape[1])
+    return padded[n[:, None, None, None], c[:, None, None], down[:, None, :, None],
+                  right[:, None, None, :]]
+
+
+class ExampleBatches(Batches):
+    """The steps of a classifier's training: with class weights, and with pictures that move.
+
+    weights: (classes,) what an example of each class counts in the loss; crop: pixels that a
+    picture is moved by at most; flip: mirror half of them.
+    """
+
+    def __init__(self, examples: Texts | Pictures, batch_tokens: int, seed: int, batch_size: int,
+                 weights: np.ndarray, crop: int = 0, flip: bool = False):
+        super().__init__(examples, batch_tokens, seed, batch_size)
+        self.weights, self.crop, self.flip = torch.from_numpy(weights).float(), crop, flip
+        self.drawn = (-1, None)
+
+    def moved(self, epoch: int) -> np.ndarray:
+        """(examples, 3): what is done to each picture depends on seed and epoch, on no process."""
+        if self.drawn[0] != epoch:
+            rng = np.random.default_rng([self.seed, epoch, 1 << 20])
+            shift = rng.integers(-self.crop, self.crop + 1, (len(self.examples), 2))
+            mirror = rng.integers(0, 2, (len(self.examples), 1)) * self.flip
+            self.drawn = epoch, np.concatenate([shift, mirror], axis=1)
+        return self.drawn[1]
+
+    def batch(self, rows: np.ndarray, widths: list[int], epoch: int) -> tuple[torch.Tensor, ...]:
+        """As `Batches.batch`: (x, label, weight)."""
+        more = (self.moved(epoch)[rows],) if self.crop or self.flip else ()
+        x, label, weight = self.examples.batch(rows, *widths, *more)
+        return x, label, weight * self.weights[label]

@@ -1,0 +1,249 @@
+"""Where labelled examples come from: texts (AG News, tables, folders, the phrasebook) and pictures.
+
+    corpus = find_labelled("agnews")    # or fashion-mnist, kinds, a folder, a .csv, .tsv or .jsonl
+    classes = classes_of(corpus)
+    for text, name in corpus.parts["train"](): ...          # of pictures: (array, name)
+"""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+
+from support.corpora import PARTS, download, sha256
+from support.errors import BadInput
+from support.pictures import (FASHION_CLASSES, FASHION_MNIST, FASHION_MNIST_URL, Picture, find_idx,
+                              is_fashion_mnist, read_idx, read_idx_labels, read_idx_pair,
+                              read_picture)
+from support.tables import TABLES, column_names, one_line, read_lines, read_rows, read_table
+
+NAMES = ("agnews", "fashion-mnist", "kinds")
+# Zhang et al., 2015, for non-commercial use. Of each file: its size in bytes, its SHA-256.
+AGNEWS_URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
+AGNEWS = {
+    "train.csv":
+        (29470338, "76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e"),
+    "test.csv":
+        (1857427, "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699"),
+}
+AGNEWS_CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
+KINDS = {".txt": "text", ".png": "picture", ".jpg": "picture", ".jpeg": "picture"}
+TEXT = ["text", "content", "sentence", "review", "body"]   # the columns of a text, the first found
+
+
+@dataclass
+class Labelled:
+    """A labelled corpus that was found but not read.
+
+    parts: of train, valid and test a reader of (text, class name), or of (picture, class name),
+    with bytes of (channels, n, n). classes: in their order if that is known; see classes_of.
+    """
+
+    name: str
+    kind: str                                              # "text" or "picture"
+    parts: dict[str, Callable[[], Iterator[tuple[str | np.ndarray, str]]]]
+    classes: list[str]
+    files: list[Path]
+    columns: tuple                                         # of tables; of folders, what is where
+    labels: dict[str, Callable | None] = field(default_factory=dict)   # names alone, if quicker
+    picture: Picture | None = None                         # how pictures are read
+
+    def add(self, part: str, kind: str, read: Callable, files: list[Path], columns=(),
+            labels: Callable | None = None) -> None:
+        """Adds a part. Raises BadInput if it is of another kind than what is there."""
+        if self.kind not in ("", kind):
+            raise BadInput(f"{files[0]}: {kind}s for the {part} part, but {self.name} has "
+                           f"{self.kind}s")
+        self.kind, self.parts[part], self.labels[part] = kind, read, labels
+        self.files, self.columns = [*self.files, *files], (*self.columns, part, *columns)
+
+    def checksum(self) -> str:
+        """Of what the files hold, and of how they are read."""
+        how = vars(self.picture) | {"mean": 0, "std": 0} if self.kind == "picture" else {}
+        made_of = [sorted(self.parts), self.classes, self.columns, how, *map(sha256, self.files)]
+        return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
+
+
+def is_labelled(data: str, label: str = "") -> bool:
+    """Whether --data names a labelled corpus: by names of files, without opening any."""
+    folder = Path(data)
+    return bool(label) or data in NAMES or bool(
+        find_idx(folder) or find_numbered(folder) or find_folders(folder))
+
+
+def find_labelled(data: str, valid: str = "", test: str = "", text: str = "", label: str = "",
+                  picture: Picture | None = None) -> Labelled:
+    """The corpus that --data, --valid, --test, --text and --label name.
+
+    data: one of NAMES, a table (.csv, .tsv, .jsonl), or a folder with IDX files, with AG News's
+    files, or with a folder for each class, perhaps within train, valid and test. valid, test: a
+    table or a folder of class folders. picture: how pictures are read; without it those of IDX
+    files stay as they are, others become Picture(). Raises BadInput.
+    """
+    folder, name = Path(data), data if data in NAMES else Path(data).resolve().name.split(".")[0]
+    corpus = Labelled(name, "", {}, [], [], (), picture=picture)
+    if data == "agnews":
+        folder = download(data, AGNEWS, AGNEWS_URL)
+    elif data == "fashion-mnist":
+        folder = download(data, FASHION_MNIST, FASHION_MNIST_URL, unpacked=True)
+    if data == "kinds":
+        from support import phrasebook                     # only here: the others do without
+
+        book = cache(partial(phrasebook.corpus, kinds=True))
+        corpus.classes = list(phrasebook.KINDS)
+        for part in PARTS:
+            corpus.add(part, "text", lambda part=part: iter(book()[part]), [])
+        corpus.files.append(Path(phrasebook.__file__))
+    elif find_idx(folder):
+        add_idx(corpus, folder)
+    elif find_numbered(folder):
+        add_numbered(corpus, folder)
+    else:
+        for part, inner in (find_folders(folder) or {"train": folder}).items():
+            add_part(corpus, part, inner, text, label)
+    if "train" not in corpus.parts:
+        raise BadInput(f"{data}: no training part, only {', '.join(corpus.parts)}")
+    for part, spec in (("valid", valid), ("test", test)):
+        if spec:
+            add_part(corpus, part, Path(spec), text, label)
+    return corpus
+
+
+def classes_of(corpus: Labelled) -> list[str]:
+    """The classes of the training part: in the corpus's order, else sorted, numbers by value.
+
+    Reads the labels of all parts. Raises BadInput for a single class, or for one that occurs in
+    another part only.
+    """
+    found = {part: set(corpus.labels[part]() if corpus.labels.get(part) else
+                       (name for _, name in read())) for part, read in corpus.parts.items()}
+    trained = found["train"]
+    if len(trained) < 2:
+        raise BadInput(f"{corpus.name}: the training part has "
+                       f"{f'one class only, {min(trained)!r}' if trained else 'no example'}; "
+                       f"at least two classes are needed")
+    for part, names in found.items():
+        if new := names - trained:
+            raise BadInput(f"{corpus.name}: the class {min(new)!r} occurs in the {part} part, but "
+                           f"not in the training part")
+    numbers = all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in trained)
+    return corpus.classes or sorted(trained, key=lambda name: (float(name) if numbers else 0, name))
+
+
+# --- Folders and tables ---------------------------------------------------------------------------
+
+
+def add_idx(corpus: Labelled, folder: Path) -> None:
+    """Adds IDX files; those of Fashion-MNIST are known by what they hold."""
+    seen = {}
+    if is_fashion_mnist(folder):
+        corpus.name, corpus.classes = "fashion-mnist", FASHION_CLASSES
+        seen = dict(mean=[0.28604], std=[0.35302])
+    for part, pair in find_idx(folder).items():
+        if None in pair:
+            raise BadInput(f"{folder}: of the {part} part there are only {pair[0] or pair[1]}; "
+                           f"both pictures and labels are needed")
+        corpus.picture = corpus.picture or Picture(read_idx(pair[0], 3, whole=False)[1], 1, **seen)
+        corpus.add(part, "picture", partial(read_idx_pair, *pair, corpus.classes, corpus.picture),
+                   pair, labels=partial(read_idx_labels, pair[1], corpus.classes))
+
+
+def find_numbered(folder: Path) -> dict[str, Path]:
+    """Of each part, a .csv as AG News has them: without a header, a class's number comes first."""
+    names = {"train_part.csv": "train", "train.csv": "train", "test.csv": "test"}
+    found = {part: folder / name for name, part in names.items() if (folder / name).is_file()}
+    return found if "train" in found else {}
+
+
+def add_numbered(corpus: Labelled, folder: Path) -> None:
+    """Adds AG News's files, or others of their form whose classes.txt names other classes."""
+    named = folder / "classes.txt"
+    names = [line.strip() for line in read_lines(named)] if named.is_file() else AGNEWS_CLASSES
+    corpus.classes = [name for name in names if name]
+    corpus.name = "agnews" if corpus.classes == AGNEWS_CLASSES else corpus.name
+    for part, path in find_numbered(folder).items():
+        corpus.add(part, "text", partial(read_numbered, path, corpus.classes), [path])
+
+
+def read_numbered(path: Path, classes: list[str]) -> Iterator[tuple[str, str]]:
+    """(title and description, class) of each row; a backslash stands for a line end."""
+    numbered = {str(number): name for number, name in enumerate(classes, 1)}
+    for number, (label, *texts) in read_rows(path):
+        if label not in numbered or not texts:
+            raise BadInput(f"{path}, row {number}: {label[:40]!r} is no class from 1 to "
+                           f"{len(classes)} with a text after it; a table with a header is named "
+                           f"itself: --data FILE --label COLUMN")
+        yield one_line(" ".join(texts).replace("\\", " ")), numbered[label]
+
+
+def class_folders(folder: Path) -> Iterator[Path]:
+    """Its folders with texts or pictures; hidden ones and IMDB's `unsup` are passed over."""
+    for inner in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if inner.is_dir() and inner.name[0] != "." and inner.name != "unsup" and any(
+                path.suffix.lower() in KINDS for path in inner.iterdir()):
+            yield inner
+
+
+def find_folders(folder: Path) -> dict[str, Path]:
+    """Of each part, the folder with its class folders."""
+    found = {part: folder / name for part, names in PARTS.items() for name in reversed(names)
+             if any(class_folders(folder / name))}
+    if found or any(folder.glob("train.*")):               # train.de is for the translator
+        return found
+    return {"train": folder} if any(class_folders(folder)) else {}
+
+
+def read_folder(files: list[tuple[Path, str]], picture: Picture) -> Iterator[tuple]:
+    """Each file with its class."""
+    for path, name in files:
+        if KINDS[path.suffix.lower()] == "text":
+            yield one_line(" ".join(read_lines(path))), name
+        else:
+            yield read_picture(path, picture), name
+
+
+def add_part(corpus: Labelled, part: str, path: Path, text: str, label: str) -> None:
+    """Adds a table, or a folder of class folders. Raises BadInput."""
+    if path.suffix in TABLES:
+        if not path.is_file():
+            raise BadInput(f"{path}: no such file")
+        if not label:
+            raise BadInput(f"{path}: --label says which of its columns has the classes")
+        read = partial(read_labelled_table, path, text, label)
+        return corpus.add(part, "text", read, [path], (text, label))
+    files = [(file, inner.name) for inner in class_folders(path)
+             for file in sorted(inner.iterdir()) if file.suffix.lower() in KINDS]
+    kinds = {KINDS[file.suffix.lower()] for file, _ in files}
+    if len(kinds) != 1:
+        wrong = "both .txt files and pictures" if kinds else "neither a table nor class folders"
+        raise BadInput(f"{path}: {wrong}")
+    corpus.picture = corpus.picture or (Picture() if "picture" in kinds else None)
+    names = [name for _, name in files]
+    corpus.add(part, *kinds, partial(read_folder, files, corpus.picture), [f for f, _ in files],
+               Counter(names).items(), labels=lambda: names)
+
+
+def read_labelled_table(path: Path, text: str, label: str) -> Iterator[tuple[str, str]]:
+    """(text, class) of each row. Raises BadInput."""
+    columns = [name.strip() for name in text.split(",")]
+    if not text:
+        names = column_names(path)
+        columns = [name for name in TEXT if name in names][:1]
+        if not columns:
+            raise BadInput(f"{path}: no column {', '.join(TEXT)}: --text says which it is; its "
+                           f"columns: {', '.join(names)[:120]}")
+    is_empty = True
+    for number, (*texts, name) in read_table(path, [*columns, label], "--text, --label"):
+        example, name = one_line(" ".join(texts)), " ".join(name.split())
+        if not name:
+            raise BadInput(f"{path}, row {number}: it has no label")
+        is_empty = is_empty and not example
+        yield example, name
+    if is_empty:
+        raise BadInput(f"{path}: the text column ({', '.join(columns)}) is empty")

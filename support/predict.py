@@ -1,0 +1,48 @@
+"""A trained Classifier, and what it says of new texts and pictures."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from model import Classifier, ClassifierConfig
+from support.checkpoint import load
+from support.errors import BadInput
+from support.examples import encode_texts, normalize
+from support.pictures import Picture
+
+
+def load_classifier(path: Path) -> tuple[Classifier, dict]:
+    """The model of a checkpoint, ready to classify, and what else the task saved. BadInput."""
+    saved = (content := load(path))["task"]
+    try:
+        model = Classifier(ClassifierConfig(**saved["config"]))
+        model.load_state_dict(content["model"])
+    except Exception as problem:
+        reason = str(problem).strip().splitlines()[0] if str(problem) else type(problem).__name__
+        raise BadInput(f"{path}: not a whole checkpoint of a classifier ({reason[:90]})")
+    return model.eval(), saved
+
+
+@torch.inference_mode()
+def logits(model: Classifier, saved: dict, examples: list, batch_size: int = 32) -> Tensor:
+    """(examples, classes) in fp32, of texts or of pictures (channels, height, width) in bytes."""
+    device = next(model.parameters()).device
+    found = torch.empty(len(examples), model.config.classes)
+    if saved["picture"]:
+        order = np.arange(len(examples))
+    else:
+        tokenizer = Tokenizer.from_str(saved["tokenizer"])
+        ids, _ = encode_texts(tokenizer, examples, model.config.max_length)
+        order = np.argsort([-len(text) for text in ids], kind="stable")     # like lengths together
+    for rows in np.split(order, range(batch_size, len(order), batch_size)) if len(order) else []:
+        if saved["picture"]:
+            x = normalize(np.stack([examples[row] for row in rows]), Picture(**saved["picture"]))
+        else:
+            longest = max(1, *(len(ids[row]) for row in rows), 0)
+            x = torch.tensor([ids[row] + [model.config.pad] * (longest - len(ids[row]))
+                              for row in rows])
+        found[torch.from_numpy(rows)] = model.score(x.to(device)).cpu()
+    return found

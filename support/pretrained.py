@@ -1,0 +1,150 @@
+"""Published weights: from a Hugging Face folder to a Classifier, and back.
+
+    found = read_folder("FOLDER", classes=4)     # BERT, RoBERTa, DistilBERT, ViT, DeiT or DINOv2
+    model = Classifier(found.config)
+    initialize(model, seed=1)                    # for what found.new names
+    model.load_state_dict(found.weights, strict=False)
+    export("OTHER", model, saved)                # for transformers' AutoModelFor...Classification
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model import Classifier, ClassifierConfig
+from support.errors import BadInput
+from support.families import EXPORTED, FAMILIES, LAST, in_file, read_config
+from support.folder import (find_folder, read_json, read_picture, read_tensors, read_tokenizer,
+                            refused, write_json, write_picture, write_tokenizer)
+from support.labelled import Picture
+from support.safetensors import write_safetensors
+
+
+@dataclass
+class Pretrained:
+    """What a folder holds, for a Classifier."""
+
+    config: ClassifierConfig
+    weights: dict[str, Tensor]                   # by the Classifier's names
+    new: list[str]                               # parameters of the Classifier that it lacks
+    left_out: list[str]                          # tensors of its file that are not used
+    tokenizer: str                               # serialized; "" for pictures
+    picture: Picture | None                      # None for texts
+    labels: list[str]                            # names of the classes in its order, or []
+
+
+def read_folder(folder: str, classes: int = 0, image_size: int = 0) -> Pretrained:
+    """Reads config.json, the weights, and the tokenizer or preprocessor_config.json of a folder.
+
+    folder: a path, or OWNER/NAME, which is fetched. classes: a last layer for another number is
+    left out; 0: as many as the folder has. image_size: pixels a side, 0: as the folder has it; for
+    another size than the weights' the positions are interpolated. Raises BadInput.
+    """
+    path = find_folder(str(folder))
+    said = read_json(path / "config.json")
+    kind = str(said.get("model_type"))
+    if kind not in FAMILIES:
+        raise BadInput(f"{path}: model_type {kind} is none of {', '.join(FAMILIES)}")
+    tensors, names = read_tensors(path), {}                # names: of the tables: of the file
+    for name in tensors:
+        plain = name.removeprefix(f"{kind}.").replace("LayerNorm.gamma", "LayerNorm.weight")
+        names.setdefault(plain.replace("LayerNorm.beta", "LayerNorm.bias"), name)
+    rows = {name: (*tensors[names[name]].shape, 0)[0] for name in names
+            if name.rpartition(".")[0] in LAST}
+    classes = classes or max([2, *rows.values()])
+    names = {name: names[name] for name in names if rows.get(name, classes) == classes}
+    with refused(f"{path}/config.json: not of a model that can be used"):
+        config = read_config(said, kind, classes, "cls_classifier.weight" in tensors)
+        if config.layers > len(tensors):
+            raise ValueError(f"it has {config.layers:,} layers, the file {len(tensors):,} tensors")
+        picture = read_picture(path, config.channels, image_size) if config.patch else None
+        size = (picture.crop or picture.size) if picture else 0
+        unused = config.pad + 1 if kind == "roberta" else 0          # rows of its positions
+        ours = replace(config, image_size=size, max_length=config.max_length - unused)
+        with torch.device("meta"):
+            state = Classifier(config).state_dict()
+        labels = [str(said["id2label"][str(i)]) for i in range(len(said.get("id2label") or {}))]
+
+    def take(name: str, *shape: int) -> Tensor:
+        tensor = tensors.pop(names.get(name), None)
+        if tensor is None:
+            raise BadInput(f"{path}: the weights have no {name}, which config.json asks for")
+        if tensor.shape != shape:
+            raise BadInput(f"{path}: {name} is {list(tensor.shape)}, config.json says {[*shape]}")
+        return tensor.float()
+
+    if config.pool == "first+second" and "cls_classifier.weight" in names:
+        both = "cls_classifier", "distillation_classifier"           # the mean of their logits
+        weight = [take(f"{name}.weight", classes, config.d_model) for name in both]
+        tensors["mean.weight"] = torch.cat(weight, dim=1) / 2
+        tensors["mean.bias"] = sum(take(f"{name}.bias", classes) for name in both) / 2
+        names |= {"classifier.weight": "mean.weight", "classifier.bias": "mean.bias"}
+    weights, new = {}, []
+    for name, parts in in_file(kind, config, state).items():
+        if name.startswith("head.") and not all(source in names for source, _ in parts):
+            new.append(name)
+        elif said.get("qkv_bias") is False and name.endswith(("query.bias", "key_value.bias")):
+            weights[name] = torch.zeros(state[name].shape)
+        else:
+            rest = state[name].shape[1:]
+            weights[name] = torch.cat([take(source, *share.shape).reshape(-1, *rest)
+                                       for source, share in parts])
+    if kind in ("bert", "roberta"):
+        types = said.get("type_vocab_size", 2), config.d_model
+        weights["positions"] += take("embeddings.token_type_embeddings.weight", *types)[0]
+        weights["positions"] = weights["positions"][unused:]
+    for n in range(config.layers if kind == "dinov2" else 0):        # it scales what layers return
+        for i, module in ((1, "attention.out"), (2, "feed_forward.2")):
+            scale = take(f"encoder.layer.{n}.layer_scale{i}.lambda1", config.d_model)
+            weights[f"encoder.{n}.{module}.weight"] *= scale[:, None]
+            weights[f"encoder.{n}.{module}.bias"] *= scale
+    if ours.image_size != config.image_size:
+        weights["positions"] = resize(weights["positions"], config, ours.image_size)
+    return Pretrained(ours, weights, new, sorted(tensors), picture=picture, labels=labels,
+                      tokenizer="" if picture else read_tokenizer(path, config))
+
+
+def resize(positions: Tensor, config: ClassifierConfig, image_size: int) -> Tensor:
+    """Positions, (length, d_model), for pictures of another size; the first tokens keep theirs."""
+    first, grid = positions[:config.first], positions[config.first:]
+    old, new = config.image_size // config.patch, image_size // config.patch
+    grid = F.interpolate(grid.T.reshape(1, -1, old, old), size=(new, new), mode="bicubic",
+                         align_corners=False)
+    return torch.cat([first, grid[0].flatten(1).T])
+
+
+def export(folder: str, model: Classifier, saved: dict) -> None:
+    """Writes a folder that transformers opens, with the same logits and names of classes.
+
+    saved: what the task saved: classes, and tokenizer or picture. Raises BadInput for a model that
+    no class of transformers computes.
+    """
+    config, path, classes = model.config, Path(folder), saved["classes"]
+    kind = next((kind for kind in EXPORTED if all(
+        getattr(config, field) == value for field, value in FAMILIES[kind][2].items()
+        if field not in FAMILIES[kind][1])), None)
+    if not kind:
+        raise BadInput(f"{path}: no class of transformers computes this model; they do what began "
+                       f"with --init and a BERT, DistilBERT, ViT or DeiT")
+    tensors = {}
+    for parts in in_file(kind, config, model.state_dict()).values():
+        for name, share in parts:
+            bare = name.startswith(("classifier", "pre_classifier"))
+            tensors[name if bare else f"{kind}.{name}"] = share
+    if kind == "bert":
+        tensors["bert.embeddings.token_type_embeddings.weight"] = torch.zeros(2, config.d_model)
+    config_json = {
+        "model_type": kind, "architectures": [EXPORTED[kind]], "dtype": "float32",
+        "problem_type": "single_label_classification", "id2label": dict(enumerate(classes)),
+        "label2id": {name: i for i, name in enumerate(classes)},
+        **{entry: getattr(config, field) for field, entry in FAMILIES[kind][1].items()}}
+    path.mkdir(parents=True, exist_ok=True)
+    write_safetensors(path / "model.safetensors", tensors)
+    write_json(path / "config.json", config_json)
+    if config.patch:
+        write_picture(path, Picture(**saved["picture"]))
+    else:
+        write_tokenizer(path, saved["tokenizer"], config)

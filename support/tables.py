@@ -1,0 +1,121 @@
+"""Lines of text files, and rows of tables: .tsv, .csv, and .jsonl with a JSON object a line.
+
+    for number, (german, english) in read_table(Path("pairs.tsv"), ["de", "en"]): ...
+"""
+
+import csv
+import gzip
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from support.errors import BadInput
+
+TABLES = (".tsv", ".csv", ".jsonl")
+# Where columns are given by position, the first row is a header if it has these names.
+HEADER = {*"de en src tgt source target german english deutsch englisch text content sentence "
+          "review body title description label class category topic sentiment stars rating".split(),
+          "class index"}
+
+
+def read_lines(path: Path | zipfile.Path | str, file=None) -> Iterator[str]:
+    """The lines of a text file (.gz too), or of an open binary `file` that `path` only names.
+
+    Without line ends; a line ends at a line feed and nowhere else, not at other characters that
+    Unicode calls line separators, so that line N stays line N. Raises BadInput.
+    """
+    number = 0
+    try:
+        with file or (gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
+            for number, line in enumerate(file, 1):
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as problem:
+        byte = problem.object[problem.start]
+        raise BadInput(f"{path}, line {number}: not UTF-8 (byte {byte:#04x})")
+    except (EOFError, zlib.error, OSError, zipfile.BadZipFile, RuntimeError) as problem:
+        raise BadInput(f"{path}: cannot be read ({problem})")      # RuntimeError: encrypted
+
+
+def one_line(text: str) -> str:
+    """The text with a space for each line end, and none around it."""
+    return " ".join(text.splitlines()).strip()
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a .tsv or .csv file, each with its number, from 1; empty ones are passed over.
+
+    A field may stand in double quotes, with its own quotes doubled; in .csv it may then hold commas
+    and line ends, which become spaces. Raises BadInput.
+    """
+    csv.field_size_limit(1 << 30)                          # a text may be long
+    if path.suffix == ".csv":
+        rows = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
+    else:
+        quoted = re.compile(r'\A"((?:[^"]|"")*)"\Z')
+        rows = ([quoted.sub(lambda cell: cell[1].replace('""', '"'), cell)
+                 for cell in line.split("\t")] if line else [] for line in read_lines(path))
+    try:
+        for number, row in enumerate(rows, 1):
+            if row:
+                yield number, [" ".join(cell.split("\n")) for cell in row]
+    except csv.Error as problem:
+        raise BadInput(f"{path}, line {rows.line_num}: {problem}")
+
+
+def read_objects(path: Path) -> Iterator[tuple[int, dict]]:
+    """The objects of a .jsonl file, each with its line's number; empty lines are passed over."""
+    for number, line in enumerate(read_lines(path), 1):
+        try:
+            row = json.loads(line) if line.strip() else {}
+            json.dumps(row, ensure_ascii=False).encode()   # half a surrogate pair is no text
+        except (ValueError, RecursionError) as problem:
+            raise BadInput(f"{path}, line {number}: broken JSON ({problem})")
+        if not isinstance(row, dict):
+            raise BadInput(f'{path}, line {number}: no JSON object, as {{"text": ...}}')
+        if line.strip():
+            yield number, {name.strip().lower(): value for name, value in row.items()}
+
+
+def column_names(path: Path) -> list[str]:
+    """What the first row or JSON object of a table calls its columns, in small letters."""
+    rows = read_objects(path) if path.suffix == ".jsonl" else read_rows(path)
+    return [name.strip().lower() for name in next(rows, (0, []))[1]]
+
+
+def read_table(path: Path, asked: list[str],
+               flags: str = "--src, --tgt") -> Iterator[tuple[int, list[str]]]:
+    """The columns asked for of each row, which comes with its number. Raises BadInput.
+
+    asked: names in the first row or of JSON's values, or positions from 1; with positions alone,
+    the first row is a header if HEADER has what it says there. flags: what the user can change.
+    """
+    if path.suffix == ".jsonl":
+        for number, row in read_objects(path):
+            for name in asked:
+                if isinstance(row.get(name.lower(), []), (list, dict)):
+                    raise BadInput(f"{path}, line {number}: no text or number named {name!r} "
+                                   f"({flags}); it has {', '.join(row)[:120]}")
+            cells = [row[name.lower()] for name in asked]
+            yield number, [one_line(cell) if isinstance(cell, str) else
+                           "" if cell is None else json.dumps(cell) for cell in cells]
+        return
+    columns, by_name = None, not all(name.isdecimal() for name in asked)
+    for number, row in read_rows(path):
+        if columns is None:
+            names = [cell.strip().lower() for cell in row]
+            for name in asked:
+                if name.lower() not in names and not name.isdecimal():
+                    raise BadInput(f"{path}: no column {name!r} ({flags}: a name in the first row, "
+                                   f"or a position from 1); its columns: {', '.join(row)[:120]}")
+            columns = [names.index(name.lower()) if by_name and name.lower() in names
+                       else int(name) - 1 for name in asked]
+            if by_name or {names[column] for column in columns
+                           if 0 <= column < len(names)} <= HEADER:
+                continue
+        if not 0 <= min(columns) <= max(columns) < len(row):
+            raise BadInput(f"{path}, row {number}: {len(row)} columns, "
+                           f"column {max(columns) + 1} was asked for")
+        yield number, [row[column] for column in columns]

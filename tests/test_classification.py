@@ -1,0 +1,142 @@
+"""Classifiers on the three pages: the same curve and the same figures in every mode, from texts and from pictures."""
+
+import csv
+import gzip
+import json
+import random
+import struct
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+
+import parity
+from conftest import mathematics, read_metrics, run_script
+from support.predict import load_classifier, logits
+
+SHAPE = ["--layers", "1", "--d-model", "32", "--heads", "2", "--d-ff", "64", "--vocab-size", "300", "--dropout", "0",
+         "--precision", "fp32", "--log-every", "1", "--batch-size", "24", "--warmup", "5", "--lr", "3e-3"]
+WORDS = {"animal": "dog cat horse bird cow".split(), "colour": "red green blue black white".split(), "food": "bread apple cheese soup rice".split()}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """A table of texts of unlike lengths, in three classes that are not equally frequent, and another to test on."""
+    folder, rng = tmp_path_factory.mktemp("labelled"), random.Random(1)
+    for name, rows in (("train", 400), ("test", 61)):
+        with open(folder / f"{name}.csv", "w", newline="") as file:
+            out = csv.writer(file)
+            out.writerow(["title", "text", "topic"])
+            for _ in range(rows):
+                topic = rng.choice(["animal", "animal", "colour", "food"])
+                words = [rng.choice(WORDS[topic if rng.random() < 0.8 else rng.choice(list(WORDS))]) for _ in range(rng.randint(1, 9))]
+                out.writerow([words[0], " ".join(words), topic])
+    return ["--data", str(folder / "train.csv"), "--test", str(folder / "test.csv"), "--label", "topic", "--text", "title,text",
+            "--epochs", "2"]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """IDX files of 8 x 8 pixels: the class says which quarter is bright."""
+    folder, rng = tmp_path_factory.mktemp("idx"), np.random.default_rng(1)
+    for part, n in (("train", 300), ("t10k", 50)):
+        labels = rng.integers(0, 4, n, dtype=np.uint8)
+        pixels = rng.integers(0, 60, (n, 8, 8), dtype=np.uint8)
+        for i, label in enumerate(labels):
+            pixels[i, 4 * (label // 2) :, 4 * (label % 2) :][:4, :4] += 180
+        for name, magic, content in ((f"{part}-images-idx3-ubyte", 2051, pixels), (f"{part}-labels-idx1-ubyte", 2049, labels)):
+            header = struct.pack(f">{1 + content.ndim}I", magic, *content.shape)
+            with gzip.open(folder / f"{name}.gz", "wb") as file:
+                file.write(header + content.tobytes())
+    return ["--data", str(folder), "--crop", "1", "--flip", "no", "--patch", "4", "--epochs", "4", "--lr", "1e-2"]
+
+
+def train(folder, mode, procs, *flags):
+    done = subprocess.run(parity.command(mode, procs, *flags), cwd=folder, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def compare(folder, flags, cases):
+    """Trains by train_cpu.py on one process, and by `cases`; asserts that nothing tells them apart."""
+    flags = [*SHAPE, *flags]
+    train(folder, "cpu", 1, "--name", "one", *flags)
+    one = folder / "logs" / "one"
+    summary = json.loads((one / "summary.json").read_text())
+    for mode, procs, accumulate in cases:
+        name = f"{mode}-{procs}-{accumulate}"
+        train(folder, mode, procs, "--name", name, "--accumulate", str(accumulate), *flags)
+        other = folder / "logs" / name
+        for a, b in zip(read_metrics(one), read_metrics(other), strict=True):
+            assert float(b["train_loss"]) == pytest.approx(float(a["train_loss"]), rel=1e-4)
+            assert (b["valid_accuracy"], b["valid_f1"]) == (a["valid_accuracy"], a["valid_f1"])
+        weights = [torch.load(run / "last.pt", weights_only=True)["model"] for run in (one, other)]
+        assert max(float((weights[0][key] - weights[1][key]).abs().max()) for key in weights[0]) < 1e-4
+        found = json.loads((other / "summary.json").read_text())
+        assert found["confusion"] == summary["confusion"] and found["test_accuracy"] == summary["test_accuracy"]
+    return summary
+
+
+def test_texts_are_learnt_alike_by_all_pages(tmp_path, table):
+    summary = compare(tmp_path, table, [("ddp", 2, 2)])
+    assert summary["test_accuracy"] > 0.7 and sum(map(sum, summary["confusion"])) == 61
+    assert summary["classes"] == ["animal", "colour", "food"]
+
+
+def test_pictures_are_learnt_alike_by_all_pages(tmp_path, pictures):
+    summary = compare(tmp_path, pictures, [("fsdp", 2, 2)])
+    assert summary["test_accuracy"] > 0.9 and sum(map(sum, summary["confusion"])) == 50
+
+
+@pytest.mark.slow
+def test_more_processes_and_micro_batches(tmp_path, table, pictures):
+    cases = [(mode, procs, accumulate) for mode in ("cpu", "ddp", "fsdp") for procs in (1, 3) for accumulate in (1, 2)]
+    for name, flags in (("texts", table), ("pictures", pictures)):
+        (tmp_path / name).mkdir()
+        compare(tmp_path / name, flags, cases)
+
+
+def test_a_run_leaves_predictions_that_agree_with_its_figures(tmp_path, table):
+    done = run_script("train_cpu.py", *table, *SHAPE, "--epochs", "2", "--procs", "2", "--name", "run", "--class-weights", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "logs" / "run"
+    with open(run / "predictions.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    summary = json.loads((run / "summary.json").read_text())
+    assert [int(row["row"]) for row in rows] == list(range(61))
+    right = sum(row["label"] == row["prediction"] for row in rows)
+    assert right / 61 == pytest.approx(summary["test_accuracy"], abs=1e-6)
+    assert all(sum(float(row[name]) for name in summary["classes"]) == pytest.approx(1, abs=1e-4) for row in rows)
+    model, saved = load_classifier(run / "best.pt")
+    with open(table[3], newline="") as file:
+        texts = [f"{row['title']} {row['text']}" for row in csv.DictReader(file)]
+    probabilities = logits(model, saved, texts).softmax(-1)
+    shown = torch.tensor([[float(row[name]) for name in summary["classes"]] for row in rows])
+    assert (probabilities - shown).abs().max() < 1e-4
+    assert {"epoch", "samples_per_second", "valid_accuracy", "memory_mib"} <= summary["epochs"][0].keys()
+
+
+def test_a_killed_run_goes_on_to_the_last_bit_and_early_stopping_holds(tmp_path, table):
+    flags = [*table, *SHAPE, "--epochs", "6", "--dropout", "0.1", "--procs", "2", "--patience", "2", "--lr", "0.0", "--head-lr", "0"]
+    whole = run_script("train_cpu.py", *flags, "--name", "whole", cwd=tmp_path)
+    assert whole.returncode == 0 and "no better for 2 evaluations" in whole.stdout, whole.stderr
+    flags = [*table, *SHAPE, "--dropout", "0.1", "--procs", "2"]
+    for name, last in (("a", 20), ("b", 9), ("b", 20)):
+        assert run_script("train_cpu.py", *flags, "--name", name, "--steps", str(last), "--schedule", "noam", cwd=tmp_path).returncode == 0
+    a, b = (tmp_path / "logs" / name for name in "ab")
+    assert mathematics(read_metrics(a))[9:] == mathematics(read_metrics(b))[9:]
+    weights = [torch.load(run / "last.pt", weights_only=True)["model"] for run in (a, b)]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+@pytest.mark.parametrize("flags, expected", [
+    (["--data", "TABLE", "--label", "nothing"], "no column"),
+    (["--data", "kinds", "--d-model", "33"], "heads"),
+    (["--data", "phrasebook", "--freeze", "1"], "for classifiers"),
+    (["--data", "kinds", "--init", "nowhere"], "nowhere"),
+])
+def test_what_cannot_be_is_said_in_one_line(tmp_path, table, flags, expected):
+    done = run_script("train_cpu.py", *(table[1] if flag == "TABLE" else flag for flag in flags), cwd=tmp_path)
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 2 and len(lines) == 1 and expected in lines[0], done.stderr

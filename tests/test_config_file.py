@@ -1,0 +1,46 @@
+"""Flags from a file."""
+
+import json
+
+import pytest
+
+from support.config_file import read_config
+from support.errors import BadInput
+
+KINDS = {"lr": float, "epochs": int, "data": str, "flip": ("no", "yes"), "compile": bool, "d_model": int, "name": str}
+
+
+def write(tmp_path, name, text):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    return str(tmp_path / name)
+
+
+def test_yaml_with_headings_and_numbers_as_people_write_them(tmp_path):
+    path = write(tmp_path, "a.yaml", "data: x.csv\nmodel:\n  d-model: 64\ntraining:\n  lr: 1e-3\n  epochs: 2\n  compile: true\n")
+    assert read_config(path, KINDS) == {"data": "x.csv", "d_model": 64, "lr": 1e-3, "epochs": 2, "compile": True}
+
+
+def test_the_record_of_a_run_starts_another_run(tmp_path):
+    path = write(tmp_path, "config.json", json.dumps({"mode": "cpu", "flags": {"lr": 1, "name": "old", "flip": "yes"}}))
+    assert read_config(path, KINDS) == {"lr": 1.0, "flip": "yes"}
+
+
+@pytest.mark.parametrize("name, text, expected", [
+    ("a.yaml", "learning_rate: 1", "there is no flag 'learning_rate'"),
+    ("a.yaml", "epochs: 1.5", "epochs is 1.5, not int"),
+    ("a.yaml", "epochs: true", "epochs is True, not int"),
+    ("a.yaml", "lr: fast", "lr is 'fast', not float"),
+    ("a.yaml", "flip: maybe", "flip is 'maybe', not one of no, yes"),
+    ("a.yaml", "a: [1", "while parsing a flow sequence"),
+    ("a.yaml", "- 1", "no flags in it"),
+    ("a.json", "{", "Expecting property name"),
+])
+def test_what_is_no_flag_is_named_in_one_line(tmp_path, name, text, expected):
+    with pytest.raises(BadInput, match="--config .*" + expected) as problem:
+        read_config(write(tmp_path, name, text), KINDS)
+    assert "\n" not in str(problem.value)
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_config(str(tmp_path / "none.yaml"), KINDS)
