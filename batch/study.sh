@@ -1,4 +1,5 @@
-# What the four studies share. A study sets STUDY and sources this file, then calls `run` for each
+# What the four studies share. DATA: the corpus; INIT: a folder of published weights to begin with.
+# A study sets STUDY and sources this file, then calls `run` for each
 # run and `picture` at the end. Ctrl-C, a failure or a time limit ends the study. Started again with
 # the same flags, it goes on where it stopped and does not repeat finished runs.
 DATA=${DATA:-phrasebook} DEVICE=${DEVICE:-cpu}
@@ -11,6 +12,9 @@ esac
 again="started again as before, $STUDY goes on where it stopped"
 number=0 folders='' child='' under=''
 
+# shape LAYERS WIDTH INNER: flags of a small model; none where INIT names published weights.
+shape() { if [ -z "${INIT:-}" ]; then echo "--layers $1 --d-model $2 --d-ff $3"; fi; }
+
 # quit MESSAGE STATUS
 quit() { echo "$STUDY: $1" >&2; exit "$2"; }
 
@@ -20,7 +24,7 @@ quit() { echo "$STUDY: $1" >&2; exit "$2"; }
 run() {
     name=$1 mode=$2 processes=$3 folder=logs/$STUDY/$1 number=$((number + 1))
     shift 3
-    set -- --data "$DATA" "$@"
+    set -- --data "$DATA" ${INIT:+--init "$INIT"} "$@"
     folders="$folders $folder"
     flags="$mode $processes $*"
     if [ -f "$folder/config.json" ] && [ "$flags" != "$(cat "$folder/flags")" ]; then

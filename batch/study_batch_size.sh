@@ -6,6 +6,7 @@
 #   sbatch batch/study_batch_size.sh               # Slurm, one job per run
 #   DEVICE=cuda sbatch --gpus-per-node=2 batch/study_batch_size.sh
 #
+# A classifier: DATA=agnews INIT=FOLDER sh batch/study_batch_size.sh (EXAMPLES, all in all)
 # Larger: DATA=multi30k TOKENS=9000000 STUDY=my-study \
 #             sh batch/study_batch_size.sh --layers 3 --d-model 256
 # --batch-tokens is the size of the whole step: sentences times the longest of them. A sentence of
@@ -25,13 +26,19 @@
 STUDY=${STUDY:-study-batch-size}
 . batch/study.sh
 
-seen=${TOKENS:-160000}
-for size in ${BATCHES:-32 96 384 1024 4096}; do
-    lr=$(LC_ALL=C awk "BEGIN { printf \"%.2g\", 0.004 * sqrt($size / 4096) }")
+# What a step holds is counted in tokens, a classifier's in examples; `peak` is the learning rate of
+# a step of `at`.
+count=tokens seen=${TOKENS:-160000} sizes=${BATCHES:-32 96 384 1024 4096} peak=0.004 at=4096
+case "$DATA $*" in agnews* | fashion-mnist* | kinds* | */agnews* | */fashion-mnist* | *--label*)
+    count=size seen=${EXAMPLES:-16000} sizes=${BATCHES:-2 8 16 32 128} peak=0.001 at=64 ;;
+esac
+if [ "${INIT:-}" ]; then peak=0.00005 at=32; fi
+for size in $sizes; do
+    lr=$(LC_ALL=C awk "BEGIN { printf \"%.2g\", $peak * sqrt($size / $at) }")
     quarter=$((seen / 4 / size))
-    run "tokens-$size" "$MODE" "${PROCESSES:-2}" --batch-tokens "$size" --steps $((seen / size)) \
-        --lr "$lr" --warmup "$quarter" --eval-every "$quarter" \
-        --log-every $((seen / 40 / size + 1)) --layers 1 --d-model 128 --d-ff 256 --average 1 "$@"
+    run "$count-$size" "$MODE" "${PROCESSES:-2}" "--batch-$count" "$size" \
+        --steps $((seen / size)) --lr "$lr" --warmup "$quarter" --eval-every "$quarter" \
+        --log-every $((seen / 40 / size + 1)) $(shape 1 128 256) --average 1 "$@"
 done
 picture
 rm -f "logs/$STUDY/learning_rate.png"              # it would show the same as batch_size.png

@@ -24,6 +24,6 @@ STUDY=${STUDY:-study-learning-rate}
 
 for lr in ${RATES:-0.0003 0.002 0.01 0.05}; do
     run "lr-$lr" "$MODE" "${PROCESSES:-2}" --epochs "${EPOCHS:-5}" --lr "$lr" --warmup 100 \
-        --batch-tokens 2048 --layers 1 --d-model 128 --d-ff 256 --average 1 "$@"
+        --batch-tokens 2048 $(shape 1 128 256) --average 1 "$@"
 done
 picture

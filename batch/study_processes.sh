@@ -31,7 +31,7 @@ for mode in $MODES; do
         if [ "$DEVICE" = cpu ] && command -v taskset >/dev/null; then
             under="taskset -c $(cores "$n")"
         fi
-        run "$mode-$n" "$mode" "$n" --steps "${STEPS:-60}" --layers 2 --d-model 128 --d-ff 512 \
+        run "$mode-$n" "$mode" "$n" --steps "${STEPS:-60}" $(shape 2 128 512) \
             --batch-tokens 4096 --log-every 5 --average 1 "$@"
     done
 done

@@ -51,6 +51,7 @@ class Classification:
     """Labelled examples, encoded on disk, and how a Classifier is trained on them and scored."""
 
     figures = ("accuracy", "f1")                          # the first decides which weights are best
+    unit = "tokens"                                       # of what its speed is
 
     def __init__(self, args, saved: dict | None):
         self.args, self.weights = args, None              # weights: those to begin with, by name

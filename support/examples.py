@@ -77,6 +77,7 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str],
     """The token ids of each text, at most `max_length`, and how many texts had more."""
     tokenizer.enable_truncation(max_length)
     tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True                 # a "[PAD]" in a text is text
     # No token is longer than some dozen characters, and tokenizing a whole book takes its time.
     encoded = tokenizer.encode_batch([text.strip()[: 100 * max_length] for text in texts])
     return [e.ids for e in encoded], sum(bool(e.overflowing) for e in encoded)

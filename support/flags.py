@@ -28,7 +28,8 @@ LOGS = Path("logs")
 
 FLAGS = {
     "corpus": [
-        ("--data", str, "phrasebook", "phrasebook, multi30k, a folder, PREFIX, .tsv, .csv"),
+        ("--data", str, "phrasebook", "phrasebook, multi30k, a folder, PREFIX, .tsv, .csv, .jsonl, "
+         ".zip; to classify: agnews, fashion-mnist, kinds, class folders, a table and --label"),
         ("--valid", str, "", "PREFIX or table to validate on; else some 1,000 pairs are held out"),
         ("--test", str, "", "PREFIX or table to score at the end"),
         ("--src", str, "de", "source language: ending of its file, or column by name or position"),

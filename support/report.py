@@ -69,7 +69,7 @@ def benchmark(run) -> None:
         return run.say("stopped before there was anything to measure")
     warm = run.timed[len(run.timed) // 4 :]
     speed, mfu = (statistics.median(column) for column in zip(*warm))
-    run.say(f"{speed:,.0f} source+target tokens/s, MFU {mfu:.1%} of {run.peak / 1e9:,.0f} GFLOP/s; "
+    run.say(f"{speed:,.0f} {run.task.unit}/s, MFU {mfu:.1%} of {run.peak / 1e9:,.0f} GFLOP/s; "
             f"processes x threads: {run.world_size} x {torch.get_num_threads()}, "
             f"{run.args.precision}; at most {max(memory):,.0f} MiB each")
 

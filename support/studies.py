@@ -17,7 +17,7 @@ NUMBERS = ("processes", "batch_tokens", "accumulate", "lr", "delay_ms")
 RESULTS = ("tokens_per_second", "train_loss", "valid_loss")
 # How a setting is written where runs differ in it.
 SETTINGS = {"mode": "{}", "study": "{}", "processes": "{:g} processes",
-            "batch_tokens": "{:,g} tokens a step", "accumulate": "accumulate {:g}",
+            "batch_tokens": "{:,g} a step", "accumulate": "accumulate {:g}",
             "lr": "learning rate {:g}", "delay_ms": "delay {:g} ms"}
 # What is always above 0, and so can be drawn on a logarithmic scale.
 POSITIVE = {"processes", "batch_tokens", "lr", "speed_up", "tokens_per_second",
@@ -90,7 +90,8 @@ def read_run(folder: Path, names: list[str]) -> dict:
         "run": str(folder) if name in names else name,
         "mode": str(config.get("mode", "")),
         "processes": number(config.get("world_size")),
-        "batch_tokens": number(flags.get("batch_tokens")),
+        # Of a classifier perhaps examples: no two runs that are compared have both.
+        "batch_tokens": number(flags.get("batch_size") or flags.get("batch_tokens")),
         "accumulate": number(flags.get("accumulate")),
         "lr": number(flags.get("lr")),
         "delay_ms": number(flags.get("delay_ms", 0)),

@@ -74,6 +74,7 @@ class Translation:
 
     figures = ("bleu",)                                   # the first decides which weights are best
     weights = None                                        # none to begin with
+    unit = "source+target tokens"                         # of what its speed is
 
     def __init__(self, args, saved: dict | None):
         corpus = find_corpus(*(getattr(args, name) for name in CORPUS_FLAGS))
