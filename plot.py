@@ -34,10 +34,9 @@ PICTURES = {"scaling.png": ("processes", "tokens_per_second", "speed_up", "effic
             "learning_rate.png": ("lr", "train_loss", "valid_*"),
             "delay.png": ("delay_ms", "tokens_per_second")}
 AXES = {"step": "steps", "minutes": "time (minutes)", "processes": "processes",
-        "batch_tokens": "batch size (tokens, or examples)", "lr": "peak learning rate",
-        "delay_ms": "delay (ms)", "tokens_per_second": "tokens/s", "speed_up": "speed-up",
-        "efficiency": "efficiency (%)", "loss": "loss", "train_loss": "training loss",
-        "valid_loss": "validation loss"}
+        "batch_tokens": "batch size", "lr": "peak learning rate", "delay_ms": "delay (ms)",
+        "tokens_per_second": "tokens/s", "speed_up": "speed-up", "efficiency": "efficiency (%)",
+        "loss": "loss", "train_loss": "training loss", "valid_loss": "validation loss"}
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)))
 MARKERS = "os^Dv<>PX"                                  # with the dashes: 36 different pairs
 STYLE = {"font.size": 8, "legend.fontsize": 7, "lines.linewidth": 1, "lines.markersize": 3,

@@ -34,6 +34,9 @@ def load(path: Path) -> dict:
                            "progress": dict}.items():
             if not isinstance(checkpoint.get(name), kind):
                 raise KeyError(f"its {name} is missing or spoilt")
+        for name, weight in checkpoint["model"].items():
+            if not weight.isfinite().all():
+                raise ValueError(f"{name} holds numbers that are not finite")
         return checkpoint
     except OSError as problem:
         raise BadInput(f"{path}: {problem.strerror or problem}")

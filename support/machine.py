@@ -1,12 +1,16 @@
 """The machine a process runs on: its cores, its memory, and how fast it multiplies matrices."""
 
+import contextlib
+import json
 import os
 import platform
 import resource
 import sys
 import time
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 # FLOP/s in bf16 without sparsity, by the makers' data sheets; the first name that fits counts.
 PEAKS = {"B200": 2250e12, "H200 NVL": 835e12, "H200": 989e12, "H100 NVL": 835e12,
@@ -14,33 +18,86 @@ PEAKS = {"B200": 2250e12, "H200 NVL": 835e12, "H200": 989e12, "H100 NVL": 835e12
          "L4": 121e12}
 
 
-def available_cores() -> int:
-    """The cores this process may use: fewer than the machine's under Slurm or taskset."""
+def available_cores(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """The cores this process may use: fewer than the machine's under Slurm, taskset or Docker."""
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
-    # Not every Slurm binds a job to the cores that it grants.
-    return min(cores, int(os.environ.get("SLURM_CPUS_PER_TASK") or cores))
+    # Not every Slurm binds a job to the cores that it grants; docker run --cpus binds none.
+    return min(cores, int(os.environ.get("SLURM_CPUS_PER_TASK") or cores), quota(cgroups) or cores)
+
+
+def quota(cgroups: Path) -> int:
+    """How many cores a container's quota of CPU time comes to, rounded up; 0 without a quota."""
+    try:                                                   # version 2, then version 1
+        if (cgroups / "cpu.max").exists():
+            share, period = (cgroups / "cpu.max").read_text().split()
+        else:
+            share, period = ((cgroups / "cpu" / f"cpu.cfs_{name}_us").read_text()
+                             for name in ("quota", "period"))
+        return 0 if share == "max" or int(share) <= 0 else -(-int(share) // int(period))
+    except (OSError, ValueError):
+        return 0
+
+
+def peak_rate(args, rank: int, world_size: int, cache: Path) -> float:
+    """FLOP/s of all processes together, which MFU is a share of. A collective.
+
+    That is --peak-tflops or a known GPU's in bf16; else what they reach when all multiply large
+    matrices at the same time. It is measured once for a machine, and kept in `cache`.
+    """
+    if args.peak_tflops:
+        return args.peak_tflops * 1e12 * world_size
+    if args.device == "cuda" and args.precision == "bf16":
+        name = torch.cuda.get_device_name()
+        if known := next((peak for part, peak in PEAKS.items() if part in name), None):
+            return known * world_size
+    what = (f"{device_name(args.device)}, {world_size} x {torch.get_num_threads()} threads, "
+            f"{args.precision}, torch {torch.__version__}")
+    path, everyone = cache / "matrix_rates.json", [0.0]
+    if rank == 0:
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            everyone = [float(json.loads(path.read_text()).get(what, 0))]
+    dist.broadcast_object_list(everyone)
+    if not everyone[0]:
+        rates = [None] * world_size
+        dist.all_gather_object(rates, matrix_rate(args.device, args.precision))
+        everyone = [sum(rates)]
+        if rank == 0:
+            keep_rate(path, what, everyone[0])
+    return everyone[0]
+
+
+def keep_rate(path: Path, what: str, rate: float) -> None:
+    """Adds a rate to those that are kept; where nothing can be written it is measured again."""
+    with contextlib.suppress(OSError):
+        rates = {}
+        with contextlib.suppress(OSError, ValueError):
+            rates = dict(json.loads(path.read_text()))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(rates | {what: rate}, indent=1))
+        partial.rename(path)
 
 
 def matrix_rate(device: str, precision: str) -> float:
-    """FLOP/s that MFU is a share of: a known GPU's in bf16, else of a large matrix product."""
-    if device == "cuda" and precision == "bf16":
-        name = torch.cuda.get_device_name()
-        if known := next((peak for part, peak in PEAKS.items() if part in name), None):
-            return known
-    size, times = (8192 if device == "cuda" else 1024), []
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    a = torch.randn(size, size, device=device, dtype=dtype)
-    for _ in range(6):
-        began = time.perf_counter()
-        a @ a
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
+    """FLOP/s of this process in matrix products of several sizes, until they get no faster."""
+    dtype, best, since_best = torch.bfloat16 if precision == "bf16" else torch.float32, 0.0, 0
+    matrices = [torch.randn(size, size, device=device, dtype=dtype)
+                for size in ((4096, 8192) if device == "cuda" else (768, 1024, 1536))]
+    end = time.perf_counter() + 2
+    while since_best < 10 and time.perf_counter() < end:
+        for a in matrices:
+            began = time.perf_counter()
+            a @ a
+            if device == "cuda":
+                torch.cuda.synchronize()
+            rate = 2 * len(a) ** 3 / (time.perf_counter() - began)
+            since_best = 0 if rate > 1.02 * best else since_best + 1
+            best = max(best, rate)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()               # these matrices are not the run's
-    return 2 * size**3 / min(times)
+    return best
 
 
 def peak_memory() -> float:

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from support import checkpoint, report, weights
+from support.corpora import CACHE
 from support.errors import BadInput
 from support.log import Log
-from support.machine import matrix_rate, peak_memory
+from support.machine import peak_memory, peak_rate
 from support.rendezvous import agree
 from support.report import minutes
 from support.schedule import learning_rate
@@ -42,8 +43,7 @@ class Run:
         self.progress = {"seconds": 0.0, "tokens": 0, "nll": 0.0, "targets": 0,
                          "best": [-1.0, 0.0], "since_best": 0, "epoch": dict.fromkeys(SUMS, 0),
                          "evaluated": {}, "epochs": []}
-        rate = args.peak_tflops * 1e12 or matrix_rate(args.device, args.precision)
-        self.peak = rate * world_size                      # FLOP/s
+        self.peak = peak_rate(args, rank, world_size, CACHE)          # FLOP/s
         self.timed = []                                    # (tokens/s, MFU) of each row
         self.since = [0.0, 0, 0.0]                         # seconds, tokens, FLOPs since a row
         self.row = self.bar = self.log = None

@@ -56,6 +56,13 @@ def refusal(read, path) -> str:
 # --- Saving and loading
 
 
+def test_weights_that_are_no_numbers_are_refused(tmp_path, model):
+    spoilt = content(model)
+    spoilt["model"]["embedding.weight"] = torch.full_like(model.embedding.weight, float("nan"))
+    checkpoint.save(tmp_path / "nan.pt", spoilt)
+    assert "embedding.weight holds numbers that are not finite" in refusal(checkpoint.load, tmp_path / "nan.pt")
+
+
 def test_what_is_saved_is_loaded(saved, model):
     found = checkpoint.load(saved)
     expected = content(model) | {"format": checkpoint.FORMAT}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import kill
 import parity
 from conftest import mathematics, read_metrics, run_script
 from support.predict import load_classifier, logits
@@ -129,6 +130,12 @@ def test_a_killed_run_goes_on_to_the_last_bit_and_early_stopping_holds(tmp_path,
     assert mathematics(read_metrics(a))[9:] == mathematics(read_metrics(b))[9:]
     weights = [torch.load(run / "last.pt", weights_only=True)["model"] for run in (a, b)]
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+@pytest.mark.slow
+def test_kill_9_loses_nothing(tmp_path, table):
+    said = kill.check(tmp_path, "cpu", 2, 3, 900, 1, *table, "--batch-size", "24", "--dropout", "0.1")
+    assert len(said) == 3
 
 
 @pytest.mark.parametrize("flags, expected", [

@@ -340,3 +340,16 @@ def test_no_more_cores_than_slurm_has_granted(monkeypatch):
     assert available_cores() == 1
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", str(cores + 7))
     assert available_cores() == cores
+
+
+@pytest.mark.parametrize("files, cores", [
+    ({"cpu.max": "100000 100000"}, 1), ({"cpu.max": "150000 100000"}, 2), ({"cpu.max": "max 100000"}, 64), ({"cpu.max": ""}, 64), ({}, 64),
+    ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+    ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64)])
+def test_a_containers_quota_limits_the_cores(monkeypatch, tmp_path, files, cores):
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert available_cores(tmp_path) == cores

@@ -6,6 +6,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -297,4 +300,29 @@ def test_mfu_is_the_models_operations_over_those_that_the_hardware_could_do(tmp_
 @pytest.mark.parametrize("name, tflops", [("NVIDIA H200", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA L40S", 362), ("NVIDIA L4", 121)])
 def test_the_peak_of_a_known_gpu(monkeypatch, name, tflops):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: name)
-    assert machine.matrix_rate("cuda", "bf16") == tflops * 1e12
+    args = SimpleNamespace(peak_tflops=0.0, device="cuda", precision="bf16")
+    assert machine.peak_rate(args, 0, 2, Path("nowhere")) == 2 * tflops * 1e12
+
+
+def test_the_peak_is_measured_by_all_processes_once_for_a_machine(monkeypatch, tmp_path):
+    def gather(rates, rate):
+        rates[:] = [rate] * len(rates)
+
+    measured = iter([1e9, 5e9])                            # the second would be another machine's
+    monkeypatch.setattr(machine.dist, "broadcast_object_list", lambda everyone: None)
+    monkeypatch.setattr(machine.dist, "all_gather_object", gather)
+    monkeypatch.setattr(machine, "matrix_rate", lambda *_: next(measured))
+    args = SimpleNamespace(peak_tflops=0.0, device="cpu", precision="fp32")
+    assert [machine.peak_rate(args, 0, 2, tmp_path) for _ in range(3)] == [2e9] * 3
+    assert machine.peak_rate(args, 0, 3, tmp_path) == 15e9          # three processes are another case
+    (tmp_path / "matrix_rates.json").write_text("spoilt")
+    measured = iter([1e9])
+    assert machine.peak_rate(args, 0, 2, tmp_path) == 2e9
+
+
+def test_the_measured_rate_is_one_that_products_reach():
+    torch.set_num_threads(1)
+    rate, a = machine.matrix_rate("cpu", "fp32"), torch.randn(512, 512)
+    began = time.perf_counter()
+    a @ a
+    assert 1e8 < 2 * 512**3 / (time.perf_counter() - began) < 20 * rate
