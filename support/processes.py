@@ -24,7 +24,6 @@ import torch.multiprocessing as mp
 
 from support import flags, slow
 from support.errors import BadInput, answer_bad_input
-from support.fast import keep_memory
 from support.machine import available_cores
 from support.rendezvous import (interface_to, name_lost_processes, share_arguments, this_attempt,
                                 wait_for)
@@ -36,7 +35,6 @@ from support.stopping import STOPPING, Signals
 def run(train: Callable, rank: int, world_size: int, store: dist.Store, args: Namespace) -> bool:
     """Calls `train` in this process, with all around it that is not training."""
     torch.set_num_threads(args.threads)
-    keep_memory()
     slow.delay_exchanges(0 if args.netem else args.delay_ms / 1000)
     Signals.parent = os.getppid()
     Signals.answer(signal.SIG_DFL)

@@ -86,8 +86,7 @@ CHANGES = {                                                # trick: (what is ins
             scaled_dot_product_attention=model.scaled_dot_product)), ["--precision", "fp32"]),
     "attention written out in bf16": (
         "PyTorch's", put(model.Attention, "attend", staticmethod(SDPA)), []),
-    "memory that glibc keeps": (
-        "its defaults", put(processes, "keep_memory", lambda: None), []),
+    "glibc's memory as it is": ("memory that it keeps", fast.keep_memory, []),
     "random bits of dropout 64 at a time": (
         "nn.Dropout", put(fast, "FastDropout", torch.nn.Dropout), []),
     "a loss that keeps no logits": (
