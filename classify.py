@@ -17,13 +17,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from support.checkpoint import find_checkpoint, load
 from support.corpora import PARTS, read_lines
 from support.errors import answer, refuse
-from support.examples import encode_texts
 from support.fast import speed_up
 from support.figures import table
 from support.labelled import find_labelled
@@ -85,11 +83,9 @@ class Labeller:
 
     def __call__(self, examples: list[str] | list[np.ndarray]) -> Tensor:
         """Probabilities, (examples, classes), of texts or of pictures from `read_picture`."""
-        if not self.picture:
-            tokenizer = Tokenizer.from_str(self.saved["tokenizer"])
-            self.cut += encode_texts(tokenizer, examples, self.model.config.max_length)[1]
-            self.seen += len(examples)
-        return logits(self.model, self.saved, examples).softmax(-1)
+        found, cut = logits(self.model, self.saved, examples)
+        self.seen, self.cut = self.seen + len(examples), self.cut + cut
+        return found.softmax(-1)
 
     def read(self, line: str) -> str | np.ndarray:
         """What a line stands for: itself, or the picture that it is the path of."""

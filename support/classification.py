@@ -20,7 +20,7 @@ from data import group_by_length
 from model import Classifier, ClassifierConfig, flops
 from support.corpora import CACHE
 from support.errors import BadInput
-from support.examples import ExampleBatches, Pictures, Texts, prepare
+from support.examples import ExampleBatches, Pictures, Texts, class_weights, prepare
 from support.fast import speed_up
 from support.figures import figures, per_class, table
 from support.labelled import find_labelled
@@ -69,8 +69,8 @@ class Classification:
         if saved and saved["checksum"] != self.checksum:
             raise BadInput(f"the corpus {self.name} has changed since the run was started")
         self.picture = corpus.picture if corpus.kind == "picture" else None
-        self.folder = prepare(corpus, CACHE / "encoded", tokenizer, args.max_length, self.picture,
-                              args.vocab_size)
+        self.folder = prepare(corpus, self.checksum, CACHE / "encoded", tokenizer, args.max_length,
+                              self.picture, args.vocab_size)
         self.meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
         self.classes, self.tokenizer = self.meta["classes"], ""
         if not self.picture:
@@ -82,7 +82,8 @@ class Classification:
         train = self.part("train")
         moved = (args.crop, args.flip == "yes") if self.picture else ()
         self.plan = ExampleBatches(train, args.batch_tokens, args.seed, args.batch_size,
-                                   self.class_weights(train.labels), *moved)
+                                   class_weights(train.labels, len(self.classes),
+                                                 args.class_weights), *moved)
         self.batches, self.targets = self.plan.step, self.plan.targets
         self.epoch_steps = len(self.plan)
 
@@ -112,15 +113,23 @@ class Classification:
         if args.max_length > config.max_length and not config.patch:
             raise BadInput(f"--max-length {args.max_length}: {args.init} was made for texts of at "
                            f"most {config.max_length} tokens")
-        self.config = replace(config, classes=len(self.classes), dropout=args.dropout,
-                              head_dropout=args.dropout, label_smoothing=args.label_smoothing,
-                              max_length=config.max_length if config.patch else args.max_length)
-        shapes = {name: tuple(weight.shape) for name, weight in
-                  Classifier(self.config).state_dict().items()}
+        marks = Tokenizer.from_str(self.tokenizer).num_special_tokens_to_add() if (
+            self.tokenizer) else 0
+        if args.max_length <= marks and not config.patch:
+            raise BadInput(f"--max-length {args.max_length}: {marks} tokens are marks already")
+        try:
+            self.config = replace(
+                config, classes=len(self.classes), dropout=args.dropout, head_dropout=args.dropout,
+                label_smoothing=args.label_smoothing,
+                max_length=config.max_length if config.patch else args.max_length)
+        except ValueError as problem:
+            raise BadInput(problem)
+        with torch.device("meta"):
+            names = Classifier(self.config).state_dict().keys()
         self.weights = dict(found.weights)
         if "positions" in self.weights and not config.patch:
             self.weights["positions"] = self.weights["positions"][: args.max_length]
-        last = max(name.rsplit(".", 1)[0] for name in shapes if name.startswith("head."))
+        last = max(name.rsplit(".", 1)[0] for name in names if name.startswith("head."))
         order = [found.labels.index(name) for name in self.classes if name in found.labels]
         for name in [name for name in self.weights if name.startswith(last)]:
             if len(order) == len(self.classes):            # the same classes, perhaps reordered
@@ -128,7 +137,7 @@ class Classification:
             else:                                          # it was made for other classes
                 found.left_out.append(name)
                 del self.weights[name]
-        new = sorted(shapes.keys() - self.weights.keys())
+        new = sorted(names - self.weights.keys())
         self.started = f"{args.init}: new are {', '.join(new) or 'no weights'}" + (
             f"; left out: {len(found.left_out)} ({', '.join(found.left_out[:3])} ...)"
             if found.left_out else "")
@@ -139,13 +148,6 @@ class Classification:
             tokens = self.config.first + (self.config.image_size // self.config.patch) ** 2
             return Pictures(self.folder, part, self.picture, tokens)
         return Texts(self.folder, part, self.config.pad)
-
-    def class_weights(self, labels: np.ndarray) -> np.ndarray:
-        """(classes,): all 1, or with --class-weights as if all classes were equally frequent."""
-        counts = np.bincount(labels, minlength=len(self.classes))
-        if not self.args.class_weights:
-            return np.ones(len(counts))
-        return len(labels) / len(counts) / np.maximum(counts, 1)     # 1 for a mean example
 
     def __str__(self) -> str:
         """What each part of the corpus holds, a line for each."""
@@ -162,7 +164,8 @@ class Classification:
         """Examples, tokens without padding, and FLOPs of a whole step."""
         rows = self.plan.rows(step)
         lengths = torch.from_numpy(self.plan.examples.lengths(rows)[0])
-        return len(rows), int(lengths.sum()), flops(self.config, lengths)
+        learns = 1 - 2 / 3 * self.args.freeze / self.config.layers    # frozen: forward pass only
+        return len(rows), int(lengths.sum()), learns * flops(self.config, lengths)
 
     def model(self) -> Classifier:
         """The model to train, with fast parts in place, its weights not yet initialized."""
@@ -220,8 +223,8 @@ class Classification:
         """
         part = "test" if "test" in self.meta["parts"] else "valid"
         found = self.evaluate(model, part, rank, world_size, final=True)
-        shares = [None] * world_size
-        dist.all_gather_object(shares, self.scored)
+        shares = [None] * world_size if rank == 0 else None
+        dist.gather_object(self.scored, shares)
         if rank > 0:
             return {}, ""
         labels = self.part(part).labels

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from support.errors import BadInput
 
-NOT_TAKEN = {"name", "resume", "config", "folder"}         # they say which run, not what kind
+# In a run's record: which run it was, not what kind; and what only another page has.
+NOT_TAKEN, OF_ONE_PAGE = {"name", "resume", "config", "folder", "threads"}, {"procs", "sharded"}
 
 
 def read_config(path: str, kinds: dict) -> dict:
@@ -33,13 +34,17 @@ def read_config(path: str, kinds: dict) -> dict:
     if not isinstance(content, dict):
         raise BadInput(f"--config {path}: no flags in it")
     content, flags = content.get("flags", content), {}
+    if not isinstance(content, dict):
+        raise BadInput(f"--config {path}: no flags in it")
     for name, value in list(content.items()):
         for name, value in value.items() if isinstance(value, dict) else [(name, value)]:
             name = str(name).replace("-", "_")
-            if name in NOT_TAKEN:
+            if name in NOT_TAKEN | (OF_ONE_PAGE - kinds.keys()):
                 continue
             if name not in kinds:
                 raise BadInput(f"--config {path}: there is no flag {name!r}; --help lists them")
+            if name in flags:
+                raise BadInput(f"--config {path}: {name} is given twice")
             flags[name] = checked(path, name, value, kinds[name])
     return flags
 
@@ -47,6 +52,8 @@ def read_config(path: str, kinds: dict) -> dict:
 def checked(path: str, name: str, value, kind):
     """The value of a flag, as the command line would have it. Raises BadInput."""
     if isinstance(kind, tuple):
+        if isinstance(value, bool):
+            value = "yes" if value else "no"               # YAML takes these words for bools
         if value in kind:
             return value
     elif kind is float and isinstance(value, str | int) and not isinstance(value, bool):

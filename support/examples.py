@@ -1,6 +1,6 @@
 """Labelled examples, texts or pictures, encoded on disk once and mapped by all processes.
 
-    folder = prepare(corpus, cache, tokenizer, max_length, picture, vocab_size)
+    folder = prepare(corpus, corpus.checksum(), cache, tokenizer, max_length, picture, 8000)
     batches = ExampleBatches(open_part(folder, "train"), batch_tokens, seed, batch_size)
     x, label, weight = open_part(folder, "train").batch(rows)
 """
@@ -21,10 +21,10 @@ from support.labelled import Labelled, classes_of
 from support.pictures import Picture
 
 FORMAT = 1      # of the files: raise it where the same examples would be stored otherwise
-BLOCK = 20_000  # texts encoded at a time
+BLOCK = 1000    # texts encoded at a time: what is cut off a long one takes half a MiB
 
 
-def prepare(corpus: Labelled, cache: Path, tokenizer: str, max_length: int,
+def prepare(corpus: Labelled, checksum: str, cache: Path, tokenizer: str, max_length: int,
             picture: Picture | None, vocab_size: int) -> Path:
     """Encodes a labelled corpus into a folder that any number of processes can map.
 
@@ -32,9 +32,13 @@ def prepare(corpus: Labelled, cache: Path, tokenizer: str, max_length: int,
     validation part about 2,000 examples, at most one in 20, are held out of training, chosen by a
     hash of the example so that equal ones stay together. Raises BadInput.
     """
-    made_of = [FORMAT, corpus.name, corpus.checksum(), tokenizer, max_length, vocab_size,
-               vars(picture) if picture else None]
-    folder = name_folder(cache, corpus.name, made_of)
+    for how in ("", tokenizer):                            # a given one may have been trained here
+        made_of = [FORMAT, corpus.name, checksum, how, max_length, vocab_size,
+                   vars(picture) if picture else None]
+        folder = name_folder(cache, corpus.name, made_of)
+        kept = folder / "tokenizer.json"
+        if kept.is_file() and tokenizer in (how, kept.read_text(encoding="utf-8")):
+            return folder
     return make_once(folder, lambda partial: encode(corpus, partial, tokenizer, max_length,
                                                     vocab_size))
 
@@ -44,7 +48,7 @@ def encode(corpus: Labelled, folder: Path, serialized: str, max_length: int,
     """Writes tokenizer.json, a few flat files for each part, and meta.json."""
     classes = classes_of(corpus)
     number = {name: i for i, name in enumerate(classes)}
-    count = sum(1 for _ in corpus.parts["train"]())
+    count = sum(1 for _ in (corpus.labels.get("train") or corpus.parts["train"])())
     held_out = 0 if "valid" in corpus.parts else max(20, count // 2000)
 
     def split(part: str) -> Iterator[tuple]:
@@ -57,7 +61,8 @@ def encode(corpus: Labelled, folder: Path, serialized: str, max_length: int,
     meta = {"name": corpus.name, "kind": corpus.kind, "classes": classes,
             "held_out": bool(held_out), "parts": {}}
     if corpus.kind == "text":
-        bpe = serialized or BPE.train((text for text, _ in split("train")), vocab_size).serialized
+        some = islice(split("train"), 0, None, -(-count // 1_000_000))     # a million are enough
+        bpe = serialized or BPE.train((text for text, _ in some), vocab_size).serialized
         (folder / "tokenizer.json").write_text(bpe, encoding="utf-8")
         tokenizer = Tokenizer.from_str(bpe)
     for part in dict.fromkeys(["train", "valid", *corpus.parts]):
@@ -69,7 +74,7 @@ def encode(corpus: Labelled, folder: Path, serialized: str, max_length: int,
         if not counts["examples"]:
             raise BadInput(f"{corpus.name}: the {part} part has no example")
         meta["parts"][part] = counts
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1, ensure_ascii=False))
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
 
 def encode_texts(tokenizer: Tokenizer, texts: list[str],
@@ -120,7 +125,9 @@ class Texts:
 
     def __init__(self, folder: Path, part: str, pad: int = 0):
         self.pad = pad
-        self.ids = np.memmap(folder / f"{part}.ids", dtype=np.int32, mode="r")
+        path = folder / f"{part}.ids"                      # an empty file cannot be mapped
+        self.ids = (np.memmap(path, dtype=np.int32, mode="r") if path.stat().st_size
+                    else np.zeros(1, np.int32))
         self.offsets = np.memmap(folder / f"{part}.offsets", dtype=np.int64, mode="r")
         self.labels = np.memmap(folder / f"{part}.labels", dtype=np.int32, mode="r")
 
@@ -193,15 +200,21 @@ def normalize(pixels: np.ndarray, picture: Picture) -> torch.Tensor:
 
 def move(pixels: np.ndarray, moved: np.ndarray) -> np.ndarray:
     """Pictures (n, channels, height, width), each shifted and perhaps mirrored; edges are black."""
-    far = int(np.abs(moved[:, :2]).max(initial=0))
-    padded = np.pad(pixels, ((0, 0), (0, 0), (far, far), (far, far)))
     height, width = pixels.shape[2:]
-    down = far - moved[:, 0, None] + np.arange(height)
-    right = far - moved[:, 1, None] + np.arange(width)
-    right = np.where(moved[:, 2, None] > 0, right[:, ::-1], right)
-    n, c = np.arange(len(pixels)), np.arange(pixels.shape[1])
-    return padded[n[:, None, None, None], c[:, None, None], down[:, None, :, None],
-                  right[:, None, None, :]]
+    out = np.zeros_like(pixels)
+    far = np.clip(moved, [-height, -width, 0], [height, width, 1]).tolist()
+    for old, new, (down, right, mirror) in zip(pixels, out, far):
+        new[:, max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)] = old[
+            :, max(0, -down) : height - max(0, down), max(0, -right) : width - max(0, right)]
+        if mirror:
+            new[:] = new[:, :, ::-1].copy()
+    return out
+
+
+def class_weights(labels: np.ndarray, classes: int, alike: bool) -> np.ndarray:
+    """(classes,): all 1, or if `alike` such that all classes count as if equally frequent."""
+    counts = np.bincount(labels, minlength=classes)
+    return len(labels) / classes / np.maximum(counts, 1) if alike else np.ones(classes)
 
 
 class ExampleBatches(Batches):

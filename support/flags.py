@@ -102,7 +102,7 @@ CHANGEABLE = {"accumulate", "average", "benchmark", "compile", "config", "delay_
 OF_THE_MACHINE = {"device", "sharded", "peak_tflops", "delay_ms", "netem"}
 MOST = 2**31 - 1
 # The least and the most of each number; others are checked by ModelConfig.
-BOUNDS = {"vocab_size": (1, 10**7), "max_length": (1, 100_000), "d_model": (1, 65_536),
+BOUNDS = {"vocab_size": (1, 10**7), "max_length": (1, 32_767), "d_model": (1, 65_536),
           "d_ff": (1, 10**6), "layers": (1, 1000), "batch_tokens": (1, 10**9),
           "accumulate": (1, 10_000), "batch_size": (0, 10**8), "image_size": (0, 4096),
           "patch": (1, 4096), "freeze": (0, 1000), "crop": (0, 1000), "head_lr": (0, MOST),
@@ -167,7 +167,13 @@ def complete(parsed: argparse.Namespace, restarted: str = "") -> argparse.Namesp
         steps = {"steps": 0} if "epochs" in given else {}
         flags, asked = defaults | stored | here | steps | given, given
     else:
-        flags = asked = defaults | tasks.presets(defaults | given) | given
+        presets = tasks.presets(defaults | given)
+        if "batch_tokens" in given:                        # it was asked for: no other size wins
+            presets = presets | {"batch_size": 0}
+        flags = asked = defaults | presets | given
+        for name in ("layers", "d_model", "heads", "d_ff", "norm", "patch", "vocab_size"):
+            if flags["init"] and name in parsed.given:
+                raise BadInput(f"--{name.replace('_', '-')}: --init's weights have a shape already")
     for name in asked.keys() - CHANGEABLE if checkpoint else ():
         if asked[name] != stored.get(name):
             raise BadInput(f"--{name.replace('_', '-')} {asked[name]}: {folder} was started with "
@@ -185,6 +191,8 @@ def check(args: argparse.Namespace, devices: tuple) -> None:
     """Settles what is "auto", and raises BadInput for a flag that cannot be."""
     if args.benchmark:
         args.steps = args.steps or 200
+    if args.head_lr and not args.lr:
+        raise BadInput("--head-lr with --lr 0: --freeze trains the head alone")
     if args.benchmark and args.resume:
         raise BadInput("--benchmark saves nothing, so there is nothing for it to --resume")
     for name, (least, most) in BOUNDS.items():

@@ -21,7 +21,7 @@ from support.errors import BadInput
 from support.pictures import (FASHION_CLASSES, FASHION_MNIST, FASHION_MNIST_URL, Picture, find_idx,
                               is_fashion_mnist, read_idx, read_idx_labels, read_idx_pair,
                               read_picture)
-from support.tables import TABLES, column_names, one_line, read_lines, read_rows, read_table
+from support.tables import TABLES, column_names, one_line, read_lines, read_numbered, read_table
 
 NAMES = ("agnews", "fashion-mnist", "kinds")
 # Zhang et al., 2015, for non-commercial use. Of each file: its size in bytes, its SHA-256.
@@ -66,7 +66,10 @@ class Labelled:
     def checksum(self) -> str:
         """Of what the files hold, and of how they are read."""
         how = vars(self.picture) | {"mean": 0, "std": 0} if self.kind == "picture" else {}
-        made_of = [sorted(self.parts), self.classes, self.columns, how, *map(sha256, self.files)]
+        # A million pictures would take long to read: they are known by name and size.
+        files = [[file.name, file.stat().st_size] if KINDS.get(file.suffix.lower()) == "picture"
+                 else sha256(file) for file in self.files]
+        made_of = [sorted(self.parts), self.classes, self.columns, how, *files]
         return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
 
 
@@ -132,6 +135,8 @@ def classes_of(corpus: Labelled) -> list[str]:
         if new := names - trained:
             raise BadInput(f"{corpus.name}: the class {min(new)!r} occurs in the {part} part, but "
                            f"not in the training part")
+    if len(trained) > 5000:
+        raise BadInput(f"{corpus.name}: {len(trained):,} classes: is --label the right column?")
     numbers = all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in trained)
     return corpus.classes or sorted(trained, key=lambda name: (float(name) if numbers else 0, name))
 
@@ -164,22 +169,13 @@ def find_numbered(folder: Path) -> dict[str, Path]:
 def add_numbered(corpus: Labelled, folder: Path) -> None:
     """Adds AG News's files, or others of their form whose classes.txt names other classes."""
     named = folder / "classes.txt"
+    if not named.is_file() and sha256(folder / "test.csv") != AGNEWS["test.csv"][1]:
+        raise BadInput(f"{folder}: no classes.txt, which names class 1, class 2, ..., a line each")
     names = [line.strip() for line in read_lines(named)] if named.is_file() else AGNEWS_CLASSES
     corpus.classes = [name for name in names if name]
     corpus.name = "agnews" if corpus.classes == AGNEWS_CLASSES else corpus.name
     for part, path in find_numbered(folder).items():
         corpus.add(part, "text", partial(read_numbered, path, corpus.classes), [path])
-
-
-def read_numbered(path: Path, classes: list[str]) -> Iterator[tuple[str, str]]:
-    """(title and description, class) of each row; a backslash stands for a line end."""
-    numbered = {str(number): name for number, name in enumerate(classes, 1)}
-    for number, (label, *texts) in read_rows(path):
-        if label not in numbered or not texts:
-            raise BadInput(f"{path}, row {number}: {label[:40]!r} is no class from 1 to "
-                           f"{len(classes)} with a text after it; a table with a header is named "
-                           f"itself: --data FILE --label COLUMN")
-        yield one_line(" ".join(texts).replace("\\", " ")), numbered[label]
 
 
 def class_folders(folder: Path) -> Iterator[Path]:
@@ -217,7 +213,12 @@ def add_part(corpus: Labelled, part: str, path: Path, text: str, label: str) -> 
             raise BadInput(f"{path}: --label says which of its columns has the classes")
         read = partial(read_labelled_table, path, text, label)
         return corpus.add(part, "text", read, [path], (text, label))
-    files = [(file, inner.name) for inner in class_folders(path)
+    folders = list(class_folders(path))
+    for inner in sorted(path.iterdir()) if folders and part == "train" else ():
+        if inner.is_dir() and inner not in (*folders, path / "unsup") and any(inner.glob("[!.]*")):
+            raise BadInput(f"{inner}: a class without any file of {', '.join(KINDS)}")
+    # A name that is not UTF-8 could not be written down later.
+    files = [(file, inner.name.encode("utf-8", "replace").decode()) for inner in folders
              for file in sorted(inner.iterdir()) if file.suffix.lower() in KINDS]
     kinds = {KINDS[file.suffix.lower()] for file, _ in files}
     if len(kinds) != 1:

@@ -27,15 +27,19 @@ def load_classifier(path: Path) -> tuple[Classifier, dict]:
 
 
 @torch.inference_mode()
-def logits(model: Classifier, saved: dict, examples: list, batch_size: int = 32) -> Tensor:
-    """(examples, classes) in fp32, of texts or of pictures (channels, height, width) in bytes."""
+def logits(model: Classifier, saved: dict, examples: list,
+           batch_size: int = 32) -> tuple[Tensor, int]:
+    """(examples, classes) in fp32, and how many texts were cut.
+
+    examples: texts, or pictures (channels, height, width) in bytes.
+    """
     device = next(model.parameters()).device
     found = torch.empty(len(examples), model.config.classes)
     if saved["picture"]:
-        order = np.arange(len(examples))
+        order, cut = np.arange(len(examples)), 0
     else:
         tokenizer = Tokenizer.from_str(saved["tokenizer"])
-        ids, _ = encode_texts(tokenizer, examples, model.config.max_length)
+        ids, cut = encode_texts(tokenizer, examples, model.config.max_length)
         order = np.argsort([-len(text) for text in ids], kind="stable")     # like lengths together
     for rows in np.split(order, range(batch_size, len(order), batch_size)) if len(order) else []:
         if saved["picture"]:
@@ -45,4 +49,4 @@ def logits(model: Classifier, saved: dict, examples: list, batch_size: int = 32)
             x = torch.tensor([ids[row] + [model.config.pad] * (longest - len(ids[row]))
                               for row in rows])
         found[torch.from_numpy(rows)] = model.score(x.to(device)).cpu()
-    return found
+    return found, cut

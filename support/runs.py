@@ -62,8 +62,7 @@ class Run:
         if self.rank == 0 and self.args.saved:
             found = checkpoint.load_run(self.folder, hasattr(self.args, "sharded"))
             if found["step"] > self.last:
-                raise BadInput(f"{self.folder} is at step {found['step']} already, "
-                               f"past the last one wanted, {self.last}")
+                raise BadInput(f"{self.folder} is past step {self.last} already")
             parts = str(self.folder / found["sharded"]) if "sharded" in found else ""
             everyone = [(found["step"], self.progress | found["progress"], parts)]
         dist.broadcast_object_list(everyone)
@@ -74,6 +73,7 @@ class Run:
         elif self.task.weights:                            # published ones, to begin with
             random = weights.whole_weights(model)
             weights.put_weights(model, random | self.task.weights if self.rank == 0 else None)
+            self.task.weights = None                       # the model has them now
         parameters = sum(parameter.numel() for parameter in model.parameters())
         if self.writes:
             self.log = Log(self.folder, self.flags(), self.task.saved()["config"], parameters,

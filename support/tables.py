@@ -119,3 +119,14 @@ def read_table(path: Path, asked: list[str],
             raise BadInput(f"{path}, row {number}: {len(row)} columns, "
                            f"column {max(columns) + 1} was asked for")
         yield number, [row[column] for column in columns]
+
+
+def read_numbered(path: Path, classes: list[str]) -> Iterator[tuple[str, str]]:
+    """(title and description, class) of each row; a backslash stands for a line end."""
+    numbered = {str(number): name for number, name in enumerate(classes, 1)}
+    for number, (label, *texts) in read_rows(path):
+        if label not in numbered or not texts:
+            raise BadInput(f"{path}, row {number}: {label[:40]!r} is no class from 1 to "
+                           f"{len(classes)} with a text after it; a table with a header is named "
+                           f"itself: --data FILE --label COLUMN")
+        yield one_line(" ".join(texts).replace("\\", " ")), numbered[label]

@@ -106,7 +106,7 @@ def answer(folder, monkeypatch, capsys):
 
 def probabilities(folder, texts):
     model, saved = load_classifier(folder / "logs" / "texts" / "best.pt")
-    return logits(model, saved, texts).softmax(-1)
+    return logits(model, saved, texts)[0].softmax(-1)
 
 
 # --- Texts ----------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def pictures(tmp_path, monkeypatch):
     (tmp_path / "broken.png").write_bytes((tmp_path / "red.png").read_bytes()[:45])
     red = np.zeros((3, 8, 8), np.uint8)
     red[0] = 250
-    p = logits(*load_classifier(tmp_path / "logs" / "pictures" / "best.pt"), [red]).softmax(-1)[0]
+    p = logits(*load_classifier(tmp_path / "logs" / "pictures" / "best.pt"), [red])[0].softmax(-1)[0]
     return tmp_path, CLASSES[p.argmax()], float(p.max())
 
 

@@ -44,3 +44,16 @@ def test_what_is_no_flag_is_named_in_one_line(tmp_path, name, text, expected):
 def test_a_file_that_cannot_be_read(tmp_path):
     with pytest.raises(BadInput, match="cannot be read"):
         read_config(str(tmp_path / "none.yaml"), KINDS)
+
+
+def test_words_that_yaml_takes_for_bools_and_flags_given_twice(tmp_path):
+    assert read_config(write(tmp_path, "a.yaml", "flip: yes"), KINDS) == {"flip": "yes"}
+    with pytest.raises(BadInput, match="lr is given twice"):
+        read_config(write(tmp_path, "b.yaml", "model: {lr: 1}\ntraining: {lr: 2}"), KINDS)
+    with pytest.raises(BadInput, match="no flags in it"):
+        read_config(write(tmp_path, "a.json", '{"flags": null}'), KINDS)
+
+
+def test_what_another_page_has_recorded_is_passed_over(tmp_path):
+    path = write(tmp_path, "config.json", json.dumps({"flags": {"lr": 1.0, "threads": 1, "procs": 2, "sharded": True}}))
+    assert read_config(path, KINDS) == {"lr": 1.0} and read_config(path, KINDS | {"procs": int}) == {"lr": 1.0, "procs": 2}

@@ -448,3 +448,13 @@ def test_kinds_are_those_of_the_phrasebook(monkeypatch):
     assert sorted(map(str, set(phrasebook.TEMPLATES))) == sorted(
         str(template) for templates in phrasebook.KINDS.values() for template in templates)
     assert corpus.files == [Path(phrasebook.__file__)]
+
+
+def test_a_class_that_would_vanish_is_named(tmp_path):
+    write_tree(tmp_path, {"all/a/1.txt": "x", "all/b/1.txt": "y", "all/c/1.md": "z"})
+    assert "a class without any file" in refusal(find_labelled, f"{tmp_path}/all")
+
+
+def test_a_numbered_table_without_names_is_not_taken_for_ag_news(tmp_path):
+    write_tree(tmp_path, {"yelp/train.csv": "1,bad\n2,good\n"})
+    assert "no classes.txt" in refusal(find_labelled, f"{tmp_path}/yelp")
