@@ -214,8 +214,8 @@ def add_part(corpus: Labelled, part: str, path: Path, text: str, label: str) -> 
         read = partial(read_labelled_table, path, text, label)
         return corpus.add(part, "text", read, [path], (text, label))
     folders = list(class_folders(path))
-    for inner in sorted(path.iterdir()) if folders and part == "train" else ():
-        if inner.is_dir() and inner not in (*folders, path / "unsup") and any(inner.glob("[!.]*")):
+    for inner in sorted(path.glob("[!.]*")) if folders and part == "train" else ():
+        if inner.is_dir() and inner not in (*folders, path / "unsup") and any(inner.iterdir()):
             raise BadInput(f"{inner}: a class without any file of {', '.join(KINDS)}")
     # A name that is not UTF-8 could not be written down later.
     files = [(file, inner.name.encode("utf-8", "replace").decode()) for inner in folders
