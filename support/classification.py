@@ -30,7 +30,7 @@ from support.pretrained import read_folder
 # What is best for a corpus, found on its validation part; a flag that is given wins.
 ANY = dict(schedule="linear", warmup=200, label_smoothing=0.0, average=1, weight_decay=0.01,
            epochs=5, lr=1e-3, batch_tokens=4096, vocab_size=8000, max_length=256)
-FINE_TUNED = ANY | dict(lr=5e-5, epochs=3, batch_size=32, warmup=100, max_length=128)
+FINE_TUNED = ANY | dict(lr=1e-4, epochs=2, batch_size=32, warmup=100, max_length=128)
 PRESETS = {
     "kinds": dict(vocab_size=1000, layers=1, d_model=64, d_ff=128, epochs=2, lr=3e-3,
                   batch_tokens=2048),
