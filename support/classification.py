@@ -113,7 +113,7 @@ class Classification:
         if args.max_length > config.max_length and not config.patch:
             raise BadInput(f"--max-length {args.max_length}: {args.init} was made for texts of at "
                            f"most {config.max_length} tokens")
-        marks = Tokenizer.from_str(self.tokenizer).num_special_tokens_to_add() if (
+        marks = Tokenizer.from_str(self.tokenizer).num_special_tokens_to_add(False) if (
             self.tokenizer) else 0
         if args.max_length <= marks and not config.patch:
             raise BadInput(f"--max-length {args.max_length}: {marks} tokens are marks already")
