@@ -6,16 +6,20 @@ import json
 import random
 import struct
 import subprocess
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import kill
 import parity
 from conftest import mathematics, read_metrics, run_script
+from model import Classifier, ClassifierConfig, initialize
 from support.examples import move
 from support.predict import load_classifier, logits
+from support.pretrained import export
 
 SHAPE = ["--layers", "1", "--d-model", "32", "--heads", "2", "--d-ff", "64", "--vocab-size", "300", "--dropout", "0",
          "--precision", "fp32", "--log-every", "1", "--batch-size", "24", "--warmup", "5", "--lr", "3e-3"]
@@ -158,5 +162,56 @@ def test_kill_9_loses_nothing(tmp_path, table):
 ])
 def test_what_cannot_be_is_said_in_one_line(tmp_path, table, flags, expected):
     done = run_script("train_cpu.py", *(table[1] if flag == "TABLE" else flag for flag in flags), cwd=tmp_path)
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 2 and len(lines) == 1 and expected in lines[0], done.stderr
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A folder with a small BERT that knows the table's words, for other classes than the table's."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(word for words in WORDS.values() for word in words)]
+    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    tokenizer.add_special_tokens(words[:5])
+    config = ClassifierConfig(2, vocab_size=len(words), layers=2, d_model=32, heads=2, d_ff=64, bias=True, activation="gelu",
+                              positions="learned", norm="post", pool="first", head="tanh", max_length=32)
+    initialize(model := Classifier(config), seed=7)
+    folder = tmp_path_factory.mktemp("published") / "bert"
+    export(folder, model, {"tokenizer": tokenizer.to_str(), "classes": ["no", "yes"], "picture": None, "config": asdict(config)})
+    return str(folder), model
+
+
+def fine_tune(folder, mode, procs, name, table, init, *flags):
+    return train(folder, mode, procs, "--name", name, *table, "--init", init, "--max-length", "16", "--dropout", "0", "--lr", "3e-3",
+                 "--precision", "fp32", "--batch-size", "24", "--warmup", "5", "--log-every", "1", *flags)
+
+
+@pytest.mark.parametrize("mode", ["cpu", pytest.param("ddp", marks=pytest.mark.slow), pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_published_weights_are_tuned_alike_and_frozen_ones_stay(tmp_path, table, published, mode):
+    init, model = published
+    frozen = ["--freeze", "1", "--head-lr", "1e-2", "--steps", "8"]
+    said = fine_tune(tmp_path, "cpu", 1, "one", table, init, *frozen)
+    assert "new are head.3.bias, head.3.weight" in said and "left out" in said
+    fine_tune(tmp_path, mode, 2, "two", table, init, *frozen)
+    one, two = (torch.load(tmp_path / "logs" / name / "last.pt", weights_only=True)["model"] for name in ("one", "two"))
+    # A key's bias changes no attention: its gradient is rounding alone, which Adam makes large.
+    for weights in (one, two):
+        weights["encoder.1.attention.key_value.bias"][:32] = 0
+    assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-4
+    before = model.state_dict()
+    for name in one:
+        if name.startswith(("encoder.0.", "embedding", "norm")):
+            assert torch.equal(two[name], before[name]), name
+    assert (one["encoder.1.feed_forward.0.weight"] - before["encoder.1.feed_forward.0.weight"]).abs().max() > 1e-3
+    fine_tune(tmp_path, mode, 2, "two", table, init, *frozen[:4], "--steps", "12")        # and it goes on
+    assert [int(row["step"]) for row in read_metrics(tmp_path / "logs" / "two")] == list(range(1, 13))
+
+
+@pytest.mark.parametrize("flags, expected", [
+    (["--layers", "3"], "have a shape already"), (["--max-length", "2"], "2 tokens are marks"), (["--max-length", "64"], "at most 32"),
+    (["--freeze", "3"], "there are 2 layers"), (["--dropout", "1"], "not in [0, 1)"), (["--head-lr", "1e-3", "--lr", "0"], "--freeze")])
+def test_what_the_weights_cannot_be_tuned_for(tmp_path, table, published, flags, expected):
+    done = run_script("train_cpu.py", *table, "--init", published[0], "--max-length", "16", *flags, cwd=tmp_path)
     lines = done.stderr.strip().splitlines()
     assert done.returncode == 2 and len(lines) == 1 and expected in lines[0], done.stderr
