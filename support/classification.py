@@ -27,7 +27,7 @@ from support.labelled import find_labelled
 from support.pictures import Picture
 from support.pretrained import read_folder
 
-# What is best for a corpus, found on its validation part; a flag that is given wins.
+# What to begin with for a corpus; a flag that is given wins.
 ANY = dict(schedule="linear", warmup=200, label_smoothing=0.0, average=1, weight_decay=0.01,
            epochs=5, lr=1e-3, batch_tokens=4096, vocab_size=8000, max_length=256)
 FINE_TUNED = ANY | dict(lr=1e-4, epochs=2, batch_size=32, warmup=100, max_length=128)
@@ -35,7 +35,7 @@ PRESETS = {
     "kinds": dict(vocab_size=1000, layers=1, d_model=64, d_ff=128, epochs=2, lr=3e-3,
                   batch_tokens=2048),
     "agnews": dict(layers=2, dropout=0.3, epochs=4, label_smoothing=0.1),
-    "fashion-mnist": dict(layers=4, d_model=128, heads=4, d_ff=256, patch=4, crop=2, flip="yes",
+    "fashion-mnist": dict(layers=4, d_model=128, heads=4, d_ff=256, patch=4, crop=1,
                           epochs=15, batch_size=128, schedule="cosine"),
 }
 CORPUS_FLAGS = ("data", "valid", "test", "text", "label")
