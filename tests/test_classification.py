@@ -90,6 +90,7 @@ def test_texts_are_learnt_alike_by_all_pages(tmp_path, table):
     assert summary["classes"] == ["animal", "colour", "food"]
 
 
+@pytest.mark.slow
 def test_pictures_are_learnt_alike_by_all_pages(tmp_path, pictures):
     summary = compare(tmp_path, pictures, [("fsdp", 2, 1)])
     assert summary["test_accuracy"] > 0.9 and sum(map(sum, summary["confusion"])) == 50
@@ -156,7 +157,7 @@ def test_kill_9_loses_nothing(tmp_path, table):
 
 @pytest.mark.parametrize("flags, expected", [
     (["--data", "TABLE", "--label", "nothing"], "no column"),
-    (["--data", "kinds", "--d-model", "33"], "heads"),
+    pytest.param(["--data", "kinds", "--d-model", "33"], "heads", marks=pytest.mark.slow),
     (["--data", "phrasebook", "--freeze", "1"], "for classifiers"),
     (["--data", "kinds", "--init", "nowhere"], "nowhere"),
 ])
@@ -209,8 +210,10 @@ def test_published_weights_are_tuned_alike_and_frozen_ones_stay(tmp_path, table,
 
 
 @pytest.mark.parametrize("flags, expected", [
-    (["--layers", "3"], "have a shape already"), (["--max-length", "2"], "2 tokens are marks"), (["--max-length", "64"], "at most 32"),
-    (["--freeze", "3"], "there are 2 layers"), (["--dropout", "1"], "not in [0, 1)"), (["--head-lr", "1e-3", "--lr", "0"], "--freeze")])
+    (["--layers", "3"], "have a shape already"), (["--head-lr", "1e-3", "--lr", "0"], "--freeze"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        (["--max-length", "2"], "2 tokens are marks"), (["--max-length", "64"], "at most 32"),
+        (["--freeze", "3"], "there are 2 layers"), (["--dropout", "1"], "not in [0, 1)")))])
 def test_what_the_weights_cannot_be_tuned_for(tmp_path, table, published, flags, expected):
     done = run_script("train_cpu.py", *table, "--init", published[0], "--max-length", "16", *flags, cwd=tmp_path)
     lines = done.stderr.strip().splitlines()
