@@ -21,7 +21,7 @@ from torch import Tensor
 
 from support.checkpoint import find_checkpoint, load
 from support.corpora import PARTS, read_lines
-from support.errors import answer, refuse
+from support.errors import answer, make_parser, refuse
 from support.fast import speed_up
 from support.figures import table
 from support.labelled import find_labelled
@@ -35,10 +35,7 @@ AT_ONCE = 1024               # examples: a file of any size needs no more memory
 
 def parse_arguments() -> argparse.Namespace:
     """The command line, checked. Raises BadInput."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, usage="%(prog)s [FLAGS] [TEXT]",
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = lambda message: refuse(f"{message}; --help lists the flags")
+    parser = make_parser(__doc__, "[TEXT]")
     add = parser.add_argument
     add("example", nargs="?", metavar="TEXT",
         help="a text, or the path of a picture [a prompt, or standard input]")

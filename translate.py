@@ -21,7 +21,7 @@ from support.attention_picture import draw_attention
 from support.beam import translate_lines
 from support.checkpoint import find_checkpoint
 from support.corpora import read_lines, read_parallel
-from support.errors import BadInput, answer, refuse
+from support.errors import BadInput, answer, make_parser, refuse
 from support.fast import fast_dtype
 from support.machine import available_cores
 from support.pool import Pool
@@ -33,10 +33,7 @@ AT_ONCE = 20_000             # lines: a file of any size needs no more memory th
 
 def parse_arguments() -> argparse.Namespace:
     """The command line, checked. Raises BadInput."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, usage="%(prog)s [FLAGS] [TEXT]",
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = lambda message: refuse(f"{message}; --help lists the flags")
+    parser = make_parser(__doc__, "[TEXT]")
     add = parser.add_argument
     add("text", nargs="?", metavar="TEXT", help="a sentence [a prompt, or standard input]")
     add("--checkpoint", action="append", type=Path, metavar="PATH", default=[],

@@ -1,5 +1,6 @@
 """Input that cannot be used, and how every script answers it: one line on stderr, exit status 2."""
 
+import argparse
 import os
 import sys
 from collections.abc import Callable
@@ -13,6 +14,14 @@ class BadInput(Exception):
 def refuse(message: str) -> None:
     """Raises BadInput, where only a call can stand."""
     raise BadInput(message)
+
+
+def make_parser(doc: str, usage: str) -> argparse.ArgumentParser:
+    """A parser that says of a wrong flag what is said of other bad input; `doc` heads its help."""
+    parser = argparse.ArgumentParser(description=doc, usage=f"%(prog)s [FLAGS] {usage}",
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = lambda message: refuse(f"{message}; --help lists the flags")
+    return parser
 
 
 @contextmanager

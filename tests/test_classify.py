@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import classify
 import translate
-from conftest import ROOT, run_script
+from conftest import ROOT, run_script, write_runs
 from model import Classifier, ClassifierConfig, initialize
 from support import checkpoint
 from support.errors import BadInput
@@ -229,12 +229,7 @@ def test_what_cannot_be_scored_is_refused(answer, tmp_path):
 
 def test_the_newest_classifier_is_taken(folder, tmp_path, monkeypatch, answer):
     content = torch.load(folder / "logs" / "texts" / "best.pt")
-    kinds = {"new": "translation", "mid": "classification", "old": "classification"}
-    for age, (name, kind) in enumerate(kinds.items()):
-        path = tmp_path / "logs" / name / "best.pt"
-        path.parent.mkdir(parents=True)
-        torch.save(content | {"task": content["task"] | {"kind": kind}}, path)
-        os.utime(path, (1e9 - age, 1e9 - age))
+    write_runs(tmp_path, content, {"new": "translation", "mid": "classification", "old": "classification"})
     monkeypatch.chdir(tmp_path)
     assert checkpoint.find_checkpoint(None, "classification") == Path("logs/mid/best.pt")
     for path in ("logs/old", "logs/old/best.pt"):

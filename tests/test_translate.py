@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 import translate
-from conftest import ROOT, children_of, run_script, wait_for
+from conftest import ROOT, children_of, run_script, wait_for, write_runs
 from data import BOS, EOS
 from model import ModelConfig, Transformer, initialize
 from support.beam import translate_batch
@@ -191,12 +191,7 @@ def test_what_does_not_go_together_is_refused(trained, tmp_path, answer):
 
 def test_the_newest_translator_is_taken(trained, tmp_path, monkeypatch):
     checkpoint = torch.load(trained / "logs" / "first" / "best.pt")
-    kinds = {"new": "other", "mid": "translation", "old": "translation"}
-    for age, (name, kind) in enumerate(kinds.items()):
-        path = tmp_path / "logs" / name / "best.pt"
-        path.parent.mkdir(parents=True)
-        torch.save(checkpoint | {"task": checkpoint["task"] | {"kind": kind}}, path)
-        os.utime(path, (1e9 - age, 1e9 - age))
+    write_runs(tmp_path, checkpoint, {"new": "other", "mid": "translation", "old": "translation"})
     monkeypatch.chdir(tmp_path)
     assert find_checkpoint(None, "translation") == Path("logs/mid/best.pt")
     assert find_checkpoint(Path("logs/new"), "translation") == Path("logs/new/best.pt")
