@@ -62,7 +62,7 @@ class Run:
         if self.rank == 0 and self.args.saved:
             found = checkpoint.load_run(self.folder, hasattr(self.args, "sharded"))
             if found["step"] > self.last:
-                raise BadInput(f"{self.folder} is past step {self.last} already")
+                raise BadInput(f"{self.folder} is at step {found['step']} already")
             parts = str(self.folder / found["sharded"]) if "sharded" in found else ""
             everyone = [(found["step"], self.progress | found["progress"], parts)]
         dist.broadcast_object_list(everyone)
