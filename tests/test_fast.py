@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from model import Attention, cross_entropy, scaled_dot_product
-from support.fast import FastDropout, SummedCrossEntropy, fast_dtype, keep_memory, speed_up
+from support.fast import FastDropout, SummedCrossEntropy, fast_dtype, keep_memory, short_attention, speed_up
 from test_model import make_batch, make_model
 
 
@@ -30,6 +30,25 @@ def test_pytorchs_attention_is_the_written_out_one(keys, dtype, tolerance):
     torch.testing.assert_close(fast, plain, atol=tolerance, rtol=tolerance)
     gradients = [torch.autograd.grad(y.float().square().sum(), [q, k, v]) for y in (fast, plain)]
     torch.testing.assert_close(*gradients, atol=4 * tolerance, rtol=4 * tolerance)
+
+
+@pytest.mark.parametrize("keys", [1, 7, 31, 32, 45])
+def test_short_attention_is_the_written_out_one(keys):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(3, 4, n, 16, dtype=torch.bfloat16, requires_grad=True) for n in (5, keys, keys))
+    mask = torch.rand(3, 1, 5, keys) > 0.3
+    mask[..., 0] = True
+    mask[0] = False                                        # a sentence that is all padding
+    with torch.autocast("cpu", torch.bfloat16):
+        plain, fast = (attend(q, k, v, mask) for attend in (scaled_dot_product, short_attention))
+    assert fast.dtype == plain.dtype == torch.bfloat16
+    torch.testing.assert_close(fast[0], v[0].mean(1, keepdim=True).expand_as(fast[0]), atol=1e-2, rtol=1e-2)
+    exact = scaled_dot_product(*(x.float() for x in (q, k, v)), mask)
+    assert apart(fast.float(), exact) < max(1.1 * apart(plain.float(), exact), 1e-3)
+    gradients = [torch.autograd.grad(y.float().square().sum(), [q, k, v]) for y in (fast, plain, exact)]
+    for found, written, right in zip(*gradients):
+        if right.norm() > 1e-3:                            # 0 for q and k with a single key
+            assert apart(found, right) < 1.1 * apart(written, right)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -192,8 +211,7 @@ def test_which_parts_are_replaced(device, bf16):
     fused = device == "cuda" or not bf16
     for module in model.modules():
         if isinstance(module, Attention):
-            assert (module.attend is F.scaled_dot_product_attention) == fused
-            assert fused or module.attend is scaled_dot_product
+            assert module.attend is (F.scaled_dot_product_attention if fused else short_attention)
         if isinstance(module, nn.Dropout):
             assert isinstance(module, FastDropout) == (device == "cpu") and module.p == 0.25
     dropouts = sum(isinstance(module, nn.Dropout) for module in model.modules())

@@ -73,7 +73,7 @@ def put(place, name: str, value) -> Callable[[], None]:
     return lambda: setattr(place, name, value)
 
 
-Adam = torch.optim.Adam
+AdamW = torch.optim.AdamW
 PATIENCE = timedelta(minutes=10)
 ALL, FP32, SDPA = "all of them", "bf16", F.scaled_dot_product_attention
 CHANGES = {                                                # trick: (what is instead, how, flags)
@@ -84,8 +84,9 @@ CHANGES = {                                                # trick: (what is ins
     "PyTorch's attention in fp32": (
         "written out", put(fast, "F", SimpleNamespace(
             scaled_dot_product_attention=model.scaled_dot_product)), ["--precision", "fp32"]),
-    "attention written out in bf16": (
-        "PyTorch's", put(model.Attention, "attend", staticmethod(SDPA)), []),
+    "attention written out in bf16": ("PyTorch's", put(fast, "short_attention", SDPA), []),
+    "attention for short sentences": (
+        "as model.py writes it", put(fast, "short_attention", model.scaled_dot_product), []),
     "glibc's memory as it is": ("memory that it keeps", fast.keep_memory, []),
     "random bits of dropout 64 at a time": (
         "nn.Dropout", put(fast, "FastDropout", torch.nn.Dropout), []),
@@ -96,8 +97,8 @@ CHANGES = {                                                # trick: (what is ins
         "as they come", put(data, "group_by_length", unsorted), []),
     "one all-reduce": ("one for each parameter", reduce_each_parameter, []),
     "fused Adam": (
-        "in a loop", put(torch.optim, "Adam",
-                         lambda *given, **named: Adam(*given, **named | {"fused": False})), []),
+        "in a loop", put(torch.optim, "AdamW",
+                         lambda *given, **named: AdamW(*given, **named | {"fused": False})), []),
 }
 # What a trick is compared with, if not with all of them.
 AGAINST = {"PyTorch's attention in fp32": FP32}
