@@ -47,7 +47,8 @@ def fast_dtype(device: str) -> torch.dtype:
 def keep_memory() -> None:
     """Has glibc keep the memory of freed tensors, which it would give back and fault in again.
 
-    It makes decoding faster by some 5 %, but training no faster: there it is not used. Other C libraries are left as they are.
+    It makes decoding faster by some 5 %, but training no faster: there it is not used. Other C
+    libraries are left as they are.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt:

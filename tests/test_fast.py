@@ -48,7 +48,7 @@ def test_short_attention_is_the_written_out_one(keys):
     gradients = [torch.autograd.grad(y.float().square().sum(), [q, k, v]) for y in (fast, plain, exact)]
     for found, written, right in zip(*gradients):
         if right.norm() > 1e-3:                            # 0 for q and k with a single key
-            assert apart(found, right) < 1.1 * apart(written, right)
+            assert apart(found, right) <= 1.1 * apart(written, right)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
