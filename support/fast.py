@@ -76,10 +76,11 @@ def short_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 class FastDropout(nn.Dropout):
-    """Dropout on a CPU, where random bits are what it costs: one 64-bit draw makes four of them.
+    """Dropout on a CPU, where random bits are what it costs: one 64-bit draw makes eight of them.
 
-    p is exact to 1/65,536. Under autocast what it returns is bf16, and so is the sum that runs
-    through all layers.
+    A byte less than 256 p is dropped. That is no whole number, so each row (the last dimension)
+    rounds it up or down at random: on average p is exact. Under autocast what it returns is bf16,
+    and so is the sum that runs through all layers.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,9 +88,11 @@ class FastDropout(nn.Dropout):
             return x
         if torch.is_autocast_enabled("cpu"):
             x = x.to(torch.get_autocast_dtype("cpu"))
-        dropped = round(self.p * 65536) - 32768            # of the 65,536 values from -32,768 on
-        draws = torch.empty(x.numel() // 4 + 1, dtype=torch.int64).random_(-2**63, None)
-        keep = draws.view(torch.int16)[: x.numel()].view(x.shape).ge_(dropped)
+        if self.p > 0.99:                                  # 256 would be no byte
+            return super().forward(x)
+        dropped = torch.rand(*x.shape[:-1], 1).add_(256 * self.p).to(torch.uint8)
+        draws = torch.empty(x.numel() // 8 + 1, dtype=torch.int64).random_(-2**63, None)
+        keep = draws.view(torch.uint8)[: x.numel()].view(x.shape).ge_(dropped)
         return x * keep.to(x.dtype).mul_(1 / (1 - self.p))
 
 
