@@ -48,11 +48,13 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
         model = task.model()
     # What is gathered travels in bf16, what is summed in fp32; the shards stay in fp32.
     bf16 = torch.bfloat16 if args.precision == "bf16" else None
-    how = {"mesh": init_device_mesh(device.type, (world_size,)),
+    # --mesh N: N rows of processes, each of which holds the model once, a shard in each process.
+    rows = init_device_mesh(device.type, (args.mesh, world_size // args.mesh),
+                            mesh_dim_names=("copy", "shard"))
+    how = {"mesh": rows if args.mesh > 1 else rows["shard"],
            "mp_policy": MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=torch.float32)}
-    for layer in model.layers():
-        fully_shard(layer, **how)                          # gathered and dropped as one
-    fully_shard(model, **how)                              # all else: embeddings, last norms
+    for part in [*model.layers(), model]:                  # last what no layer has: embeddings
+        fully_shard(part, **how)                           # gathered and dropped as one
     register_fsdp_forward_method(model, "score")           # evaluation's way in, besides forward
     model.to_empty(device=device)                          # room for the shards, not yet filled
     initialize(model, args.seed)
@@ -103,5 +105,6 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
 
 
 if __name__ == "__main__":
-    args = parse_arguments(__doc__, sharded=(bool, False, "last.pt in parts, one a process"))
+    args = parse_arguments(__doc__, sharded=(bool, False, "last.pt in parts, one a process"),
+                           mesh=(int, 1, "whole copies of the model; usually one on each node"))
     torchrun(train, args)                                  # that command has started this process

@@ -9,10 +9,7 @@ what is best for the corpus (PRESETS of the task), the default.
 
 import argparse
 import importlib.util
-import itertools
-import json
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -23,8 +20,7 @@ from support.checkpoint import load_run
 from support.config_file import read_config
 from support.errors import BadInput
 from support.fast import fast_dtype
-
-LOGS = Path("logs")
+from support.run_folder import LOGS, check_name, make_folder
 
 FLAGS = {
     "corpus": [
@@ -95,11 +91,11 @@ FLAGS = {
 }
 # What may change when a run goes on; any other flag would change the result.
 CHANGEABLE = {"accumulate", "average", "benchmark", "compile", "config", "delay_ms", "device",
-              "epochs", "eval_every", "log_every", "name", "netem", "patience", "peak_tflops",
-              "precision", "procs", "recompute", "resume", "save_every", "sharded", "steps",
-              "tensorboard", "threads", "timeout", "wandb"}
+              "epochs", "eval_every", "log_every", "mesh", "name", "netem", "patience",
+              "peak_tflops", "precision", "procs", "recompute", "resume", "save_every", "sharded",
+              "steps", "tensorboard", "threads", "timeout", "wandb"}
 # Of the changeable flags, those that a run does not remember: they belong to a machine.
-OF_THE_MACHINE = {"device", "sharded", "peak_tflops", "delay_ms", "netem"}
+OF_THE_MACHINE = {"device", "mesh", "sharded", "peak_tflops", "delay_ms", "netem"}
 MOST = 2**31 - 1
 # The least and the most of each number; others are checked by ModelConfig.
 BOUNDS = {"vocab_size": (1, 10**7), "max_length": (1, 32_767), "d_model": (1, 65_536),
@@ -110,7 +106,7 @@ BOUNDS = {"vocab_size": (1, 10**7), "max_length": (1, 32_767), "d_model": (1, 65
           "log_every": (1, MOST), "average": (1, 1000), "timeout": (1, 10**7), "steps": (0, MOST),
           "lr": (0, MOST), "clip": (0, MOST), "seed": (0, MOST), "eval_every": (0, MOST),
           "save_every": (0, MOST), "peak_tflops": (0, MOST), "delay_ms": (0, 10**6),
-          "procs": (0, 10_000)}
+          "procs": (0, 10_000), "mesh": (1, 10_000)}
 
 
 def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argparse.Namespace:
@@ -209,6 +205,9 @@ def check(args: argparse.Namespace, devices: tuple) -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device cuda: there is no GPU here that PyTorch can use; "
                        "--device cpu does without")
+    processes, copies = int(os.environ.get("WORLD_SIZE", 1)), getattr(args, "mesh", 1)
+    if processes % copies:
+        raise BadInput(f"--mesh {copies}: {processes} processes are no multiple of it")
     local, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
     if args.device == "cuda" and local > gpus:
         raise BadInput(f"--nproc-per-node {local}: there are {gpus} GPUs here, one for each "
@@ -216,34 +215,3 @@ def check(args: argparse.Namespace, devices: tuple) -> None:
     if args.precision == "auto":
         args.precision = "bf16" if fast_dtype(args.device) == torch.bfloat16 else "fp32"
     tasks.check(args)
-
-
-def check_name(name: str) -> str:
-    """The name of a run, if it stays within logs/. Raises BadInput."""
-    if name and not re.fullmatch(r"[\w.+=,@-]+(/[\w.+=,@-]+)*", name) or ".." in name.split("/"):
-        raise BadInput(f"--name {name!r}: letters, digits and ._-+=,@ only; / for folders in logs/")
-    return name
-
-
-def make_folder(folder: Path, corpus: str) -> str:
-    """Makes the folder of a new run; without a name, logs/CORPUS-N with a number that is free."""
-    try:
-        LOGS.mkdir(exist_ok=True)
-        if folder != LOGS:
-            folder.mkdir(parents=True, exist_ok=True)
-            config = folder / "config.json"
-            saved = config.is_file() and json.loads(config.read_text()).get("saved")
-            if saved or (folder / "summary.json").is_file():
-                raise BadInput(f"{folder} is a run whose checkpoint last.pt is missing: it cannot "
-                               f"go on, and is not overwritten; choose another --name")
-            return str(folder)
-        for number in itertools.count(1):
-            try:
-                (folder / f"{corpus}-{number}").mkdir()
-                return str(folder / f"{corpus}-{number}")
-            except FileExistsError:
-                continue
-    except OSError as problem:
-        raise BadInput(f"{problem.filename or folder}: cannot be written ({problem.strerror})")
-    except ValueError:
-        raise BadInput(f"{folder}/config.json: spoilt; choose another --name")

@@ -27,7 +27,7 @@ def test_every_mode_gives_the_same_curve_and_weights(tmp_path, corpus_flags, mon
 
 @pytest.mark.slow
 def test_any_checkpoint_goes_on_in_any_mode(tmp_path, corpus_flags):
-    """FSDP on 4 processes, then DDP on 2, then train_cpu.py on 1: one curve, as if nothing had happened; then translate."""
+    """FSDP on 4 processes (two copies in two shards each), then DDP on 2, then train_cpu.py on 1: one curve, as if nothing had happened; then translate."""
     flags = [*corpus_flags, *SMALL, "--dropout", "0", "--eval-every", "10"]
 
     def go(mode, procs, *flags):
@@ -35,7 +35,7 @@ def test_any_checkpoint_goes_on_in_any_mode(tmp_path, corpus_flags):
         assert done.returncode == 0, done.stderr
 
     go("cpu", 1, "--name", "unbroken", "--steps", "24", *flags)
-    go("fsdp", 4, "--name", "moved", "--steps", "8", *flags)
+    go("fsdp", 4, "--name", "moved", "--steps", "8", "--mesh", "2", *flags)
     go("ddp", 2, "--resume", "logs/moved", "--steps", "16")
     go("cpu", 1, "--resume", "logs/moved", "--steps", "24")
     one, other = (read_metrics(tmp_path / "logs" / name) for name in ("unbroken", "moved"))

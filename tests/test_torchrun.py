@@ -71,6 +71,19 @@ def test_a_gpu_that_is_not_there(tmp_path, mode):
     assert not (tmp_path / "logs").exists()
 
 
+def test_a_mesh_has_the_same_number_of_processes_in_each_row(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train_fsdp.py", "--mesh", "2"])
+    monkeypatch.setattr("support.flags.make_folder", lambda *_: "")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert complete(parse_arguments("", mesh=(int, 1, ""))).mesh == 2
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(BadInput, match="--mesh 2: 3 processes are no multiple of it"):
+        complete(parse_arguments("", mesh=(int, 1, "")))
+    monkeypatch.setattr(sys, "argv", ["train_fsdp.py", "--mesh", "0"])
+    with pytest.raises(BadInput, match="--mesh 0: it must be from 1"):
+        complete(parse_arguments("", mesh=(int, 1, "")))
+
+
 def test_more_processes_than_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

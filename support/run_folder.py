@@ -1,0 +1,41 @@
+"""The folder of a run, logs/NAME: a name that stays within logs/, and nothing overwritten."""
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+from support.errors import BadInput
+
+LOGS = Path("logs")
+
+
+def check_name(name: str) -> str:
+    """The name of a run, if it stays within logs/. Raises BadInput."""
+    if name and not re.fullmatch(r"[\w.+=,@-]+(/[\w.+=,@-]+)*", name) or ".." in name.split("/"):
+        raise BadInput(f"--name {name!r}: letters, digits and ._-+=,@ only; / for folders in logs/")
+    return name
+
+
+def make_folder(folder: Path, corpus: str) -> str:
+    """Makes the folder of a new run; without a name, logs/CORPUS-N with a number that is free."""
+    try:
+        LOGS.mkdir(exist_ok=True)
+        if folder != LOGS:
+            folder.mkdir(parents=True, exist_ok=True)
+            config = folder / "config.json"
+            saved = config.is_file() and json.loads(config.read_text()).get("saved")
+            if saved or (folder / "summary.json").is_file():
+                raise BadInput(f"{folder} is a run whose checkpoint last.pt is missing: it cannot "
+                               f"go on, and is not overwritten; choose another --name")
+            return str(folder)
+        for number in itertools.count(1):
+            try:
+                (folder / f"{corpus}-{number}").mkdir()
+                return str(folder / f"{corpus}-{number}")
+            except FileExistsError:
+                continue
+    except OSError as problem:
+        raise BadInput(f"{problem.filename or folder}: cannot be written ({problem.strerror})")
+    except ValueError:
+        raise BadInput(f"{folder}/config.json: spoilt; choose another --name")
