@@ -31,7 +31,7 @@ def test_any_checkpoint_goes_on_in_any_mode(tmp_path, corpus_flags):
     flags = [*corpus_flags, *SMALL, "--dropout", "0", "--eval-every", "10"]
 
     def go(mode, procs, *flags):
-        done = subprocess.run(parity.command(mode, procs, *flags), cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(parity.command(mode, procs, *flags), cwd=tmp_path, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
 
     go("cpu", 1, "--name", "unbroken", "--steps", "24", *flags)
@@ -59,7 +59,7 @@ def test_checkpoints_in_parts_and_recomputed_activations(tmp_path, corpus_flags)
     flags = [*corpus_flags, *SMALL, "--dropout", "0.1", "--eval-every", "10"]
 
     def go(mode, procs, *flags):
-        return subprocess.run(parity.command(mode, procs, *flags), cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        return subprocess.run(parity.command(mode, procs, *flags), cwd=tmp_path, capture_output=True, text=True, timeout=300)
 
     assert go("fsdp", 2, "--name", "whole", "--steps", "16", *flags).returncode == 0
     for how in (["--name", "parts", "--steps", "4", *flags], ["--resume", "logs/parts", "--steps", "8"]):
