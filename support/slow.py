@@ -25,8 +25,11 @@ def delay_exchanges(seconds: float) -> None:
             return exchange(*args, **kwargs)
         return wait_first
 
-    for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"):
-        setattr(dist, name, delayed(getattr(dist, name)))
+    # FSDP calls either the first two or the next two, by PyTorch's version.
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_gather_single",
+                 "reduce_scatter_single", "all_reduce"):
+        if hasattr(dist, name):
+            setattr(dist, name, delayed(getattr(dist, name)))
     plain = DistributedDataParallel.__init__
 
     def with_hook(self, *args, **kwargs):
