@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from support.footprint import FP32, MOMENTS, Job, memory
+from support.footprint import FP32, Job, memory
 from support.machine import PEAKS
 
 MODES = ("ddp", "fsdp", "mesh")        # and "cpu": train_cpu.py

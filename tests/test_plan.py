@@ -8,11 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import plan as calibration
 from conftest import ROOT
 from model import ModelConfig, Transformer, initialize
-from support import planning, rates
+from support import rates, slow
 from support.errors import answer
 from support.fast import speed_up
 from support.footprint import Job, activations, layer_activations, memory
@@ -203,51 +207,44 @@ def test_delays_are_counted_by_exchange():
     assert wait("fsdp", 4) == 4 * 5 + 3 + 1
 
 
-def test_a_step_waits_as_often_as_planned():
-    """Three steps of one of two processes, in a process of its own; the other one is only pretended."""
-    done = subprocess.run([sys.executable, str(ROOT / "tests" / "test_plan.py")], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    for line in done.stdout.splitlines():
-        mode, accumulate, waits = line.split()
-        plain, slow = (Plan(Job(TINY, 64, 5, delay=delay), KINDS["cpu"], mode, 1, 2, int(accumulate)) for delay in (0, 1))
-        assert int(waits) + 1 == round(slow.seconds - plain.seconds), line      # and once for the sums
-
-
-def count_waits(*steps: tuple[str, int]) -> None:
-    """Prints how often --delay-ms waits in the passes of each step, (mode, --accumulate)."""
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.nn.parallel import DistributedDataParallel
+@pytest.fixture
+def waits(monkeypatch):
+    """The waits of --delay-ms in this process, one of two; the other one is only pretended."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from support import slow
-
-    def completed(tensor: torch.Tensor) -> torch.futures.Future:
+    def completed(_, bucket):
         future = torch.futures.Future()
-        future.set_result(tensor)
+        future.set_result(bucket.buffer())
         return future
 
+    found = []
+    for name in dir(dist):                                 # what `delay_exchanges` changes is put back
+        if name.startswith(("all_", "reduce_")):
+            monkeypatch.setattr(dist, name, getattr(dist, name))
+    monkeypatch.setattr(DistributedDataParallel, "__init__", DistributedDataParallel.__init__)
+    monkeypatch.setattr(slow, "allreduce_hook", completed)
+    monkeypatch.setattr(slow, "time", SimpleNamespace(sleep=found.append))
     slow.delay_exchanges(1e-6)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    plain, ids = slow.time, torch.ones(2, 5, dtype=torch.int64)
-    slow.allreduce_hook = lambda _, bucket: completed(bucket.buffer())
-    for mode, accumulate in steps:
-        model, waits = Transformer(TINY), []
-        if mode == "ddp":
-            model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        else:
-            for part in [*model.layers(), model]:
-                fully_shard(part, mesh=init_device_mesh("cpu", (2,)))
-        slow.time = SimpleNamespace(sleep=waits.append)
-        for left in reversed(range(accumulate)):
-            if mode == "fsdp":
-                model.set_requires_gradient_sync(not left)
-            else:
-                model.require_backward_grad_sync = not left
-            model(ids, ids, ids)[0].backward()
-        slow.time = plain
-        print(mode, accumulate, len(waits))
+    yield found
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("mode, accumulate", [("ddp", 1), ("fsdp", 1), ("fsdp", 2)])
+def test_a_step_waits_as_often_as_planned(waits, mode, accumulate):
+    model, ids = Transformer(TINY), torch.ones(2, 5, dtype=torch.int64)
+    if mode == "ddp":
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    else:
+        for part in [*model.layers(), model]:
+            fully_shard(part, mesh=init_device_mesh("cpu", (2,)))
+    waits.clear()
+    for left in reversed(range(accumulate)):
+        if mode == "fsdp":
+            model.set_requires_gradient_sync(not left)
+        model(ids, ids, ids)[0].backward()
+    plain, slowly = (Plan(Job(TINY, 64, 5, delay=delay), KINDS["cpu"], mode, 1, 2, accumulate) for delay in (0, 1))
+    assert len(waits) + 1 == round(slowly.seconds - plain.seconds)     # and once for the sums
 
 
 def test_processes_take_turns_on_cores():
@@ -303,22 +300,21 @@ def test_bad_input_is_one_line(capsys, monkeypatch, flags, part):
     assert not output or flags[0] == "--picture"
 
 
-def test_a_plan_from_end_to_end(tmp_path):
-    command = [sys.executable, "batch/plan.py", "--kind", "a100-40", "--nodes", "2", "--gpus-per-node", "4", "--layers", "12",
-               "--d-model", "1024", "--heads", "16", "--d-ff", "4096", "--batch-tokens", "262144", "--total-tokens", "1e10",
-               "--picture", str(tmp_path / "plan.png")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    rows = {line[:30].strip(): line[30:].split() for line in done.stdout.splitlines()}
+def test_a_plan_from_end_to_end(capsys, monkeypatch, tmp_path):
+    status, output, _ = said(
+        capsys, monkeypatch, "--kind", "a100-40", "--nodes", "2", "--gpus-per-node", "4", "--layers", "12", "--d-model", "1024",
+        "--heads", "16", "--d-ff", "4096", "--batch-tokens", "262144", "--total-tokens", "1e10", "--picture", str(tmp_path / "plan.png"))
+    assert status == 0
+    rows = {line[:30].strip(): line[30:].split() for line in output.splitlines()}
     assert rows["parameters"][0] == "1.44" and "yes" in rows["fits in 36"]
     assert float(rows["seconds of a step"][0]) == pytest.approx(
         float(rows["computing"][0]) + float(rows["exchange that is not hidden"][0]), rel=0.01)
     # The lines are those of the file that it names, and all flags are the script's own.
-    name = done.stdout.split("In batch/")[1].split(":")[0]
-    lines = [line for line in done.stdout.splitlines() if line.startswith("#SBATCH")]
+    name = output.split("In batch/")[1].split(":")[0]
+    lines = [line for line in output.splitlines() if line.startswith("#SBATCH")]
     text = (ROOT / "batch" / name).read_text()
     assert len(lines) >= 4 and all(line.split("=")[0] + "=" in text for line in lines)
-    assert "--d-model 1024" in done.stdout and "--steps " in done.stdout
+    assert "--d-model 1024" in output and "--steps " in output
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -332,6 +328,9 @@ def test_given_figures_take_the_place_of_the_kinds(capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_measured_rates_are_those_of_a_cpu():
+    done = subprocess.run([sys.executable, str(ROOT / "batch" / "plan.py"), "--kind", "cpu", "--gpus-per-node", "2", "--measure",
+                           "--layers", "1", "--batch-size", "2"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "train_cpu.py" in done.stdout, done.stderr
     kind = rates.measure(Job(TINY, 8, 5, cpu=True), processes=2)
     assert kind.cpu and kind.cores >= 1 and 0 < kind.efficiency < 1 and kind.rate > 1e9
     assert kind.inside > 1e7 and 0 < kind.hop < 0.1 and 5e7 < kind.base < 2e9
@@ -355,7 +354,3 @@ def test_predicted_memory_is_the_measured_one(tmp_path, mode):
     plan = Plan(job, rates.measure(job, 2), mode, 1, 2, 1)
     _, mib = calibration.run(calibration.write_corpus(tmp_path), "memory", mode, 2, 4)
     assert plan.most / 2**20 == pytest.approx(mib, rel=0.1)
-
-
-if __name__ == "__main__":
-    count_waits(("ddp", 1), ("fsdp", 1), ("fsdp", 2))
