@@ -166,7 +166,8 @@ class Plan:
                            for rate, number in ((self.kind.gather, job.number),
                                                 (self.kind.scatter, FP32)))
         across = [mesh * self.collective(FP32 * unit / self.shards, 2, "nodes") for unit in units]
-        exchanges = self.accumulate * (2 * len(units) - 1) + len(units) * (1 + mesh)
+        gathers, sums = self.accumulate * (2 * len(units) - 1), len(units)
+        exchanges = (self.shards > 1) * (gathers + sums) + mesh * sums
         waits = exchanges * job.delay + self.collective(FP32, 2)    # the norm: each has its part
         if self.kind.cpu:
             gathered = self.accumulate * (2 * sum(gather) - gather[0])

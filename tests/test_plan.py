@@ -205,11 +205,12 @@ def test_delays_are_counted_by_exchange():
     assert wait("ddp", 1) == wait("ddp", 4) == 2           # one bucket, sums
     assert wait("fsdp", 1) == 5 + 3 + 1                    # 3 gathers there, 2 back, 3 scatters, sums
     assert wait("fsdp", 4) == 4 * 5 + 3 + 1
+    assert wait("mesh", 1) == 5 + 3 + 3 + 1                # and each unit's sum over the nodes
 
 
 @pytest.fixture
 def waits(monkeypatch):
-    """The waits of --delay-ms in this process, one of two; the other one is only pretended."""
+    """The waits of --delay-ms in this process, one of four; the others are only pretended."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     def completed(_, bucket):
@@ -225,25 +226,27 @@ def waits(monkeypatch):
     monkeypatch.setattr(slow, "allreduce_hook", completed)
     monkeypatch.setattr(slow, "time", SimpleNamespace(sleep=found.append))
     slow.delay_exchanges(1e-6)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     yield found
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("mode, accumulate", [("ddp", 1), ("fsdp", 1), ("fsdp", 2)])
+@pytest.mark.parametrize("mode, accumulate", [("ddp", 1), ("fsdp", 1), ("fsdp", 2), ("mesh", 1), ("mesh", 2)])
 def test_a_step_waits_as_often_as_planned(waits, mode, accumulate):
     model, ids = Transformer(TINY), torch.ones(2, 5, dtype=torch.int64)
+    names = {"mesh": ("nodes", "within")}.get(mode, ("all",))
+    mesh = init_device_mesh("cpu", (2, 2) if mode == "mesh" else (4,), mesh_dim_names=names)
     if mode == "ddp":
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     else:
         for part in [*model.layers(), model]:
-            fully_shard(part, mesh=init_device_mesh("cpu", (2,)))
+            fully_shard(part, mesh=mesh)
     waits.clear()
     for left in reversed(range(accumulate)):
-        if mode == "fsdp":
+        if mode != "ddp":
             model.set_requires_gradient_sync(not left)
         model(ids, ids, ids)[0].backward()
-    plain, slowly = (Plan(Job(TINY, 64, 5, delay=delay), KINDS["cpu"], mode, 1, 2, accumulate) for delay in (0, 1))
+    plain, slowly = (Plan(Job(TINY, 64, 5, delay=delay), KINDS["cpu"], mode, 2, 2, accumulate) for delay in (0, 1))
     assert len(waits) + 1 == round(slowly.seconds - plain.seconds)     # and once for the sums
 
 
@@ -316,6 +319,12 @@ def test_a_plan_from_end_to_end(capsys, monkeypatch, tmp_path):
     assert len(lines) >= 4 and all(line.split("=")[0] + "=" in text for line in lines)
     assert "--d-model 1024" in output and "--steps " in output
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_readme_shows_what_the_command_prints(capsys, monkeypatch):
+    command, shown = (ROOT / "batch" / "README.md").read_text().split("## A plan")[1].split("```")[1:4:2]
+    status, output, _ = said(capsys, monkeypatch, *command.replace("\\\n", " ").split()[2:])
+    assert (status, output.split()) == (0, shown.replace("\\\n", " ").split())
 
 
 def test_given_figures_take_the_place_of_the_kinds(capsys, monkeypatch):
