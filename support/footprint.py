@@ -61,8 +61,8 @@ def layer_activations(job: Job, sentences: int, attentions: int) -> float:
     copies = (2 * number, number) if stream != number else (stream, stream)
     # Into the norm; into the products; q, k, v, and what attention returns.
     attention = d * (stream + copies[0] + 4 * number + job.dropped)
-    if job.cpu and job.precision == "bf16":                # written out: all weights of a query
-        attention += number * heads * job.length
+    if job.cpu and job.precision == "bf16":                # `short_attention`: weights of a query
+        attention += number * heads * max(32, job.length)
     else:                                                  # fused: the sum that divides them
         attention += FP32 * heads
     feed_forward = d * (stream + copies[1] + job.dropped) + number * job.config.d_ff
