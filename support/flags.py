@@ -71,6 +71,7 @@ FLAGS = {
         ("--precision", ("auto", "fp32", "bf16"), "auto", "of products; auto: bf16 where fast"),
         ("--compile", bool, False, "torch.compile the model"),
         ("--recompute", bool, False, "keep no activations; the backward pass computes them again"),
+        ("--profile", bool, False, "record three steps: step.png, memory.png and a trace"),
         ("--benchmark", bool, False, "time 200 steps, print tokens/s and MFU, save nothing"),
         ("--peak-tflops", float, 0.0, "of one device, for MFU; 0: a known GPU's, else measured"),
     ],
@@ -92,10 +93,10 @@ FLAGS = {
 # What may change when a run goes on; any other flag would change the result.
 CHANGEABLE = {"accumulate", "average", "benchmark", "compile", "config", "delay_ms", "device",
               "epochs", "eval_every", "log_every", "mesh", "name", "netem", "patience",
-              "peak_tflops", "precision", "procs", "recompute", "resume", "save_every", "sharded",
-              "steps", "tensorboard", "threads", "timeout", "wandb"}
+              "peak_tflops", "precision", "procs", "profile", "recompute", "resume", "save_every",
+              "sharded", "steps", "tensorboard", "threads", "timeout", "wandb"}
 # Of the changeable flags, those that a run does not remember: they belong to a machine.
-OF_THE_MACHINE = {"device", "mesh", "sharded", "peak_tflops", "delay_ms", "netem"}
+OF_THE_MACHINE = {"device", "mesh", "sharded", "peak_tflops", "delay_ms", "netem", "profile"}
 MOST = 2**31 - 1
 # The least and the most of each number; others are checked by ModelConfig.
 BOUNDS = {"vocab_size": (1, 10**7), "max_length": (1, 32_767), "d_model": (1, 65_536),

@@ -1,6 +1,7 @@
 """The end of a run: which weights it keeps, how good they are, and what it took."""
 
 import csv
+import json
 import statistics
 import time
 
@@ -47,9 +48,11 @@ def finish(run, model: nn.Module) -> None:
         rows = list(csv.DictReader(file))
     seconds, epochs = time.perf_counter() - run.began, run.progress["epochs"]
     if run.progress["epoch"]["seconds"]:                   # the last epoch is not finished
-        epochs = [*epochs, run.epoch_record(run.last)]
+        epochs = [*epochs, of_epoch(run, run.last)]
     median = {name: statistics.median(float(row[name]) for row in rows)
               for name in ("tokens_per_second", "mfu")}
+    path = run.folder / "profile.json"
+    profile = {"profile": json.loads(path.read_text())} if path.is_file() else {}
     write_json(run.folder / "summary.json", {
         "steps": run.last, "tokens": run.progress["tokens"], "wall_seconds": round(seconds, 1),
         "median_tokens_per_second": median["tokens_per_second"], "median_mfu": median["mfu"],
@@ -57,8 +60,19 @@ def finish(run, model: nn.Module) -> None:
         f"valid_{first}": round(valid, 4), **figures,
         "peak_memory_mib": {"largest_process": round(max(memory)),
                             "all_processes": round(sum(memory))},
-        "epochs": epochs})
+        "epochs": epochs} | profile)
     run.say(f"\n{text}\n{minutes(seconds)} in all; {run.folder}/ has the log and the checkpoints.")
+
+
+def of_epoch(run, step: int) -> dict:
+    """What summary.json says of the epoch that step is in."""
+    epoch, latest = run.progress["epoch"], run.progress["evaluated"]
+    return {"epoch": -(-step // run.task.epoch_steps), "step": step,
+            "train_loss": epoch["nll"] / epoch["targets"], **latest,
+            "seconds": round(epoch["seconds"], 2),
+            "samples_per_second": round(epoch["examples"] / epoch["seconds"], 1),
+            "tokens_per_second": round(epoch["tokens"] / epoch["seconds"]),
+            "memory_mib": round(peak_memory())}
 
 
 def benchmark(run) -> None:

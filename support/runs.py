@@ -16,9 +16,9 @@ from support import checkpoint, report, weights
 from support.corpora import CACHE
 from support.errors import BadInput
 from support.log import Log
-from support.machine import peak_memory, peak_rate
+from support.machine import peak_rate
+from support.profiling import Profile
 from support.rendezvous import agree
-from support.report import minutes
 from support.schedule import learning_rate
 
 COLUMNS = ["step", "epoch", "seconds", "tokens", "train_loss", "learning_rate", "grad_norm",
@@ -46,7 +46,7 @@ class Run:
         self.peak = peak_rate(args, rank, world_size, CACHE)          # FLOP/s
         self.timed = []                                    # (tokens/s, MFU) of each row
         self.since = [0.0, 0, 0.0]                         # seconds, tokens, FLOPs since a row
-        self.row = self.bar = self.log = None
+        self.row = self.bar = self.log = self.profile = None
         self.say(str(task))
 
     # --- Beginning and going on
@@ -83,9 +83,17 @@ class Run:
             from tqdm import tqdm
 
             self.bar = tqdm(total=self.last, initial=step, unit="step", dynamic_ncols=True)
+        if self.args.profile:
+            self.profile = Profile(self, model, optimizer, step)
         self.began = time.perf_counter() - self.progress["seconds"]
-        self.mark = time.perf_counter()                    # where the time of the next step begins
+        self.begin_step()
         return step
+
+    def begin_step(self) -> None:
+        """Here begins the time of the next step."""
+        if self.profile:
+            self.profile.begin_step()
+        self.mark = time.perf_counter()
 
     def flags(self) -> dict:
         """The flags, as config.json and the checkpoint have them."""
@@ -108,6 +116,9 @@ class Run:
 
         Raises BadInput where the loss or the gradient is not a number, which ends the run.
         """
+        seconds = time.perf_counter() - self.mark
+        if self.profile and self.profile.end_step(step, seconds):
+            self.profile = None
         if not math.isfinite(nll + norm):
             self.close()
             what = "gradient" if math.isfinite(nll) else "loss"
@@ -115,8 +126,7 @@ class Run:
             kept = f"{self.folder}/last.pt is from before" if saved else "nothing was saved"
             raise BadInput(f"step {step}: the {what} is not finite; {kept} "
                            f"(a lower --lr, a longer --warmup or --precision fp32 may help)")
-        progress, seconds = self.progress, time.perf_counter() - self.mark
-        examples, tokens, flops = self.task.size(step - 1)
+        progress, (examples, tokens, flops) = self.progress, self.task.size(step - 1)
         progress["tokens"] += tokens
         progress["nll"] += nll
         progress["targets"] += targets
@@ -139,7 +149,7 @@ class Run:
             self.since, progress["nll"], progress["targets"] = [0.0, 0, 0.0], 0.0, 0
         if not self.evaluates(step):
             self.write_row(step, {})
-        self.mark = time.perf_counter()
+        self.begin_step()
 
     def keep(self, step: int, model: nn.Module, figures: dict[str, float]) -> None:
         """After an evaluation: the best weights go to best.pt, the latest to step-N.pt.
@@ -164,7 +174,7 @@ class Run:
             for old in sorted(self.folder.glob("step-*.pt"))[: -self.args.average]:
                 old.unlink()
         self.stop_if_no_better(step)
-        self.mark = time.perf_counter()
+        self.begin_step()
 
     def stop_if_no_better(self, step: int) -> None:
         """Makes this step the last if --patience is over: the figures are the same everywhere."""
@@ -184,7 +194,7 @@ class Run:
             checkpoint.save(self.folder / "last.pt", self.content(step, model) | more)
             checkpoint.remove_sharded(self.folder, more.get("sharded", ""))
             self.log.note_saved()
-        self.mark = time.perf_counter()
+        self.begin_step()
 
     def content(self, step: int, model: dict[str, Tensor]) -> dict:
         """What every mode's checkpoint file holds."""
@@ -196,7 +206,7 @@ class Run:
     def write_row(self, step: int, evaluated: dict[str, float]) -> None:
         """Ends a step: writes its row of metrics.csv, if any, and its epoch's record at its end."""
         if step % self.task.epoch_steps == 0:
-            self.progress["epochs"].append(self.epoch_record(step))
+            self.progress["epochs"].append(report.of_epoch(self, step))
             self.progress |= {"epoch": dict.fromkeys(SUMS, 0), "evaluated": {}}
         row, self.row = self.row, None
         if not (row and self.writes):
@@ -208,18 +218,8 @@ class Run:
                             for name in self.columns[9:] if name in evaluated)
             self.say(f"step {step}/{self.last}, epoch {row['epoch'] + 1}: "
                      f"loss {float(row['train_loss']):.3f}{found}, "
-                     f"{int(row['tokens_per_second']):,} tokens/s, {minutes(gone)} gone, "
-                     f"{minutes((self.last - step) * gone / step)} left")
-
-    def epoch_record(self, step: int) -> dict:
-        """What summary.json says of the epoch that step is in."""
-        epoch, latest = self.progress["epoch"], self.progress["evaluated"]
-        return {"epoch": -(-step // self.task.epoch_steps), "step": step,
-                "train_loss": epoch["nll"] / epoch["targets"], **latest,
-                "seconds": round(epoch["seconds"], 2),
-                "samples_per_second": round(epoch["examples"] / epoch["seconds"], 1),
-                "tokens_per_second": round(epoch["tokens"] / epoch["seconds"]),
-                "memory_mib": round(peak_memory())}
+                     f"{int(row['tokens_per_second']):,} tokens/s, {report.minutes(gone)} gone, "
+                     f"{report.minutes((self.last - step) * gone / step)} left")
 
     def say(self, text: str) -> None:
         """A line from rank 0, above the progress bar."""

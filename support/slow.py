@@ -7,6 +7,11 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import record_function
+
+# The last two are what PyTorch 2.13 calls those before them.
+EXCHANGES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_gather_single",
+             "reduce_scatter_single")
 
 
 def delay_exchanges(seconds: float) -> None:
@@ -21,13 +26,12 @@ def delay_exchanges(seconds: float) -> None:
     def delayed(exchange: Callable) -> Callable:
         @functools.wraps(exchange)
         def wait_first(*args, **kwargs):
-            time.sleep(seconds)
+            with record_function("network delay"):         # --profile shows it
+                time.sleep(seconds)
             return exchange(*args, **kwargs)
         return wait_first
 
-    # FSDP calls either the first two or the next two, by PyTorch's version.
-    for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_gather_single",
-                 "reduce_scatter_single", "all_reduce"):
+    for name in EXCHANGES:
         if hasattr(dist, name):
             setattr(dist, name, delayed(getattr(dist, name)))
     plain = DistributedDataParallel.__init__
