@@ -3,6 +3,7 @@
     python plot.py logs/multi30k                 # one run: logs/multi30k/curves.png …
     python plot.py logs/a logs/b logs/c          # several: logs/curves.png, runs.csv …
     python plot.py --out FOLDER logs/runs.csv    # a study: a table with a row a run
+    python plot.py --steps logs/a logs/b         # with --profile: step.png, memory.png
 
 curves.png has the losses (of training: a running mean) and the task's figures over steps
 and over time; of one classifier there is its confusion.png. Where runs differ in them:
@@ -24,9 +25,11 @@ except ImportError:
     print("error: there is no matplotlib to draw with: pip install matplotlib", file=sys.stderr)
     sys.exit(2)
 
+from support import memory_picture, step_picture
 from support.confusion_picture import draw as draw_confusion
-from support.studies import (NUMBERS, POSITIVE, RESULTS, TEXTS, Lines, compare, curves, figures,
-                             read_run, read_study)
+from support.errors import BadInput
+from support.studies import (POSITIVE, Lines, compare, curves, figures, read_run, read_study,
+                             write_study)
 
 # The x of each comparison, then the y of its panels; "valid_*" is the loss and the task's figures.
 PICTURES = {"scaling.png": ("processes", "tokens_per_second", "speed_up", "efficiency"),
@@ -131,18 +134,6 @@ def draw(panels: list[Panel], path: Path, loss_unit: str) -> None:
     print(f"{path}: {width * 300:.0f} x {height * 300:.0f} pixels")
 
 
-def write_table(runs: list[dict], path: Path) -> None:
-    """Writes the runs as a study's table."""
-    columns = [*NUMBERS, *figures(runs, "test"), *RESULTS, *figures(runs, "valid")]
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow([*TEXTS, *columns])
-        for run in runs:
-            cells = ["" if math.isnan(run[name]) else f"{run[name]:.8g}" for name in columns]
-            table.writerow([*(run[name] for name in TEXTS), *cells])
-    print(f"\n{path}: {len(runs)} runs")
-
-
 def show_table(runs: list[dict]) -> None:
     """Prints settings, speed and figures of the runs."""
     columns = [("processes", "processes", "g"), ("batch tokens", "batch_tokens", ",g"),
@@ -167,8 +158,14 @@ def main() -> None:
                         help="folder of a run, or table (.csv) of a study")
     parser.add_argument("--out", type=Path,
                         help="folder for pictures (default: a single run's own, else logs)")
+    parser.add_argument("--steps", action="store_true", help="draw a step of each run, and memory")
     parser.error = lambda message: fail(f"{message}; --help lists what it takes")
     args, runs = parser.parse_args(), []
+    if args.steps:
+        out = args.out or (args.source[0] if len(args.source) == 1 else Path("logs"))
+        step_picture.draw([step_picture.read(run) for run in args.source], out / "step.png")
+        memory_picture.draw([memory_picture.read(run) for run in args.source], out / "memory.png")
+        return print(f"{out}: step.png, memory.png")
     for path in dict.fromkeys(args.source):
         try:
             if path.is_file():
@@ -189,12 +186,15 @@ def main() -> None:
     if len(runs) == 1 and "confusion" in runs[0]:
         draw_confusion(runs[0]["confusion"], runs[0]["classes"], out / "confusion.png")
     if logged and len(runs) > 1:
-        write_table(runs, out / "runs.csv")
+        write_study(runs, out / "runs.csv")
+        print(f"\n{out / 'runs.csv'}: {len(runs)} runs")
     show_table(runs)
 
 
 if __name__ == "__main__":
     try:
         main()
+    except BadInput as problem:
+        fail(str(problem))
     except OSError as problem:
         fail(f"{problem.filename or 'output'}: {problem.strerror}")

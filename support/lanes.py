@@ -21,7 +21,7 @@ class Span(NamedTuple):
     process: int
     lane: str                # computing or network
     what: str                # a phase, waiting, exposed; all-reduce, all-gather, reduce-scatter
-    of: str
+    of: str                  # FSDP's layer, DDP's bucket
     start: float             # seconds, since the first process has begun the step
     seconds: float
     bytes: int
@@ -38,20 +38,20 @@ def combine(steps: list[Step]) -> list[Span]:
                               size))
 
     for process, step in enumerate(steps):
-        ends = [start for start, _, _ in step.phases[1:]] + [step.end]
-        for (start, what, of), end in zip(step.phases, ends):
+        ends = [start for start, _ in step.phases[1:]] + [step.end]
+        for (start, what), end in zip(step.phases, ends):
             for first, last, i in step.stalls:
                 first, last = max(first, start), min(last, end)
                 if first < last:
                     middle = min(max(joined[process][i], first), last)
-                    add(process, "computing", what, of, start, first, 0)
+                    add(process, "computing", what, "", start, first, 0)
                     add(process, "computing", "waiting", "", first, middle, 0)
                     add(process, "computing", "exposed", "", middle, last, 0)
                     start = last
-            add(process, "computing", what, of, start, end, 0)
+            add(process, "computing", what, "", start, end, 0)
         free = 0                                           # from when on the network is
-        for (_, each), all_in in sorted(zip(enumerate(step.exchanges), joined[process]),
-                                        key=lambda pair: pair[0][1].end):
+        for each, all_in in sorted(zip(step.exchanges, joined[process]),
+                                   key=lambda pair: pair[0].end):
             start = max(each.start, free)
             middle = min(max(start, all_in), each.end)
             add(process, "network", "waiting", each.of, start, middle, each.bytes)

@@ -59,4 +59,5 @@ def draw(runs: list[tuple[str, dict]], path: Path) -> None:
                                      label=part.replace("_", " "))
                                for part, colour in MEMORY.items()],
                       loc="outside lower center", ncols=5, frameon=False)
+        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="png")

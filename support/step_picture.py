@@ -12,8 +12,6 @@ WORDS = {"batch": "next batch", "optimizer": "clipping, optimizer", "exposed": "
          "waiting": "waits for others"}
 LANES = {"computing": (0, 0.5), "network": (0.5, 0.3)}     # of a process's 1: where from, how high
 MOST = 8                                                   # processes that are drawn
-WIDE = 5.9                                                 # inches, of the lanes
-UPRIGHT = 9                                                # exchanges, from which on names stand
 
 
 def read(folder: Path) -> tuple[str, list[Span]]:
@@ -31,11 +29,11 @@ def read(folder: Path) -> tuple[str, list[Span]]:
 def title(config: dict) -> str:
     """What a run is called in a picture: its page, its processes, and the flags that matter."""
     flags, n = config["flags"], config["world_size"]
-    words = [f"train_{config['mode']}.py, {n} process{'es' * (n > 1)}"]
+    words = [f"train_{config['mode']}.py", f"{n} process{'es' * (n > 1)}"]
     for name, usual in (("accumulate", 1), ("delay_ms", 0), ("recompute", False)):
         if (value := flags.get(name, usual)) != usual:
             words.append(f"--{name.replace('_', '-')}" + f" {value:g}" * (value is not True))
-    return " ".join(words)
+    return ", ".join(words)
 
 
 def draw(steps: list[tuple[str, list[Span]]], path: Path) -> None:
@@ -51,66 +49,77 @@ def draw(steps: list[tuple[str, list[Span]]], path: Path) -> None:
         raise BadInput("there is no matplotlib to draw with: pip install matplotlib")
     shown = [[span for span in spans if span.process < MOST] for _, spans in steps]
     ends = [1000 * max(span.start + span.seconds for span in spans) for spans in shown]
+    inch = max(ends) / 5.9                                 # milliseconds that an inch shows
     used = {span.what for spans in shown for span in spans}
-    heights = []                                           # in processes
-    for spans in shown:
-        names = len(named(spans, max(ends)))
-        heights.append(max(span.process for span in spans) + 1.2 + (1.4 if names > UPRIGHT else 0.3))
+    heights = [max(span.process for span in spans) + (2.6 if upright(named(spans, inch), inch)
+                                                      else 1.5) for spans in shown]
     size = 7, 0.75 + 0.5 * sum(heights) + 0.2 * len(steps)
     with matplotlib.rc_context({"font.size": 8, "hatch.linewidth": 0.4, "text.parse_math": False}):
         figure = Figure(size, dpi=300, layout="constrained")
         grid = figure.subplots(len(steps), sharex=True, squeeze=False, height_ratios=heights)
         for axes, (name, _), spans, end, height in zip(grid[:, 0], steps, shown, ends, heights):
             axes.set_title(f"{name}, {end:,.0f} ms", loc="left", fontsize=8)
-            draw_step(axes, spans, max(ends))
+            draw_lanes(axes, spans, inch)
+            draw_names(axes, named(spans, inch), inch)
             axes.set_ylim(height - 0.2, -0.2)
         grid[-1, 0].set(xlabel="time (ms)", xlim=(0, max(ends)))
         figure.legend(handles=[Patch(facecolor=colour, hatch=hatch, edgecolor="black",
                                      linewidth=0.3, label=WORDS.get(what, what))
                                for what, (colour, hatch) in STEP.items() if what in used],
                       loc="outside lower center", ncols=5, frameon=False, handlelength=2.5)
+        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="png")
 
 
-def draw_step(axes, spans: list[Span], end: float) -> None:
-    """Draws the lanes of each process; end: of the axis of time, in milliseconds."""
+def draw_lanes(axes, spans: list[Span], inch: float) -> None:
+    """Draws what each process computes, and below it what it exchanges."""
     bars = defaultdict(list)
     for span in spans:
-        bars[span.process, span.lane, span.what].append((1000 * span.start, 1000 * span.seconds))
+        start, width = 1000 * span.start, 1000 * span.seconds
+        bars[span.process, span.lane, span.what].append((start, width))
         text = WORDS.get(span.what, span.what)
-        room = WIDE * 1000 * span.seconds / end            # inches
-        if span.lane == "computing" and span.what != "exposed" and 0.05 * len(text) < room:
-            axes.text(1000 * (span.start + span.seconds / 2), span.process + 0.25, text, fontsize=6,
-                      ha="center", va="center", color="white" if span.what == "backward" else "black")
+        if span.lane == "computing" and span.what != "exposed" and 0.05 * len(text) < width / inch:
+            axes.text(start + width / 2, span.process + 0.25, text, fontsize=6, ha="center",
+                      va="center", color="white" if span.what == "backward" else "black")
     for (process, lane, what), places in bars.items():
         (colour, hatch), (top, height) = STEP[what], LANES[lane]
         axes.broken_barh(places, (process + top, height), facecolor=colour, hatch=hatch,
                          edgecolor="black", linewidth=0.2)
-    last, names = max(span.process for span in spans), named(spans, end)
-    for span in names:                                     # the same ones in every process
-        upright = len(names) > UPRIGHT
-        axes.text(1000 * (span.start + span.seconds / 2), last + 0.88,
-                  f"{span.of} {written(span.bytes)}".strip() if upright
-                  else f"{span.of}\n{written(span.bytes)}".strip(),
-                  fontsize=5, ha="center", va="top", rotation=90 * upright, linespacing=0.95)
-    axes.set(yticks=[process + sum(LANES[lane]) - LANES[lane][1] / 2
-                     for process in range(last + 1) for lane in LANES],
-             yticklabels=[text for process in range(last + 1)
-                          for text in (f"process {process}  computing", "network")])
+    rows = [(process, lane) for process in sorted({span.process for span in spans})
+            for lane in LANES]
+    axes.set_yticks([process + LANES[lane][0] + LANES[lane][1] / 2 for process, lane in rows],
+                    [f"process {process}  {lane}" if lane == "computing" else lane
+                     for process, lane in rows])
     axes.tick_params(axis="y", length=0, labelsize=6)
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def named(spans: list[Span], end: float) -> list[Span]:
-    """The exchanges that get a name: large ones, with room for it, of the last process."""
+def draw_names(axes, names: list[Span], inch: float) -> None:
+    """Writes under the lowest lane what is exchanged: it is the same in all processes."""
+    standing = upright(names, inch)
+    for span in names:
+        text = (" " if standing else "\n").join(filter(None, (span.of, written(span.bytes))))
+        axes.text(1000 * (span.start + span.seconds / 2), span.process + 0.87, text, fontsize=5,
+                  ha="center", va="top", rotation=90 * standing)
+
+
+def named(spans: list[Span], inch: float) -> list[Span]:
+    """The exchanges that get a name: the large ones of the last process, where there is room."""
     last = [span for span in spans if span.lane == "network" and span.what != "waiting"
             and span.process == spans[-1].process]
     largest, found = max((span.bytes for span in last), default=0), []
     for span in last:
-        if span.bytes > 0.01 * largest and (not found or WIDE * 1000 * (
-                span.start - found[-1].start) / end > 0.08):
+        place = 1000 * (span.start + span.seconds / 2) / inch
+        if span.bytes > 0.01 * largest and (not found or place - at > 0.08):
             found.append(span)
+            at = place
     return found
+
+
+def upright(names: list[Span], inch: float) -> bool:
+    """Whether names have to stand, as they would touch if they lay."""
+    places = [1000 * (span.start + span.seconds / 2) / inch for span in names]
+    return any(b - a < 0.45 for a, b in zip(places, places[1:]))
 
 
 def written(size: int) -> str:

@@ -63,6 +63,17 @@ def read_study(path: Path) -> list[dict]:
     return read_table(path, (*TEXTS, *NUMBERS, *RESULTS))
 
 
+def write_study(runs: list[dict], path: Path) -> None:
+    """Writes runs as a study's table."""
+    columns = [*NUMBERS, *figures(runs, "test"), *RESULTS, *figures(runs, "valid")]
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow([*TEXTS, *columns])
+        for run in runs:
+            cells = ["" if math.isnan(run[name]) else f"{run[name]:.8g}" for name in columns]
+            table.writerow([*(run[name] for name in TEXTS), *cells])
+
+
 def read_json(path: Path) -> dict:
     return dict(json.loads(path.read_text(encoding="utf-8")))
 

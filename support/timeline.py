@@ -47,7 +47,7 @@ class Step(NamedTuple):
 
     start: int
     end: int
-    phases: list[tuple[int, str, str]]                     # its start, its name, which it is
+    phases: list[tuple[int, str]]                          # when it starts, its name
     stalls: list[tuple[int, int, int]]                     # start, end, for which exchange
     exchanges: list[Exchange]
 
@@ -56,7 +56,7 @@ def read_events(trace: dict) -> list[Event]:
     """The events of a trace, as export_chrome_trace writes it; one comes before those inside it."""
     base, found = int(trace.get("baseTimeNanoseconds", 0)), []
     for event in trace["traceEvents"]:
-        if event.get("ph") == "X" and isinstance(event["tid"], int):
+        if event.get("ph") == "X" and event.get("cat") not in ("Trace", "gpu_user_annotation"):
             start = base + round(1000 * event["ts"])
             found.append(Event(start, start + round(1000 * event["dur"]), event["name"],
                                event.get("cat", ""), event["tid"], event.get("args", {})))
@@ -69,27 +69,27 @@ def find_step(events: list[Event], number: int, world_size: int) -> Step:
     On a GPU a phase begins with the first kernel that was launched in it, and the step ends with
     the first kernel of the next.
     """
-    mark = next(event for event in events if event.name == f"step {number}")
+    mark = [event for event in events if event.name == f"step {number}"][-1]   # begun last
     inside = [event for event in events if mark.start <= event.start < mark.end]
     launches = {event.args.get("correlation"): event.start for event in events
                 if event.kind in ("cuda_runtime", "cuda_driver")}
-    on_gpu = sorted((launches[event.args["correlation"]], event) for event in events
-                    if event.kind in GPU and event.args.get("correlation") in launches)
+    on_gpu = sorted(((launches[event.args["correlation"]], event) for event in events
+                     if event.kind in GPU and event.args.get("correlation") in launches),
+                    key=lambda pair: pair[0])
     kernels = [(launch, event) for launch, event in on_gpu if not is_nccl(event)]
-    busy = [event for _, event in kernels] or operations(inside, mark.thread)
+    busy = [event for event in events if event.kind in GPU and not is_nccl(event)]
+    busy = busy or operations(inside, mark.thread)
 
     def at(time: int) -> int:
         """When the GPU, if there is one, comes to what the process launches from this time on."""
         return min((event.start for launch, event in kernels if launch >= time), default=time)
 
-    phases, numbers = [(at(mark.start), "batch", "")], defaultdict(int)
-    for event in inside:
-        if event.name in PHASES and event.thread == mark.thread:
-            numbers[event.name] += 1
-            phases.append((at(event.start), event.name, str(numbers[event.name])))
-    backward = [event for event in inside if event.name == "backward"]
-    exchanges = find_exchanges(inside, [pair for pair in on_gpu if is_nccl(pair[1])], backward,
-                               world_size)
+    marked = [event for event in inside
+              if event.name in PHASES and event.kind == "user_annotation"]
+    phases = [(at(event.start), event.name) for event in marked]
+    phases[0] = (at(mark.start), phases[0][1])
+    exchanges = find_exchanges(inside, [pair for pair in on_gpu if is_nccl(pair[1])],
+                               [event for event in marked if event.name == "backward"], world_size)
     delays = [event for event in inside if event.name == DELAY]
     return Step(at(mark.start), at(mark.end), phases, find_stalls(busy, exchanges, delays),
                 exchanges)
@@ -143,8 +143,8 @@ def find_exchanges(events: list[Event], nccl: list[tuple[int, Event]], backward:
         whole = max(given, taken) * width([carried, *inner])
         # Gloo does a reduce-scatter as an all-reduce, which sends twice as much.
         twice = what == "all-reduce" or carried.name == "gloo:all_reduce"
-        found.append(Exchange(delay.start if delay else carried.start, carried.end, what, of, whole,
-                              (1 + twice) * whole * (size - 1) / size, size))
+        found.append(Exchange(delay.start if delay and not kernels else carried.start, carried.end,
+                              what, of, whole, (1 + twice) * whole * (size - 1) / size, size))
         delay = None
     return found
 
