@@ -1,0 +1,148 @@
+"""Weights in copies and in parts, in two processes: they become whole, travel, and come back."""
+
+import multiprocessing
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+import torch._dynamo                                       # slow to import: here once, not in every fork
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from model import ModelConfig, Transformer, initialize
+from support import weights
+from support.errors import BadInput
+from test_model import CONFIG, make_model
+
+
+def in_forks(folder, part, procs=2) -> None:
+    """Calls part(rank) in so many forks of this process that share a Gloo group; waits a minute at most."""
+    def one(rank):
+        torch.set_num_threads(1)
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), procs), rank=rank, world_size=procs,
+                                timeout=timedelta(seconds=30))
+        part(rank)
+        dist.destroy_process_group()
+
+    forks = [multiprocessing.get_context("fork").Process(target=one, args=(rank,)) for rank in range(procs)]
+    for fork in forks:
+        fork.start()
+    for fork in forks:
+        fork.join(60)
+        fork.kill()                                        # if it has not ended
+        fork.join()
+    assert [fork.exitcode for fork in forks] == [0] * procs
+
+
+def in_parts(seed=2) -> Transformer:
+    """`make_model`, as train_fsdp.py makes it."""
+    with torch.device("meta"):
+        model = Transformer(ModelConfig(**CONFIG))
+    for part in [*model.layers(), model]:
+        fully_shard(part, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    model.to_empty(device="cpu")
+    initialize(model, seed)
+    return model
+
+
+BOTH = pytest.mark.parametrize("make", [make_model, in_parts])
+
+
+def take_a_step(model):
+    """An optimizer that has something to remember."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        parameter.grad = parameter.detach() * 0.5
+    optimizer.step()
+    return optimizer
+
+
+def whole(tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def assert_equal(model, optimizer, other, its) -> None:
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(whole(one), whole(two))
+        for name, value in optimizer.state[one].items():
+            assert torch.equal(whole(value), whole(its.state[two][name])), name
+    assert its.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
+@BOTH
+def test_rank_0_has_the_whole_weights(tmp_path, make):
+    def part(rank):
+        model = make(3)
+        found, expected = weights.whole_weights(model), make_model(3).state_dict()
+        assert found.keys() == (expected.keys() if rank == 0 else set())
+        assert all(torch.equal(weight, expected[name]) for name, weight in found.items())
+        copy = weights.whole_copy(model, lambda: make_model(4))
+        if make is make_model:
+            assert copy is model
+        elif rank == 0:
+            assert all(torch.equal(weight, expected[name]) for name, weight in copy.state_dict().items())
+        else:
+            assert copy is None
+
+    in_forks(tmp_path, part)
+
+
+@BOTH
+def test_all_get_the_weights_that_rank_0_has(tmp_path, make):
+    def part(rank):
+        model, given = make(3 + rank), make_model(5).state_dict()
+        names = set(given)
+        weights.put_weights(model, given if rank == 0 else None)
+        assert set(given) == names
+        for name, parameter in model.named_parameters():
+            assert torch.equal(whole(parameter), given[name]), name
+
+    in_forks(tmp_path, part)
+
+
+@pytest.mark.parametrize("make, into", [(make_model, in_parts), (in_parts, make_model)])
+def test_a_checkpoint_of_copies_or_parts_goes_into_copies_and_parts(tmp_path, make, into):
+    """Rank 0 alone has read it."""
+    def part(rank):
+        model = make(3)
+        optimizer = take_a_step(model)
+        found, state = get_state_dict(model, optimizer, options=weights.WHOLE)
+        other = into(4 + rank)
+        its = torch.optim.AdamW(other.parameters(), lr=1.0)
+        weights.restore(other, its, {"model": found, "optimizer": state} if rank == 0 else None)
+        assert_equal(model, optimizer, other, its)
+
+    in_forks(tmp_path, part)
+
+
+def test_every_process_saves_its_part_and_reads_it_again(tmp_path):
+    def part(rank):
+        model = in_parts(3)
+        optimizer = take_a_step(model)
+        weights.save_sharded(tmp_path, "parts", *get_state_dict(model, optimizer, options=weights.PARTS))
+        other = in_parts(4)
+        its = torch.optim.AdamW(other.parameters(), lr=1.0)
+        weights.restore(other, its, None, str(tmp_path / "parts"))
+        assert_equal(model, optimizer, other, its)
+        assert len(list((tmp_path / "parts").glob("*.distcp"))) == 2
+
+    in_forks(tmp_path, part)
+
+
+def test_what_does_not_fit_the_model_is_refused_in_one_line(tmp_path):
+    def part(_):
+        model = make_model()
+        optimizer = take_a_step(model)
+        found, state = get_state_dict(model, optimizer, options=weights.WHOLE)
+        wider = {name: torch.zeros(3, 3) for name in found}
+        for wrong in ({"model": wider, "optimizer": state}, {"model": {}, "optimizer": state}):
+            with pytest.raises(BadInput, match="^the checkpoint does not fit the model .*") as problem:
+                weights.restore(model, optimizer, wrong)
+            assert "\n" not in str(problem.value) and len(str(problem.value)) < 250
+
+    in_forks(tmp_path, part, procs=1)
