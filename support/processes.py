@@ -15,6 +15,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from support.machine import available_cores
 from support.rendezvous import (interface_to, name_lost_processes, share_arguments, this_attempt,
                                 wait_for)
 from support.stopping import STOPPING, Signals
+
+MEET = timedelta(minutes=1)        # the store is there before the processes: it answers, or is gone
 
 # --- What every process does ----------------------------------------------------------------------
 
@@ -107,7 +110,11 @@ def spawn(train: Callable, args: Namespace) -> None:
 def worker(rank: int, train: Callable, args: Namespace, port: int) -> None:
     """One process of `spawn`."""
     with answer_bad_input(), rank_0_speaks_first(rank):
-        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        try:
+            store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=MEET)
+        except dist.DistError:                             # the parent was killed meanwhile
+            sys.exit(1)
+        store.set_timeout(timedelta(seconds=args.timeout))
         run(train, rank, args.procs, store, args)
 
 
@@ -170,8 +177,12 @@ def torchrun(train: Callable, args: Namespace) -> None:
                            f"{' '.join(sys.argv)}")
         if name := interface_to(os.environ["MASTER_ADDR"]):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        shared, rank, world_size = next(dist.rendezvous("env://"))
+        try:
+            shared, rank, world_size = next(dist.rendezvous("env://", timeout=MEET))
+        except dist.DistError:
+            raise BadInput("torchrun has ended meanwhile")
         timeout = args.given.get("timeout", args.defaults["timeout"])
+        shared.set_timeout(timedelta(seconds=timeout))
         store = this_attempt(shared, rank, world_size, timeout)
         try:
             args = share_arguments(args, shared, store, rank, world_size)

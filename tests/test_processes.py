@@ -1,7 +1,10 @@
 """Who is said to have died is who has died: each number of a process, and nobody where nobody has."""
 
 import signal
+import socket
 import time
+from argparse import Namespace
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -67,3 +70,20 @@ def test_who_was_killed_is_named(monkeypatch, tmp_path, killed, saved):
     assert ended.value.code == (f"error: process {killed} of 3 was killed (SIGKILL); "
                                 + (f"go on with: python train_cpu.py --resume {folder}" if saved else "nothing was saved"))
     assert folder.exists() == saved                      # an empty folder is removed
+
+
+@pytest.mark.parametrize("how", ["spawn", "torchrun"])
+def test_a_process_whose_parent_has_died_before_they_met_ends(monkeypatch, capfd, how):
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    monkeypatch.setattr(processes, "MEET", timedelta(seconds=1))
+    began = time.monotonic()
+    with pytest.raises(SystemExit) as ended:
+        if how == "spawn":
+            processes.worker(0, None, Namespace(timeout=600), port)
+        for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                            "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+            monkeypatch.setenv(name, str(value))
+        processes.torchrun(None, Namespace(given={}, defaults={"timeout": 600}))
+    assert ended.value.code == (1 if how == "spawn" else 2) and time.monotonic() - began < 20
+    assert how == "spawn" or capfd.readouterr().err.endswith("error: torchrun has ended meanwhile\n")
