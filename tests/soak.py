@@ -50,10 +50,10 @@ KINDS = [*SIGNALS, KILL_ONE, KILL_ALL, KILL_PARENT, STOP]
 class Soak:
     """One mode's run, all that happens to it, and what it prints."""
 
-    def __init__(self, mode: str, place: Path, seed: int, full: bool):
+    def __init__(self, mode: str, place: Path, seed: int, full: bool, kinds: str = ""):
         self.mode, self.place, self.rng = mode, place, random.Random(f"{seed} {mode}")
         self.marker, self.procs = uuid.uuid4().hex, PROCS[mode]
-        self.kinds = KINDS + [KILL_NODE] * (mode == "nodes") + [FULL] * full
+        self.kinds = [kind for kind in KINDS + [KILL_NODE] * (mode == "nodes") + [FULL] * full if re.search(kinds, kind)]
         self.bag, self.commands, self.starts, self.steps = [], [], 0, 10**6
         self.read, self.claims, self.others = {}, [], set()           # of what is printed
         self.lines, self.wrong, self.counts = 0, [], {}
@@ -356,9 +356,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60, help="of disturbance, shared among the modes [60]")
     parser.add_argument("--modes", default="cpu,ddp,fsdp,nodes", help="separated by commas [all four]")
+    parser.add_argument("--kinds", default="", help="a pattern: only what it matches happens [all]")
     parser.add_argument("--seed", type=int, default=1, help="of what happens, and when [1]")
     parser.add_argument("--write", action="store_true", help="write logs/benchmark/soak.md")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))           # not without cleaning up
     modes, began, table, after = args.modes.split(","), time.time(), [], []
     place = Path(tempfile.mkdtemp(prefix="soak-"))
     if not (full := can_mount(place)):
@@ -366,7 +368,7 @@ def main() -> None:
     try:
         for mode in modes:
             shared = set(os.listdir("/dev/shm"))
-            soak = Soak(mode, place / mode, args.seed, full)
+            soak = Soak(mode, place / mode, args.seed, full, args.kinds)
             try:
                 soak.soak(args.minutes / len(modes))
                 soak.compare()
