@@ -347,17 +347,6 @@ def test_measured_rates_are_those_of_a_cpu():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["cpu", "ddp", "fsdp"])
-@pytest.mark.parametrize("delay", [0, 50])
-def test_predicted_seconds_are_the_measured_ones(tmp_path, mode, delay):
-    job = calibration.job("speed", delay)
-    plan = Plan(job, rates.measure(job, 2), mode, 1, 2, 1)
-    flags = calibration.write_corpus(tmp_path)
-    seconds, _ = calibration.run(flags, "speed", mode, 2, 24, "--delay-ms", str(delay))
-    assert plan.seconds == pytest.approx(seconds, rel=0.15)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["cpu", "ddp", "fsdp"])
 def test_predicted_memory_is_the_measured_one(tmp_path, mode):
     job = calibration.job("memory")
     plan = Plan(job, rates.measure(calibration.SMALL, 2), mode, 1, 2, 1)
