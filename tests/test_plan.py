@@ -1,6 +1,7 @@
 """batch/plan.py and its formulas: against autograd, against sums done by hand, and for what must hold of any plan."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import plan as calibration
 from conftest import ROOT
 from model import ModelConfig, Transformer, initialize
 from support import rates, slow
@@ -346,9 +346,12 @@ def test_measured_rates_are_those_of_a_cpu():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["cpu", "ddp", "fsdp"])
-def test_predicted_memory_is_the_measured_one(tmp_path, mode):
-    job = calibration.job("memory")
-    plan = Plan(job, rates.measure(calibration.SMALL, 2), mode, 1, 2, 1)
-    _, mib = calibration.run(calibration.write_corpus(tmp_path), "memory", mode, 2, 4, **calibration.GIVES_BACK)
-    assert plan.most / 2**20 == pytest.approx(mib, rel=0.1)
+def test_predicted_memory_is_the_measured_one():
+    """In a process of its own: --measure takes what Python and PyTorch need from the one that it runs in."""
+    done = subprocess.run([sys.executable, str(ROOT / "tests" / "plan.py"), "--only", "memory", "--processes", "2", "--modes", "ddp,fsdp"],
+                          capture_output=True, text=True, timeout=600)
+    rows = re.findall(r"train_(\w+)\.py \| 2 \| ([\d,]+) \| ([\d,]+) ", done.stdout)
+    assert [mode for mode, *_ in rows] == ["ddp", "fsdp"], done.stderr
+    for mode, *figures in rows:
+        predicted, measured = (float(figure.replace(",", "")) for figure in figures)
+        assert predicted == pytest.approx(measured, rel=0.1), mode
