@@ -4,6 +4,7 @@
     python -m pytest tests --all                           # all: Slurm, storms of kill -9, namespaces
 """
 
+import atexit
 import csv
 import os
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 
 # Encoded corpora go to a folder of this test run, also those of the scripts that it starts.
 os.environ["XDG_CACHE_HOME"] = CACHE = tempfile.mkdtemp(prefix="tests-")
+atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
@@ -47,10 +49,6 @@ def pytest_collection_modifyitems(config, items):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
-
-
-def pytest_unconfigure(config):
-    shutil.rmtree(CACHE, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
