@@ -30,7 +30,10 @@ class Counter:
         self.counting = False
 
     def begin_phase(self, name: str) -> None:
-        """Counts what autograd keeps of a forward pass for the backward pass, parameters apart."""
+        """Counts what autograd keeps of a forward pass for the backward pass, parameters apart.
+
+        With bf16 that has also the copies in bf16 that autocast makes of the parameters.
+        """
         if name == "forward" and self.hook:
             self.saved.__enter__()
             self.counting = True

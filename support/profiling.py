@@ -57,7 +57,6 @@ class Profile:
         self.batches, self.backward = run.task.batches, torch.Tensor.backward
         run.task.batches = self.marked_batches
         torch.Tensor.backward = self.marked_backward()
-        self.begin_step()
 
     # --- What the pages call
 

@@ -74,6 +74,8 @@ class Run:
             random = weights.whole_weights(model)
             weights.put_weights(model, random | self.task.weights if self.rank == 0 else None)
             self.task.weights = None                       # the model has them now
+        if self.args.profile:
+            self.profile = Profile(self, model, optimizer, step)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         if self.writes:
             self.log = Log(self.folder, self.flags(), self.task.saved()["config"], parameters,
@@ -83,8 +85,6 @@ class Run:
             from tqdm import tqdm
 
             self.bar = tqdm(total=self.last, initial=step, unit="step", dynamic_ncols=True)
-        if self.args.profile:
-            self.profile = Profile(self, model, optimizer, step)
         self.began = time.perf_counter() - self.progress["seconds"]
         self.begin_step()
         return step

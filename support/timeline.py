@@ -107,6 +107,17 @@ def operations(events: list[Event], thread: int) -> list[Event]:
             if event.kind == "cpu_op" and event.end <= then and "c10d" not in event.name]
 
 
+def nested(events: list[Event]):
+    """Each event, and those around it in its thread, the outermost first."""
+    threads = defaultdict(list)
+    for event in events:
+        around = threads[event.thread]
+        while around and around[-1].end <= event.start:
+            around.pop()
+        yield event, around
+        around.append(event)
+
+
 def find_exchanges(events: list[Event], nccl: list[tuple[int, Event]], backward: list[Event],
                    world_size: int) -> list[Exchange]:
     """The exchanges of a step, in the order in which the process asked for them.
@@ -114,39 +125,39 @@ def find_exchanges(events: list[Event], nccl: list[tuple[int, Event]], backward:
     events: of the process, with those of Gloo's threads; nccl: NCCL's kernels, each after the time
     of its launch; backward: the backward passes. DDP's exchanges are those within them.
     """
-    gloo, found, stacks, shards, delay = defaultdict(list), [], defaultdict(list), world_size, None
+    gloo, found, shards, delay = defaultdict(list), [], world_size, None
     for event in events:
         if event.name.startswith("gloo:"):
             gloo[numbers_in(event, 0)].append(event)
-    for i, event in enumerate(events):
-        around = stacks[event.thread]                      # what encloses it in its thread
-        while around and around[-1].end <= event.start:
-            around.pop()
-        around.append(event)
+    for i, (event, around) in enumerate(nested(events)):
         delay = event if event.name == DELAY else delay
         if event.name not in EXCHANGES or world_size == 1:
             continue
-        what, size = EXCHANGES[event.name], world_size
-        given = numbers_in(event, 0 if what == "all-reduce" else 1)
-        taken = numbers_in(event, 0)
-        names = [re.fullmatch(r"FSDP::\w+(?: \((.+)\))?", outer.name) for outer in around]
-        of = next((match[1] or "all else" for match in reversed(names) if match), "")
+        what, of, size = EXCHANGES[event.name], layer(around), world_size
+        taken, given = numbers_in(event, 0), numbers_in(event, 0 if what == "all-reduce" else 1)
         if what != "all-reduce":
             size = shards = max(given, taken) // min(given, taken)
-        elif of:                                           # of those that have the same shard
+        elif of:                                           # among those that have the same shard
             size = world_size // shards
         elif any(outer.start <= event.start < outer.end for outer in backward):
             of = f"bucket {1 + sum(other.of.startswith('bucket') for other in found)}"
         kernels = [kernel for launch, kernel in nccl if event.start <= launch < event.end]
         carried = (kernels or gloo[given] or [event]).pop(0)
-        inner = [other for other in events[i : i + 5] if other.start < event.end]
-        whole = max(given, taken) * width([carried, *inner])
+        within = [other for other in events[i : i + 5] if other.start < event.end]
+        whole = max(given, taken) * width([carried, *within])
         # Gloo does a reduce-scatter as an all-reduce, which sends twice as much.
         twice = what == "all-reduce" or carried.name == "gloo:all_reduce"
-        found.append(Exchange(delay.start if delay and not kernels else carried.start, carried.end,
-                              what, of, whole, (1 + twice) * whole * (size - 1) / size, size))
+        start = delay.start if delay and not kernels else carried.start
+        found.append(Exchange(start, carried.end, what, of, whole,
+                              (1 + twice) * whole * (size - 1) / size, size))
         delay = None
     return found
+
+
+def layer(around: list[Event]) -> str:
+    """FSDP's layer whose work the innermost event is; "all else" for what is in no layer."""
+    names = [re.fullmatch(r"FSDP::\w+(?: \((.+)\))?", event.name) for event in around]
+    return next((match[1] or "all else" for match in reversed(names) if match), "")
 
 
 def numbers_in(event: Event, i: int) -> int:
