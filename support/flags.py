@@ -160,9 +160,9 @@ def complete(parsed: argparse.Namespace, restarted: str = "") -> argparse.Namesp
         checkpoint = load_run(folder, "sharded" in defaults)
     stored = checkpoint["flags"] if checkpoint else {}
     if given.get("resume"):
-        here = {name: defaults[name] for name in OF_THE_MACHINE & defaults.keys()}
+        kept = {name: stored[name] for name in stored.keys() - OF_THE_MACHINE}
         steps = {"steps": 0} if "epochs" in given else {}
-        flags, asked = defaults | stored | here | steps | given, given
+        flags, asked = defaults | kept | steps | given, given
     else:
         presets = tasks.presets(defaults | given)
         if "batch_tokens" in given:                        # it was asked for: no other size wins
