@@ -393,8 +393,8 @@ def flops(config: LayerConfig, src_lengths: Tensor, tgt_lengths: Tensor | None =
     """
     s, d = src_lengths.double(), config.d_model
     t = s * 0 if tgt_lengths is None else tgt_lengths.double()
-    ffn = 2 * d * config.d_ff
-    weights = s * (4 * d * d + ffn + 2 * d * d) + t * (6 * d * d + ffn)     # a layer's
+    ffn, memory = 2 * d * config.d_ff, 0 if tgt_lengths is None else 2 * d * d      # its k and v
+    weights = s * (4 * d * d + ffn + memory) + t * (6 * d * d + ffn)        # a layer's
     scores = 2 * d * (s * s + t * (t + 1) / 2 + t * s)              # q k^T, and as much for v
     projection = t * d * getattr(config, "vocab_size", 0)
     return float(3 * 2 * (config.layers * (weights + scores) + projection).sum())
