@@ -196,6 +196,7 @@ def test_alignment_is_what_the_last_layer_attends_with(src):
     torch.testing.assert_close(attention.out(weights @ values), y, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(weights.sum(-1), torch.ones(6, 4))
     assert not weights.masked_select((src == PAD)[:, None]).any()
+    assert len(attention._forward_hooks) == 1              # the one of this test
 
 
 def test_batches_are_of_like_length_longest_first():
@@ -222,9 +223,9 @@ def test_lines_keep_their_order_and_long_ones_are_split(capsys):
         for batch in batches:
             yield [[(-1.0, ids[::-1]), (-2.0, ids)] for ids in batch]
 
-    lines = ["a b", "", "a a a c. b b", "d", "  ", "\x1b d"]
+    lines = ["a b", "", "a a a c. b b", "d", "  ", "\x1b d", "c. a b d"]      # the last has as many as can be
     found = translate_lines(Words(), lines, 4, search)
-    assert [hypotheses[0][1] for hypotheses in found] == ["b a", "", "c. a a a b b", "d", "", "d  "]
+    assert [hypotheses[0][1] for hypotheses in found] == ["b a", "", "c. a a a b b", "d", "", "d  ", "d b a c."]
     assert found[0] == [(-1.0, "b a"), (-2.0, "a b")] and found[2] == [(-2.0, "c. a a a b b")]
     assert capsys.readouterr().err == ("warning: 6 tokens in one line, more than the 4 the model "
                                        "takes: translated in 2 pieces\n")

@@ -3,10 +3,12 @@
 import os
 import resource
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
 
+from conftest import write_runs
 from data import BPE
 from support import checkpoint
 from support.errors import BadInput
@@ -136,6 +138,70 @@ def test_the_mean_is_that_of_all_files(tmp_path):
     assert not torch.equal(mean["embedding.weight"], models[0].embedding.weight)
     alone = checkpoint.mean_weights(paths[:1])
     assert all(torch.equal(weight, models[0].get_parameter(name)) for name, weight in alone.items())
+
+
+def test_a_file_is_on_disk_before_it_has_its_name_and_its_name_after(tmp_path, monkeypatch):
+    """What a machine that loses its power needs."""
+    done, fsync, rename = [], os.fsync, Path.rename
+
+    def sync(file):
+        done.append(os.readlink(f"/proc/self/fd/{file if isinstance(file, int) else file.fileno()}"))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "rename", lambda path, to: (done.append("rename"), rename(path, to))[1])
+    opened = len(os.listdir("/proc/self/fd"))
+    checkpoint.save(tmp_path / "last.pt", {"step": 1})
+    assert done == [str(tmp_path / "last.pt.partial"), "rename", str(tmp_path)]
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
+# --- Which one is meant
+
+
+def test_the_newest_run_of_a_kind_is_found(tmp_path, monkeypatch, model):
+    monkeypatch.chdir(tmp_path)
+    write_runs(tmp_path, content(model) | {"format": checkpoint.FORMAT},
+               {"texts": "classification", "new": "translation", "old": "translation"})
+    best = Path("logs/new/best.pt")
+    assert checkpoint.find_checkpoint(None, "translation") == best
+    assert checkpoint.find_checkpoint(None, "classification") == Path("logs/texts/best.pt")
+    assert checkpoint.find_checkpoint(Path("logs/new"), "translation") == best
+    assert checkpoint.find_checkpoint(best, "translation") == best
+    with pytest.raises(BadInput, match="^logs/texts/best.pt: not a model for translation; "
+                                       "use python classify.py --checkpoint logs/texts/best.pt$"):
+        checkpoint.find_checkpoint(Path("logs/texts"), "translation")
+    monkeypatch.chdir(tmp_path / "logs")
+    for kind, data in {"translation": "", "classification": " --data kinds"}.items():
+        with pytest.raises(BadInput, match=f"no checkpoint for {kind} under logs/ yet; .*: python train_cpu.py{data}$"):
+            checkpoint.find_checkpoint(None, kind)
+
+
+def test_what_a_run_can_go_on_from(tmp_path, model):
+    def refused(sharded, more={}):
+        checkpoint.save(tmp_path / "last.pt", content(model) | more)
+        with pytest.raises(BadInput) as problem:
+            checkpoint.load_run(tmp_path, sharded)
+        return str(problem.value)
+
+    with pytest.raises(BadInput, match="last.pt: no such file; --resume takes the folder of a run"):
+        checkpoint.load_run(tmp_path, False)
+    for sharded in (False, True):
+        assert "no optimizer state to go on from" in refused(sharded)
+        checkpoint.save(tmp_path / "last.pt", content(model) | {"optimizer": {"a": 1}})
+        assert checkpoint.load_run(tmp_path, sharded)["optimizer"] == {"a": 1}
+    assert "its weights are in sharded-7/; train_fsdp.py goes on" in refused(False, {"sharded": "sharded-7"})
+    assert checkpoint.load_run(tmp_path, True)["sharded"] == "sharded-7"
+
+
+def test_checkpoints_in_parts_of_other_steps_are_removed(tmp_path):
+    for name in ("sharded-1", "sharded-2", "sharded-3", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part").touch()
+    checkpoint.remove_sharded(tmp_path, "sharded-2")
+    assert sorted(os.listdir(tmp_path)) == ["other", "sharded-2"]
+    checkpoint.remove_sharded(tmp_path, "")
+    assert os.listdir(tmp_path) == ["other"]
 
 
 # --- A translator

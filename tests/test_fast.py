@@ -222,6 +222,19 @@ def test_which_parts_are_replaced(device, bf16):
     assert other.loss is cross_entropy and other.encoder[0].attention.attend is scaled_dot_product
 
 
-def test_the_fast_number_format_is_one_of_two_and_memory_can_be_kept():
-    assert fast_dtype("cpu") in (torch.float32, torch.bfloat16)
+@pytest.mark.parametrize("capabilities, bf16", [
+    ({}, False), ({"avx512": True, "avx512_bf16": False}, False), ({"avx512_bf16": True}, True), ({"amx_bf16": True}, True),
+    ({"bf16": True}, True)])
+def test_bf16_is_for_processors_that_multiply_in_it(monkeypatch, capabilities, bf16):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    assert fast_dtype("cpu") == (torch.bfloat16 if bf16 else torch.float32)
+
+
+@pytest.mark.parametrize("capability, bf16", [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_bf16_is_for_gpus_that_multiply_in_it(monkeypatch, capability, bf16):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert fast_dtype("cuda") == (torch.bfloat16 if bf16 else torch.float32)
+
+
+def test_memory_can_be_kept():
     keep_memory()                                          # whatever the C library is

@@ -1,6 +1,7 @@
 """The model against PyTorch's own layers: loss, gradients, greedy decoding, weights, FLOPs."""
 
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import data
 from model import ModelConfig, Transformer, flops, initialize, scaled_dot_product, sinusoids
 from reference import TorchTransformer
 from support.fast import speed_up
+from support.flags import FLAGS
 
 torch.set_num_threads(1)                                   # so small a model gains nothing by more
 CONFIG = dict(vocab_size=50, layers=2, d_model=32, heads=4, d_ff=64, dropout=0.0, max_length=32)
@@ -47,6 +49,19 @@ def model():
 def test_the_special_tokens_are_those_of_the_data():
     config = ModelConfig(50)
     assert (config.pad, config.bos, config.eos) == (data.PAD, data.BOS, data.EOS)
+
+
+def test_the_defaults_are_those_of_the_command_line():
+    flags = {name[2:].replace("-", "_"): default for group in FLAGS.values() for name, _, default, _ in group}
+    for name, value in asdict(ModelConfig(50)).items():
+        if name in flags and name != "vocab_size":
+            assert value == flags[name], name
+
+
+def test_the_smallest_shape():
+    ModelConfig(1, layers=1, d_model=2, heads=1, d_ff=1, max_length=1, dropout=0, label_smoothing=0)
+    with pytest.raises(ValueError, match="vocab_size is 0"):
+        ModelConfig(0)
 
 
 @pytest.mark.parametrize("wrong", [
