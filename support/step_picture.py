@@ -39,7 +39,7 @@ def title(config: dict) -> str:
 def draw(steps: list[tuple[str, list[Span]]], path: Path) -> None:
     """Draws steps below each other, to one scale of time, into a PNG file.
 
-    steps: title and spans of each. Raises BadInput where matplotlib is missing.
+    steps: title and spans of each; of many processes the first 8 are drawn. Raises BadInput where matplotlib is missing.
     """
     try:
         import matplotlib
@@ -119,7 +119,7 @@ def named(spans: list[Span], inch: float) -> list[Span]:
 def upright(names: list[Span], inch: float) -> bool:
     """Whether names have to stand, as they would touch if they lay."""
     places = [1000 * (span.start + span.seconds / 2) / inch for span in names]
-    return any(b - a < 0.45 for a, b in zip(places, places[1:]))
+    return any(b - a < 0.36 for a, b in zip(places, places[1:]))
 
 
 def written(size: int) -> str:

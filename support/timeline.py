@@ -100,11 +100,12 @@ def is_nccl(event: Event) -> bool:
 
 
 def operations(events: list[Event], thread: int) -> list[Event]:
-    """What a thread computes: operations that consist of no others, exchanges apart."""
+    """What a thread computes; autograd's nodes only where nothing is in them, as they may wait."""
     mine = [event for event in events if event.thread == thread]
     following = [event.start for event in mine[1:]] + [math.inf]
     return [event for event, then in zip(mine, following)
-            if event.kind == "cpu_op" and event.end <= then and "c10d" not in event.name]
+            if event.kind == "cpu_op" and "c10d" not in event.name
+            and (event.end <= then or "::" in event.name and "autograd::" not in event.name)]
 
 
 def nested(events: list[Event]):

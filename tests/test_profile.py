@@ -72,6 +72,14 @@ def test_a_step_of_two_processes():
         assert [round(span.start, 6) for span in mine[1:]] == [round(span.start + span.seconds, 6) for span in mine[:-1]]
 
 
+def test_an_operation_is_no_wait_and_a_node_may_be_one():
+    """What has a small part that ends early goes on computing; in a node of autograd a hook waits."""
+    for name, waits in (("aten::mm", {}), ("RegisterPostBackwardFunctionBackward", {"exposed": 0.02})):
+        events = marks(("batch", 0), ("backward", 10), ("end", 50)) + [event(name, 10, 45), event("aten::empty", 10, 11)]
+        spans = spans_of(*[{"traceEvents": events + all_reduce(20, 10, (20, 40))}] * 2)
+        assert seconds(spans) == {"batch": 0.01, "backward": 0.04 - sum(waits.values())} | waits
+
+
 def test_a_step_that_was_begun_again():
     """After an evaluation the step's time begins anew, and only what is in it counts."""
     trace = ddp()
