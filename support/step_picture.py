@@ -39,7 +39,8 @@ def title(config: dict) -> str:
 def draw(steps: list[tuple[str, list[Span]]], path: Path) -> None:
     """Draws steps below each other, to one scale of time, into a PNG file.
 
-    steps: title and spans of each; of many processes the first 8 are drawn. Raises BadInput where matplotlib is missing.
+    steps: title and spans of each; of many processes the first 8 are drawn. Raises BadInput where
+    matplotlib is missing.
     """
     try:
         import matplotlib
