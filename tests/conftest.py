@@ -51,6 +51,15 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in slow]
 
 
+@pytest.fixture(autouse=True)
+def environment():
+    """The processes that a test starts take nothing over from one before, such as Gloo's interface."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def pairs():
     """Real sentence pairs: Multi30k's where MULTI30K names its folder, else the phrasebook's."""
