@@ -1,6 +1,7 @@
 """Input that cannot be used, and how every script answers it: one line on stderr, exit status 2."""
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -34,9 +35,9 @@ def answer_bad_input():
         yield
     except (BadInput, OSError) as problem:
         if isinstance(problem, OSError):
-            if not problem.filename:
+            if not problem.filename and problem.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            problem = f"{problem.filename}: {problem.strerror}"
+            problem = f"{problem.filename or 'a file cannot be written'}: {problem.strerror}"
         print(f"error: {problem}", file=sys.stderr, flush=True)
         sys.exit(2)
     except KeyboardInterrupt:

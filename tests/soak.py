@@ -39,7 +39,7 @@ from support.machine import available_cores, device_name
 from test_torchrun import rank_of
 
 PROCS = {"cpu": 3, "ddp": 2, "fsdp": 3, "nodes": 2}
-TIMEOUT, PATIENCE, EVERY = 10, 180, 50                     # seconds, seconds, steps
+TIMEOUT, PATIENCE, EVERY = 20, 180, 50                     # seconds, seconds, steps
 FLAGS = ["--data", "corpus", *SMALL, "--average", "3", "--save-every", "5", "--eval-every", str(EVERY), "--timeout", str(TIMEOUT)]
 SIGNALS = {number.name: number for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}
 KILL_ONE, KILL_ALL, KILL_PARENT = "kill -9 of one process", "kill -9 of all", "kill -9 of the parent"
@@ -238,6 +238,8 @@ class Soak:
             return int(found[1]) in self.ranks and int(found[2]) == self.procs and (found[3] != "nothing was saved") == there
         if found := re.match(rf"error: {where}\S*: (?:the checkpoint )?cannot be written .*?(; the one from before is whole)?$", line):
             return kind == FULL and (not found[1] or there)
+        if line == "error: a file cannot be written: No space left on device":
+            return kind == FULL
         if found := re.match(rf"stopped and saved at step (\d+); go on with: (?:python|torchrun \.\.\.) train_\w+\.py --resume {where}$", line):
             step = torch.load(self.run / "last.pt", weights_only=True)["step"] if there else 0
             return kind in (*SIGNALS, KILL_PARENT) and (int(found[1]) == step or goes_on and int(found[1]) < step)

@@ -11,7 +11,7 @@ import torch
 from conftest import write_runs
 from data import BPE
 from support import checkpoint
-from support.errors import BadInput
+from support.errors import BadInput, answer_bad_input
 from support.translation import load_translator
 from test_model import make_batch, make_model
 
@@ -118,6 +118,14 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert torch.load(tmp_path / "last.pt", weights_only=True)["step"] == 1
     assert os.listdir(tmp_path) == ["last.pt"]
+
+
+def test_any_file_that_finds_the_disk_full_is_answered_in_one_line(capsys):
+    """Writing, unlike opening, does not say which file it was."""
+    with pytest.raises(SystemExit) as ended, answer_bad_input(), open("/dev/full", "w", buffering=1) as file:
+        file.write("a row\n")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: a file cannot be written: No space left on device\n"
 
 
 def test_a_folder_that_is_gone_is_answered(tmp_path):
