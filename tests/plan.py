@@ -1,6 +1,7 @@
 """Plans beside runs: seconds of a step and memory, as batch/plan.py predicts them and as measured.
 
     python tests/plan.py                                   # both tables; some ten minutes on two cores
+    python tests/plan.py --only large                      # memory of 206 million parameters; needs 20 GiB
     python tests/plan.py --only speed --modes ddp --processes 2 --delays 0,50
 
 Every process has one thread. All sentences have 32 tokens, so that all steps are alike. The rates are those that
@@ -30,8 +31,9 @@ from support.rates import measure
 
 LENGTH, WORDS = 32, [a + b for a in ascii_lowercase for b in ascii_lowercase]
 VOCABULARY = 3 + 256 + 26 + len(WORDS)                     # marks, bytes, " a", " ab": one token a word
-SHAPES = {"speed": dict(layers=2, d_model=256, heads=4, d_ff=1024), "memory": dict(layers=4, d_model=512, heads=8, d_ff=2048)}
-SENTENCES = {"speed": 32, "memory": 16}
+SHAPES = {"speed": dict(layers=2, d_model=256, heads=4, d_ff=1024), "memory": dict(layers=4, d_model=512, heads=8, d_ff=2048),
+          "large": dict(layers=7, d_model=1024, heads=16, d_ff=4096)}
+SENTENCES = {"speed": 32, "memory": 16, "large": 16}
 GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536"}          # has glibc give freed tensors back to the system at once
 SMALL = Job(ModelConfig(300, layers=1, d_model=32, d_ff=64), 4, LENGTH, cpu=True)
 
@@ -46,10 +48,10 @@ def write_corpus(folder: Path) -> list[str]:
     return ["--data", str(folder)]
 
 
-def job(what: str, delay: float = 0) -> Job:
+def job(what: str, delay: float = 0, recompute: bool = False) -> Job:
     """The job that is planned and run, to learn its speed or its memory; delay in ms."""
     config = ModelConfig(VOCABULARY, **SHAPES[what], max_length=LENGTH)
-    return Job(config, SENTENCES[what], LENGTH, "fp32", delay=delay / 1000, cpu=True)
+    return Job(config, SENTENCES[what], LENGTH, "fp32", recompute, delay / 1000, cpu=True)
 
 
 def run(flags: list[str], what: str, mode: str, processes: int, steps: int, *more: str, **settings: str) -> tuple[float, float]:
@@ -89,9 +91,24 @@ def compare_memory(flags: list[str], modes: list[str], counts: list[int]) -> Non
               flush=True)
 
 
+def compare_large(flags: list[str], modes: list[str], counts: list[int]) -> None:
+    """Prints a row for each mode and number of processes, with 16 bytes a parameter beside: four numbers in fp32."""
+    kind, parameters = measure(SMALL, 1), job("large").parameters
+    print(f"{parameters / 1e6:.0f} million parameters, {SENTENCES['large']} pairs of {LENGTH} tokens a side in a step.\n")
+    print("| script | processes | parameters, gradients, Adam, MiB | with all else, predicted | measured | off by |\n|" + " --- |" * 6)
+    for processes, mode in product(counts, modes):
+        for recompute in (False, True) if mode == "fsdp" else (False,):
+            share = 16 * parameters / (processes if mode == "fsdp" else 1) / 2**20
+            predicted = Plan(job("large", recompute=recompute), kind, mode, 1, processes, 1).most / 2**20
+            more = ["--recompute"] if recompute else []
+            mib = run(flags, "large", mode, processes, 2, *more, **GIVES_BACK)[1]
+            print(f"| {' '.join([f'train_{mode}.py', *more])} | {processes} | {share:,.0f} | {predicted:,.0f} | {mib:,.0f} | "
+                  f"{predicted / mib - 1:+.0%} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("speed", "memory"))
+    parser.add_argument("--only", choices=("speed", "memory", "large"))
     parser.add_argument("--modes", default="cpu,ddp,fsdp")
     parser.add_argument("--processes", default="1,2,4")
     parser.add_argument("--delays", default="0,10,50,100", help="milliseconds")
@@ -100,10 +117,12 @@ def main() -> None:
     modes, counts = given.modes.split(","), [int(n) for n in given.processes.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         flags = write_corpus(Path(folder))
-        if given.only != "memory":
+        if given.only == "large":
+            compare_large(flags, modes, counts)
+        if given.only in (None, "speed"):
             compare_speed(flags, modes, counts, [float(ms) for ms in given.delays.split(",")], given.steps)
             print()
-        if given.only != "speed":
+        if given.only in (None, "memory"):
             compare_memory(flags, modes, counts)
 
 
