@@ -17,7 +17,7 @@ from support.footprint import FP32, Job, memory
 from support.machine import PEAKS
 
 MODES = ("ddp", "fsdp", "mesh")        # and "cpu": train_cpu.py
-USABLE = 0.9           # of a GPU's memory: the rest is CUDA's, NCCL's and lost between tensors
+USABLE = 0.9           # of a GPU's memory, a guess: CUDA, NCCL and gaps between tensors take some
 BUCKETS = (2**20, 25 * 2**20)          # bytes of DDP's first bucket and of the others: its defaults
 ADAM = 7 * FP32        # bytes read and written for a parameter: it, its gradient, two moments
 MOST = 1024            # GPUs that are tried
@@ -33,12 +33,16 @@ class Kind:
     inside: float                      # bytes/s from a GPU to the others of its node
     adapter: float                     # bytes/s of one network adapter
     adapters: int                      # of a node
-    hop: float = 3.4e-6                # s: NVLink, ring, in NCCL's model (src/graph/tuning.cc)
+    hop: float = 3.4e-6                # s: NVLink, ring, in NCCL (src/graph/tuning.cc, Simple)
     hop_between: float = 14e-6         # s: the same for a network
-    # Of `rate`, by computing alone. Llama 3 reached 0.38 to 0.43 on 8,192 and 16,384 H100
-    # (arxiv.org/abs/2407.21783, table 4), torchtitan 0.36 without torch.compile on eight.
+    # Of `rate`, by computing alone. Published is MFU, which counts the exchanges, too. On H100:
+    # Llama 3 0.38 to 0.43 (arxiv.org/abs/2407.21783); torchtitan's benchmarks 0.33, and 0.39 with
+    # torch.compile, at 500 of 700 W; llm-foundry's benchmarks 0.35 to 0.46 (FSDP, bf16, up to 13
+    # billion parameters and 4,096 tokens, nothing recomputed).
     efficiency: float = 0.4
-    reached: float = 0.8               # of a bandwidth: nccl-tests in a DGX H100, 360 of 450 GB/s
+    # Of a bandwidth. NCCL counts on 20 of an NVLink's 25 GB/s, on 12 of the 16 of PCIe 3.0 x 16,
+    # and on 12 of a network's 12.5 (src/graph/topo.h). What NVLink SHARP gains is left out.
+    reached: float = 0.8
     launch: float = 0.0                # s the CPU takes to start a layer's kernels, there and back
     precision: str = "bf16"            # that `rate` is for
     cpu: bool = False
@@ -52,21 +56,26 @@ class Kind:
         return self.adapter * min(per_node, self.adapters)
 
 
-# A layer takes some 80 kernels and 100 views, there and back: 10 and 2 us each, by rule of thumb.
+# A layer takes some 80 kernels and 100 views, there and back: 10 and 2 us each, a rule of thumb
+# for which no source was found.
 LAUNCH = 1e-3
-# NVIDIA's data sheets. NVLink: half of what they say, which is both directions. Adapters: those of
-# a DGX H200, H100 (8 x NDR, 400 Gb/s), A100 (8 x HDR, 200 Gb/s) and DGX-1 (4 x EDR, 100 Gb/s).
+# NVIDIA's data sheets of H200 SXM, H100 SXM, A100 SXM, V100 SXM2 and L4. Their GB count as 1e9
+# bytes, though CUDA finds up to 7 % more. Their NVLink and PCIe are both directions: half of it.
+# Adapters are those of NVIDIA's DGX H200 and H100 (8 x NDR, 400 Gb/s), DGX A100 (8 x HDR, 200 Gb/s)
+# and DGX-1 (4 x EDR, 100 Gb/s).
 KINDS = {
     "h200": Kind(141e9, PEAKS["H200"], 4.8e12, 450e9, 50e9, 8, launch=LAUNCH),
     "h100": Kind(80e9, PEAKS["H100"], 3.35e12, 450e9, 50e9, 8, launch=LAUNCH),
-    "a100-80": Kind(80e9, PEAKS["A100"], 2.04e12, 300e9, 25e9, 8, launch=LAUNCH),
-    "a100-40": Kind(40e9, PEAKS["A100"], 1.56e12, 300e9, 25e9, 8, launch=LAUNCH),
-    # It has no bf16: support/fast.py trains in fp32 on it, outside its tensor cores.
+    # MFU of A100 is higher: 0.45 to 0.64 in llm-foundry's benchmarks, 0.51 to 0.61 in torchtitan's.
+    "a100-80": Kind(80e9, PEAKS["A100"], 2.039e12, 300e9, 25e9, 8, efficiency=0.55, launch=LAUNCH),
+    "a100-40": Kind(40e9, PEAKS["A100"], 1.555e12, 300e9, 25e9, 8, efficiency=0.55, launch=LAUNCH),
+    # It has no bf16: support/fast.py trains in fp32 on it, outside its tensor cores. Neither of
+    # that nor of the L4 an MFU was found: their efficiency is the H100's.
     "v100": Kind(32e9, 15.7e12, 0.9e12, 150e9, 12.5e9, 4, launch=LAUNCH, precision="fp32"),
-    # PCIe 4.0 x 16 and NCCL's hop over it; Google's g2-standard-96 has 100 Gb/s for eight.
+    # PCIe 4.0 x 16 and NCCL's hop over it; Google Cloud's G2 machines have at most 100 Gb/s.
     "l4": Kind(24e9, PEAKS["L4"], 0.3e12, 32e9, 12.5e9, 1, hop=5.7e-6, launch=LAUNCH),
-    # A core as in logs/README.md (AMD EPYC, bf16), its MFU as in logs/*/summary.json; 4 GB,
-    # bandwidths and hops are guesses, which --measure replaces by what is found.
+    # A core as in logs/README.md (AMD EPYC, bf16), with about the MFU of logs/*/summary.json; 4 GB,
+    # bandwidths and hops are guesses. --measure replaces all but those between nodes.
     "cpu": Kind(4e9, 220e9, 5e9, 2e9, 1.25e9, 1, hop=1e-4, hop_between=2e-4, efficiency=0.5,
                 cpu=True),
 }

@@ -130,7 +130,7 @@ def measure(job: Job, processes: int) -> Kind:
     kind = Kind(memory=machine / processes, rate=found["peak"],
                 efficiency=job.computed / job.sentences / sentence / found["peak"],
                 memory_rate=ADAM * job.parameters / found["adam"], inside=1.0, reached=1.0,
-                adapter=1.25e9, adapters=1, hop_between=2e-4,
+                adapter=1.25e9, adapters=1, hop_between=2e-4,          # guesses, as in KINDS
                 launch=besides / 2 / job.config.layers, precision=job.precision, cpu=True,
                 cores=available_cores(), base=found["base"])
     if processes == 1:
