@@ -12,10 +12,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-# FLOP/s in bf16 without sparsity, by the makers' data sheets; the first name that fits counts.
-PEAKS = {"B200": 2250e12, "H200 NVL": 835e12, "H200": 989e12, "H100 NVL": 835e12,
-         "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12,
-         "L4": 121e12}
+# FLOP/s in bf16 without sparsity, by NVIDIA's data sheets; the first name that fits counts. No
+# sheet of the H200 NVL was found: it has the rate of the H100 NVL, which has the same chip.
+PEAKS = {"GB200": 2500e12, "B200": 2250e12, "H200 NVL": 835e12, "H200": 989e12,
+         "H100 NVL": 835e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12,
+         "L40S": 362e12, "L40": 181e12, "L4": 121e12}
 
 
 def available_cores(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
