@@ -5,8 +5,9 @@ from pathlib import Path
 
 from support.errors import BadInput
 
-# In a run's record: which run it was, not what kind; and what only another page has.
-NOT_TAKEN, OF_ONE_PAGE = {"name", "resume", "config", "folder", "threads"}, {"procs", "sharded"}
+# In a run's record: which run it was, not what kind.
+NOT_TAKEN = {"name", "resume", "config", "folder", "threads"}
+OF_ONE_PAGE = {"procs", "sharded", "mesh"}                 # other pages pass them over
 
 
 def read_config(path: str, kinds: dict) -> dict:
@@ -31,15 +32,15 @@ def read_config(path: str, kinds: dict) -> dict:
         raise BadInput(f"--config {path}: PyYAML is not installed here: pip install pyyaml")
     except Exception as problem:                           # YAML's errors are of many lines
         raise BadInput(f"--config {path}: {str(problem).splitlines()[0]}")
+    passed_over, flags = OF_ONE_PAGE - kinds.keys(), {}
+    if isinstance(content, dict) and "flags" in content:   # a run's record
+        content, passed_over = content["flags"], passed_over | NOT_TAKEN
     if not isinstance(content, dict):
         raise BadInput(f"--config {path}: no flags in it")
-    content, flags = content.get("flags", content), {}
-    if not isinstance(content, dict):
-        raise BadInput(f"--config {path}: no flags in it")
-    for name, value in list(content.items()):
-        for name, value in value.items() if isinstance(value, dict) else [(name, value)]:
+    for heading, inner in content.items():
+        for name, value in inner.items() if isinstance(inner, dict) else [(heading, inner)]:
             name = str(name).replace("-", "_")
-            if name in NOT_TAKEN | (OF_ONE_PAGE - kinds.keys()):
+            if name in passed_over:
                 continue
             if name not in kinds:
                 raise BadInput(f"--config {path}: there is no flag {name!r}; --help lists them")

@@ -55,5 +55,10 @@ def test_words_that_yaml_takes_for_bools_and_flags_given_twice(tmp_path):
 
 
 def test_what_another_page_has_recorded_is_passed_over(tmp_path):
-    path = write(tmp_path, "config.json", json.dumps({"flags": {"lr": 1.0, "threads": 1, "procs": 2, "sharded": True}}))
+    path = write(tmp_path, "config.json", json.dumps({"flags": {"lr": 1.0, "threads": 1, "procs": 2, "sharded": True, "mesh": 2}}))
     assert read_config(path, KINDS) == {"lr": 1.0} and read_config(path, KINDS | {"procs": int}) == {"lr": 1.0, "procs": 2}
+    assert read_config(path, KINDS | {"mesh": int}) == {"lr": 1.0, "mesh": 2}
+
+
+def test_a_file_that_is_no_record_may_name_the_run(tmp_path):
+    assert read_config(write(tmp_path, "a.yaml", "name: mine\nlr: 1"), KINDS) == {"name": "mine", "lr": 1.0}
