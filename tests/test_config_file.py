@@ -1,11 +1,13 @@
 """Flags from a file."""
 
 import json
+import sys
 
 import pytest
 
 from support.config_file import read_config
 from support.errors import BadInput
+from support.flags import complete, parse_arguments
 
 KINDS = {"lr": float, "epochs": int, "data": str, "flip": ("no", "yes"), "compile": bool, "d_model": int, "name": str}
 
@@ -62,3 +64,13 @@ def test_what_another_page_has_recorded_is_passed_over(tmp_path):
 
 def test_a_file_that_is_no_record_may_name_the_run(tmp_path):
     assert read_config(write(tmp_path, "a.yaml", "name: mine\nlr: 1"), KINDS) == {"name": "mine", "lr": 1.0}
+
+
+def test_the_command_line_goes_before_the_file_also_in_other_words(tmp_path, monkeypatch):
+    write(tmp_path, "a.yaml", "name: mine\nsteps: 20\nbatch_size: 32\nlr: 1\n")
+    monkeypatch.chdir(tmp_path)
+    for flags, expected in (([], (20, 32)), (["--epochs", "2"], (0, 32)), (["--batch-tokens", "512"], (20, 0)),
+                            (["--epochs", "2", "--steps", "9"], (9, 32))):
+        monkeypatch.setattr(sys, "argv", ["train_cpu.py", "--config", "a.yaml", *flags])
+        args = complete(parse_arguments("", devices=("cpu",)))
+        assert (args.steps, args.batch_size) == expected and (args.lr, args.folder) == (1.0, "logs/mine")
