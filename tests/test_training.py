@@ -171,7 +171,7 @@ def test_bad_flags_are_answered_in_one_line(tmp_path, train):
 
 
 @pytest.mark.parametrize("flags, expected", [
-(["--d-model", "250", "--heads", "4"], "d_model 250 cannot be split over 4 heads"),
+    (["--d-model", "250", "--heads", "4"], "d_model 250 cannot be split over 4 heads"),
     (["--device", "cuda"], "--device cuda: this script trains on cpu only"),
     (["--resume", "logs/nothing"], "logs/nothing/last.pt: no such file"),
     (["--batch-tokens", "0"], "--batch-tokens 0: it must be from 1 to"),
@@ -185,6 +185,9 @@ def test_bad_flags_are_answered_in_one_line(tmp_path, train):
     (["--name", "/tmp/x"], "--name '/tmp/x': letters, digits"),
     (["--name", "a/../../x"], "--name 'a/../../x': letters, digits"),
     (["--dropout", "1.5"], "dropout 1.5 is not in [0, 1)"),
+    (["--head-lr", "1e-3"], "--head-lr is for classifiers; phrasebook is to be translated"),
+    (["--crop", "2"], "--crop is for classifiers"),
+    (["--flip", "yes"], "--flip is for classifiers"),
 ])
 def test_flags_that_cannot_be_are_refused(tmp_path, monkeypatch, flags, expected):
     """As in the page, without starting it."""
