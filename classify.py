@@ -113,7 +113,7 @@ def find_examples(args: argparse.Namespace, labeller: Labeller) -> Callable:
         corpus, part = find_labelled(*data, **given, picture=labeller.picture), args.score
     else:
         corpus = find_labelled(args.score, **given, picture=labeller.picture)
-        part = "test" if "test" in corpus.parts else "train"
+        part = next(part for part in ("test", "valid", "train") if part in corpus.parts)
     if corpus.kind != labeller.kind:
         refuse(f"--score {args.score}: {corpus.kind}s, but {labeller.path} knows {labeller.kind}s")
     if part not in corpus.parts:

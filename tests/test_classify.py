@@ -208,6 +208,16 @@ def test_score_takes_a_part_of_what_the_model_was_trained_on(folder, answer, exa
         answer("--score", "valid")
 
 
+def test_of_a_folder_with_parts_the_one_to_test_on_is_scored(answer, tmp_path):
+    for part, texts in (("train", ["dog", "cat", "horse"]), ("dev", ["dog"]), ("test", ["dog", "cat"])):
+        for number, text in enumerate(texts):
+            inner = tmp_path / "all" / part / "animal"
+            inner.mkdir(parents=True, exist_ok=True)
+            (inner / f"{number}.txt").write_text(text)
+        if part != "train":
+            assert f"\n{len(texts)} texts, " in answer("--score", tmp_path / "all").out
+
+
 def test_what_cannot_be_scored_is_refused(answer, tmp_path):
     write_table(tmp_path / "strange.csv", [("dog", "animal"), ("rain", "weather")])
     write_table(tmp_path / "empty.csv", [])
