@@ -27,10 +27,8 @@ NAMES = ("agnews", "fashion-mnist", "kinds")
 # Zhang et al., 2015, for non-commercial use. Of each file: its size in bytes, its SHA-256.
 AGNEWS_URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 AGNEWS = {
-    "train.csv":
-        (29470338, "76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e"),
-    "test.csv":
-        (1857427, "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699"),
+    "train.csv": (29470338, "76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e"),
+    "test.csv": (1857427, "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699"),
 }
 AGNEWS_CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
 KINDS = {".txt": "text", ".png": "picture", ".jpg": "picture", ".jpeg": "picture"}
@@ -170,7 +168,8 @@ def add_numbered(corpus: Labelled, folder: Path) -> None:
     """Adds AG News's files, or others of their form whose classes.txt names other classes."""
     named = folder / "classes.txt"
     if not named.is_file() and sha256(folder / "test.csv") != AGNEWS["test.csv"][1]:
-        raise BadInput(f"{folder}: no classes.txt, which names class 1, class 2, ..., a line each")
+        raise BadInput(f"{folder}: no classes.txt, which names class 1, class 2, ..., a line each; "
+                       f"a table with a header is named itself: --data FILE --label COLUMN")
     names = [line.strip() for line in read_lines(named)] if named.is_file() else AGNEWS_CLASSES
     corpus.classes = [name for name in names if name]
     corpus.name = "agnews" if corpus.classes == AGNEWS_CLASSES else corpus.name

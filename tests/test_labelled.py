@@ -457,4 +457,5 @@ def test_a_class_that_would_vanish_is_named(tmp_path):
 
 def test_a_numbered_table_without_names_is_not_taken_for_ag_news(tmp_path):
     write_tree(tmp_path, {"yelp/train.csv": "1,bad\n2,good\n"})
-    assert "no classes.txt" in refusal(find_labelled, f"{tmp_path}/yelp")
+    answer = refusal(find_labelled, f"{tmp_path}/yelp")
+    assert "no classes.txt" in answer and "--data FILE --label COLUMN" in answer
