@@ -120,7 +120,7 @@ def make_once(folder: Path, write: Callable[[Path], None]) -> Path:
 def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str | None) -> None:
     """Writes bpe.json, the encoded parts, and meta.json, which counts what is in them."""
     pairs = {part: count_pairs(corpus, part) for part in corpus.parts}
-    held_out = 0 if "valid" in corpus.parts else max(20, pairs["train"] // 1000)
+    held_out = 0 if "valid" in corpus.parts else max(20, pairs["train"] // 1000)    # one in so many
     stride = -(-pairs["train"] // 1_000_000)           # a million pairs are enough to learn a BPE
 
     def split(part: str) -> Iterator[tuple[str, str]]:

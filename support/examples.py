@@ -1,8 +1,10 @@
 """Labelled examples, texts or pictures, encoded on disk once and mapped by all processes.
 
     folder = prepare(corpus, corpus.checksum(), cache, tokenizer, max_length, picture, 8000)
-    batches = ExampleBatches(open_part(folder, "train"), batch_tokens, seed, batch_size)
-    x, label, weight = open_part(folder, "train").batch(rows)
+    train = Texts(folder, "train")                         # or Pictures
+    x, label, weight = train.batch(rows)
+    weights = class_weights(train.labels, classes=4, alike=False)
+    batches = ExampleBatches(train, batch_tokens, seed, batch_size, weights)
 """
 
 import json
@@ -49,7 +51,7 @@ def encode(corpus: Labelled, folder: Path, serialized: str, max_length: int,
     classes = classes_of(corpus)
     number = {name: i for i, name in enumerate(classes)}
     count = sum(1 for _ in (corpus.labels.get("train") or corpus.parts["train"])())
-    held_out = 0 if "valid" in corpus.parts else max(20, count // 2000)
+    held_out = 0 if "valid" in corpus.parts else max(20, count // 2000)      # one in so many
 
     def split(part: str) -> Iterator[tuple]:
         for example, label in corpus.parts["train" if held_out and part == "valid" else part]():
@@ -72,7 +74,8 @@ def encode(corpus: Labelled, folder: Path, serialized: str, max_length: int,
         else:
             counts = write_pictures(split(part), path)
         if not counts["examples"]:
-            raise BadInput(f"{corpus.name}: the {part} part has no example")
+            hint = " (--valid names some)" if held_out and part == "valid" else ""
+            raise BadInput(f"{corpus.name}: the {part} part has no example{hint}")
         meta["parts"][part] = counts
     (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
