@@ -53,10 +53,9 @@ class Picture:
         if not 1 <= self.size <= 4096 or not 0 <= self.crop <= self.size:
             raise BadInput(f"pictures of {self.size} pixels a side, of which a crop leaves "
                            f"{self.crop}: it must be 1 to 4096, and the crop no larger")
-        if self.channels not in (1, 3) or self.resample not in ("nearest", "bilinear", "bicubic",
-                                                                "lanczos", "box", "hamming"):
+        if self.channels not in (1, 3) or self.resample not in ("bilinear", "bicubic"):
             raise BadInput(f"pictures of {self.channels} channels, made fit by {self.resample}: "
-                           f"1 or 3 channels are known, and bilinear, bicubic, lanczos, nearest")
+                           f"1 or 3 channels are known, bilinear and bicubic")
 
 
 def read_picture(path: Path, picture: Picture) -> np.ndarray:
