@@ -11,7 +11,7 @@ from torch import Tensor
 from model import ClassifierConfig
 from support.corpora import read_lines
 from support.errors import BadInput
-from support.labelled import Picture
+from support.pictures import Picture
 from support.safetensors import read_safetensors
 
 WEIGHTS = ["model.safetensors", "pytorch_model.bin"]

@@ -45,7 +45,7 @@ def logits(model: Classifier, saved: dict, examples: list,
         if saved["picture"]:
             x = normalize(np.stack([examples[row] for row in rows]), Picture(**saved["picture"]))
         else:
-            longest = max(1, *(len(ids[row]) for row in rows), 0)
+            longest = max(1, max(len(ids[row]) for row in rows))
             x = torch.tensor([ids[row] + [model.config.pad] * (longest - len(ids[row]))
                               for row in rows])
         found[torch.from_numpy(rows)] = model.score(x.to(device)).cpu()

@@ -19,7 +19,7 @@ from support.errors import BadInput
 from support.families import EXPORTED, FAMILIES, LAST, in_file, read_config
 from support.folder import (find_folder, read_json, read_picture, read_tensors, read_tokenizer,
                             refused, write_json, write_picture, write_tokenizer)
-from support.labelled import Picture
+from support.pictures import Picture
 from support.safetensors import write_safetensors
 
 
