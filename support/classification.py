@@ -110,13 +110,13 @@ class Classification:
         if bool(config.patch) != bool(self.picture):
             raise BadInput(f"--init {args.init}: weights for "
                            f"{'pictures' if config.patch else 'texts'}; {self.name} has none")
-        if args.max_length > config.max_length and not config.patch:
-            raise BadInput(f"--max-length {args.max_length}: {args.init} was made for texts of at "
-                           f"most {config.max_length} tokens")
-        marks = Tokenizer.from_str(self.tokenizer).num_special_tokens_to_add(False) if (
-            self.tokenizer) else 0
-        if args.max_length <= marks and not config.patch:
-            raise BadInput(f"--max-length {args.max_length}: {marks} tokens are marks already")
+        if not self.picture:
+            if args.max_length > config.max_length:
+                raise BadInput(f"--max-length {args.max_length}: {args.init} was made for texts of "
+                               f"at most {config.max_length} tokens")
+            marks = Tokenizer.from_str(self.tokenizer).num_special_tokens_to_add(False)
+            if args.max_length <= marks:
+                raise BadInput(f"--max-length {args.max_length}: {marks} tokens are marks already")
         try:
             self.config = replace(
                 config, classes=len(self.classes), dropout=args.dropout, head_dropout=args.dropout,
@@ -190,7 +190,8 @@ class Classification:
         """Figures of the part "valid" or "test"; every example is scored once, by one process.
 
         What is added up over the processes are counts: the confusion matrix, from which all figures
-        follow, and the sum of the loss. So they are the same for any number of processes.
+        follow, and the sum of the loss. So they are the same for any number of processes. `final`
+        changes nothing here.
         """
         was_training, device = model.training, next(model.parameters()).device
         model.eval()

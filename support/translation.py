@@ -6,9 +6,10 @@ A task is what a page trains; the pages know nothing else of it. Its interface:
     targets(step)                                          # of the whole step, over all processes
     size(step)                                           # examples, tokens, FLOPs of the whole step
     model()                                                # model(*batch) gives (loss, nll), sums
-    evaluate(model, part, rank, world_size)                # figures by name
+    evaluate(model, part, rank, world_size, final)         # figures by name; final: at the end
     report(model, rank, world_size, folder)                # the last figures, and what to show
     saved()                                                # what the checkpoint needs of it
+    figures, unit, epoch_steps, weights                    # what support/runs.py asks for besides
 """
 
 import json
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from data import BPE, Batches, Pairs, group_by_length, prepare, read_bpe, read_text
+from data import BPE, PAD, Batches, Pairs, group_by_length, prepare, read_bpe, read_text
 from model import ModelConfig, Transformer, flops
 from support.beam import translate_batch, translate_lines
 from support.checkpoint import load
@@ -131,15 +132,15 @@ class Translation:
         pairs = Pairs(self.folder, part)
         device, nobody = next(model.parameters()).device, np.arange(0)
         sums = torch.zeros(3, dtype=torch.float64, device=device)
-        order = np.random.default_rng(0)
-        batches = group_by_length(pairs.lengths(np.arange(len(pairs))), 4096, order)
+        batches = group_by_length(pairs.lengths(np.arange(len(pairs))), 4096,
+                                  np.random.default_rng(0))
         # As many batches for each process: a sharded model is gathered by all of them at once.
         for first in range(0, len(batches), world_size):
             rows = batches[first + rank] if first + rank < len(batches) else nobody
             batch = [side.to(device) for side in pairs.batch(rows)]
             with torch.autocast(device.type, torch.bfloat16, enabled=self.args.precision == "bf16"):
                 nll, correct = model.score(*batch)
-            sums += torch.stack([nll.double(), correct.double(), (batch[2] != 0).sum().double()])
+            sums += torch.stack([nll.double(), correct.double(), (batch[2] != PAD).sum().double()])
         dist.all_reduce(sums)
         nll, correct, targets = sums.tolist()
         figures = {"bleu": 0.0, "loss": nll / targets, "token_accuracy": correct / targets}
@@ -187,8 +188,7 @@ class Translation:
         (folder / "translations.txt").write_text(text, encoding="utf-8")
         sources, references = (read_text(self.folder, part, side) for side in ("src", "tgt"))
         lines = [f"BLEU {figures['bleu']:.1f} on {len(sources):,} sentences of the {part} part, "
-                 f"beam {BEAM} "
-                 f"({self.signature})", ""]
+                 f"beam {BEAM} ({self.signature})", ""]
         for i in range(0, len(sources), max(1, len(sources) // 5)):
             lines += [f"  source       {sources[i]}", f"  translation  {self.translations[i]}",
                       f"  reference    {references[i]}", ""]
