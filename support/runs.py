@@ -215,7 +215,7 @@ class Run:
         if evaluated or self.bar is None and step % (10 * self.args.log_every) == 0:
             gone = self.progress["seconds"]
             found = "".join(f", {name.replace('_', ' ')} {evaluated[name]:.4g}"
-                            for name in self.columns[9:] if name in evaluated)
+                            for name in self.columns if name in evaluated)
             self.say(f"step {step}/{self.last}, epoch {row['epoch'] + 1}: "
                      f"loss {float(row['train_loss']):.3f}{found}, "
                      f"{int(row['tokens_per_second']):,} tokens/s, {report.minutes(gone)} gone, "
