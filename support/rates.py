@@ -122,13 +122,16 @@ def measure(job: Job, processes: int) -> Kind:
     with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
         mp.spawn(worker, (processes, store.port, job, file.name), nprocs=processes)
         found = json.load(file)
-    # A straight line through both times: what a sentence takes, and what a pass takes besides.
+    # A straight line through both times: what a sentence takes, and what a pass takes besides. By
+    # noise alone a sentence could seem to take less than at the peak, or even nothing.
     more = job.sentences - max(1, job.sentences // 4)
     sentence = (found["whole"] - found["few"]) / more if more else found["whole"] / job.sentences
+    fastest = job.flops / job.sentences / found["peak"]    # without --recompute, as measured
+    sentence = max(fastest, sentence)
     besides = max(0.0, found["whole"] - job.sentences * sentence)
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     kind = Kind(memory=machine / processes, rate=found["peak"],
-                efficiency=job.computed / job.sentences / sentence / found["peak"],
+                efficiency=fastest / sentence,
                 memory_rate=ADAM * job.parameters / found["adam"], inside=1.0, reached=1.0,
                 adapter=1.25e9, adapters=1, hop_between=2e-4,          # guesses, as in KINDS
                 launch=besides / 2 / job.config.layers, precision=job.precision, cpu=True,

@@ -1,10 +1,12 @@
 """batch/plan.py and its formulas: against autograd, against sums done by hand, and for what must hold of any plan."""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -335,13 +337,24 @@ def test_given_figures_take_the_place_of_the_kinds(capsys, monkeypatch):
     assert faster != said(capsys, monkeypatch, "--nodes", "2", "--data", "multi30k")[1]
 
 
+@pytest.mark.parametrize("few, recompute, seconds", [(1.0, False, 4), (2.5, False, 4), (1.0, True, None), (4.5, False, 4)])
+def test_what_was_measured_is_what_is_planned(monkeypatch, few, recompute, seconds):
+    """Also where noise makes a quarter of the sentences slower than all of them; --recompute costs more than was measured."""
+    found = {"whole": 4.0, "few": few, "adam": 1.0, "peak": 1e9, "base": 0.0}
+    monkeypatch.setattr(rates.mp, "spawn", lambda worker, args, nprocs: Path(args[-1]).write_text(json.dumps(found)))
+    job = Job(TINY, 4, 5, recompute=recompute, cpu=True)
+    kind = rates.measure(job, processes=1)
+    assert 0 < kind.efficiency <= 1
+    assert Plan(job, kind, "cpu", 1, 1, 1).micro == pytest.approx(seconds or 4 * job.computed / job.flops)
+
+
 @pytest.mark.slow
 def test_measured_rates_are_those_of_a_cpu():
     done = subprocess.run([sys.executable, str(ROOT / "batch" / "plan.py"), "--kind", "cpu", "--gpus-per-node", "2", "--measure",
                            "--layers", "1", "--batch-size", "2"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "train_cpu.py" in done.stdout, done.stderr
     kind = rates.measure(Job(TINY, 8, 5, cpu=True), processes=2)
-    assert kind.cpu and kind.cores >= 1 and 0 < kind.efficiency < 1 and kind.rate > 1e9
+    assert kind.cpu and kind.cores >= 1 and 0 < kind.efficiency <= 1 and kind.rate > 1e9
     assert kind.inside > 1e7 and 0 < kind.hop < 0.1 and 5e7 < kind.base < 2e9
 
 
