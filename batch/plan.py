@@ -23,7 +23,7 @@ from support.errors import BadInput, answer, make_parser
 from support.fast import fast_dtype
 from support.flags import BOUNDS, FLAGS
 from support.footprint import Job
-from support.planning import KINDS, MODES, MOST, USABLE, Kind, Plan, best, smallest
+from support.planning import KINDS, MODES, MOST, Kind, Plan, best, smallest
 from support.translation import PRESETS, model_config
 
 # Flags of the training scripts that decide what a step costs.
@@ -105,7 +105,7 @@ def short(number: float) -> str:
 def table(plans: dict[str, Plan], fewest: dict[str, int], args: argparse.Namespace) -> str:
     """What each mode comes to, a column for each."""
     every = list(plans.values())
-    limit = every[0].kind.memory / 1e9 * (1 if every[0].kind.cpu else USABLE)
+    limit = every[0].kind.usable / 1e9
 
     def row(title: str, figure, needs_room: bool = True) -> list[str]:
         return [title, *(figure(plan) if plan.fits or not needs_room else "-" for plan in every)]

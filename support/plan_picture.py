@@ -6,7 +6,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
 
-from support.planning import MOST, USABLE, Job, Kind, best
+from support.planning import MOST, Job, Kind, best
 
 # The palette of Okabe and Ito (2008), which the colour-blind can tell apart; markers for print.
 STYLES = {"cpu": ("#E69F00", "D", "train_cpu.py"), "ddp": ("#0072B2", "o", "DDP"),
@@ -31,7 +31,7 @@ def draw(job: Job, kind: Kind, modes: tuple[str, ...], per_node: int, path: Path
     """
     matplotlib.rcParams.update(STYLE)
     figure = Figure((7, 5.2), dpi=200, layout="constrained")
-    grid, limit = figure.subplots(2, 2, sharex=True), kind.memory / 1e9 * (kind.cpu or USABLE)
+    grid = figure.subplots(2, 2, sharex=True)
     for mode in modes:
         color, marker, label = STYLES[mode]
         plans = [best(job, kind, mode, *where, accumulate) for where in numbers(per_node)]
@@ -43,7 +43,8 @@ def draw(job: Job, kind: Kind, modes: tuple[str, ...], per_node: int, path: Path
                 (grid[1, 0], gpus, [100 * plan.mfu for plan in fitting]),
                 (grid[1, 1], gpus, [100 * plan.exchange / plan.seconds for plan in fitting])):
             axes.plot(xs, ys, color=color, marker=marker, label=label)
-    grid[0, 0].axhline(limit, color="black", linestyle=(0, (4, 2)), label="what a GPU can hold")
+    grid[0, 0].axhline(kind.usable / 1e9, color="black", linestyle=(0, (4, 2)),
+                       label="what a GPU can hold")
     titles = ("memory of the largest process (GB)", "tokens/s", "MFU (%)",
               "exchange that is not hidden (% of a step)")
     for axes, title in zip(grid.flat, titles):

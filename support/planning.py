@@ -51,6 +51,11 @@ class Kind:
     gather: float = 1.0                # times as slow as half an all-reduce: an all-gather,
     scatter: float = 1.0               # and a reduce-scatter; Gloo's are slower, NCCL's are not
 
+    @property
+    def usable(self) -> float:
+        """Bytes that training can have."""
+        return self.memory * (1 if self.cpu else USABLE)
+
     def network(self, per_node: int) -> float:
         """Bytes/s that a node with so many GPUs sends: one GPU cannot use all adapters."""
         return self.adapter * min(per_node, self.adapters)
@@ -97,7 +102,7 @@ class Plan:
         sentences = math.ceil(job.sentences / self.gpus / self.accumulate)
         self.shards = {"fsdp": self.gpus, "mesh": self.per_node}.get(self.mode, 0)
         self.memory, self.most = memory(job, self.shards, sentences, self.accumulate, kind.base)
-        self.fits = self.most <= kind.memory * (1 if kind.cpu else USABLE)
+        self.fits = self.most <= kind.usable
         # Processes that are more than the cores take turns.
         turns = max(1, self.gpus / kind.cores) if kind.cores else 1
         computed = job.computed * sentences / job.sentences / (kind.rate * kind.efficiency)
