@@ -26,8 +26,8 @@ FLAGS = {
     "corpus": [
         ("--data", str, "phrasebook", "phrasebook, multi30k, a folder, PREFIX, .tsv, .csv, .jsonl, "
          ".zip; to classify: agnews, fashion-mnist, kinds, class folders, a table and --label"),
-        ("--valid", str, "", "PREFIX or table to validate on; else some 1,000 pairs are held out"),
-        ("--test", str, "", "PREFIX or table to score at the end"),
+        ("--valid", str, "", "PREFIX, table, class folders to validate on; else some are held out"),
+        ("--test", str, "", "PREFIX, table, class folders to score at the end"),
         ("--src", str, "de", "source language: ending of its file, or column by name or position"),
         ("--tgt", str, "en", "target language, likewise"),
         ("--vocab-size", int, 8000, "tokens in the BPE that both languages share"),
@@ -118,8 +118,8 @@ def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argp
     parser = argparse.ArgumentParser(
         description=doc, usage="%(prog)s [FLAGS]", argument_default=argparse.SUPPRESS,
         allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="In brackets: the default. For phrasebook and multi30k some others are better\n"
-               "(PRESETS in support/translation.py and support/classification.py).")
+        epilog="In brackets: the default. Classifiers and some corpora begin with others (PRESETS\n"
+               "in support/translation.py and support/classification.py).")
     parser.error = lambda message: (
         print(f"error: {message}; --help lists the flags", file=sys.stderr), sys.exit(2))
     added = [(f"--{name.replace('_', '-')}", *flag) for name, flag in extra.items()]
