@@ -5,7 +5,8 @@
     profile.json      memory, and bytes sent in that step, counted and by the formula
     memory.png        a picture of the memory
 
-Without --profile there is none of this, in the loop nor around it.
+Who waits for whom on several nodes is only as right as their clocks agree. Without --profile there
+is none of this, in the loop nor around it.
 """
 
 import gzip
