@@ -105,7 +105,7 @@ def test_one_run(tmp_path):
     pictures, output = draw("multi30k", cwd=tmp_path, run=start_plot)
     assert pictures == {"multi30k/curves.png": (2100, 1305)}
     assert output.splitlines()[-1].split() == [
-        "multi30k", "2", "3,072", "0.0025", "14,328", "42.9", "42.2"]
+        "multi30k", "2", "3,072", "0.0025", "10,688", "42.7", "41.2"]
 
 
 @pytest.mark.slow
