@@ -55,9 +55,8 @@ def main() -> None:
     for mode in modes:
         one, two, ceiling = (found[mode, what] for what in ("one", "two", "ceiling"))
         share = statistics.median(a / b for a, b in zip(two, ceiling))
-        print("|", " | ".join([f"train_{mode}.py",
-                               *(f"{statistics.median(speeds):,.0f}" for speeds in (one, two, ceiling)),
-                               f"{share:.0%}", f"{1 - share:.0%}"]), "|")
+        medians = [f"{statistics.median(speeds):,.0f}" for speeds in (one, two, ceiling)]
+        print("|", " | ".join([f"train_{mode}.py", *medians, f"{share:.0%}", f"{1 - share:.0%}"]), "|")
 
 
 if __name__ == "__main__":
