@@ -122,12 +122,15 @@ def name_lost_processes(store: dist.Store, rank: int, world_size: int):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if Signals.received:
             sys.exit(128 + Signals.received)
-        store.set(f"noticed/{rank}", "")
-        time.sleep(2)
-        lost = [r for r in range(world_size) if not store.check([f"noticed/{r}"])]
-        if not lost:
-            raise
         reason = str(problem).splitlines()[0][:200]
+        try:
+            store.set(f"noticed/{rank}", "")
+            time.sleep(2)
+            lost = [r for r in range(world_size) if not store.check([f"noticed/{r}"])]
+        except dist.DistError:                             # the store has gone, too
+            lost = []
+        if not lost:             # all have noticed: the network, or this process, had stood still
+            raise BadInput(f"the processes have lost touch with each other ({reason})")
         raise BadInput(f"process {', '.join(map(str, lost))} of {world_size} has died or does not "
                        f"answer ({reason})")
 

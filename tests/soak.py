@@ -234,6 +234,8 @@ class Soak:
         where, there = "logs/run", (self.run / "last.pt").exists()
         if found := re.match(r"error: process ([\d, ]+) of (\d+) (has died or does not answer|has not started within)", line):
             return {int(rank) for rank in found[1].split(", ")} <= self.ranks and int(found[2]) == self.procs
+        if line.startswith("error: the processes have lost touch with each other ("):
+            return kind in (STOP, KILL_PARENT, KILL_NODE)  # who had stood still says so, or the store has gone
         if found := re.match(rf"error: process (\d+) of (\d+) was killed \(SIGKILL\); (nothing was saved|go on with: python train_cpu.py --resume {where})$", line):
             return int(found[1]) in self.ranks and int(found[2]) == self.procs and (found[3] != "nothing was saved") == there
         if found := re.match(rf"error: {where}\S*: (?:the checkpoint )?cannot be written .*?(; the one from before is whole)?$", line):

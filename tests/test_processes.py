@@ -16,6 +16,8 @@ from support.errors import BadInput
 from support.rendezvous import name_lost_processes
 from support.stopping import STOPPING
 
+TOUCH = "the processes have lost touch with each other"
+
 
 @pytest.fixture(autouse=True)
 def same_signals():
@@ -37,11 +39,22 @@ def test_who_does_not_notice_is_named(monkeypatch, lost):
             store.set(f"noticed/{rank}", "")
 
     monkeypatch.setattr(time, "sleep", meanwhile)
-    with pytest.raises(BadInput if lost else RuntimeError) as problem:
+    with pytest.raises(BadInput) as problem:
         with name_lost_processes(store, here[0], 3):
             raise RuntimeError("gloo: Connection closed by peer\nat pair.cc")
-    expected = f"process {', '.join(map(str, lost))} of 3 has died or does not answer (gloo: Connection closed by peer)"
-    assert not lost or str(problem.value) == expected
+    who = f"process {', '.join(map(str, lost))} of 3 has died or does not answer" if lost else TOUCH
+    assert str(problem.value) == f"{who} (gloo: Connection closed by peer)"
+
+
+def test_where_the_store_has_gone_too_nobody_is_named():
+    class Gone:
+        def set(self, key, value):
+            raise dist.DistNetworkError("Broken pipe")
+
+    with pytest.raises(BadInput) as problem:
+        with name_lost_processes(Gone(), 0, 3):
+            raise RuntimeError("gloo: Connection closed by peer")
+    assert str(problem.value) == f"{TOUCH} (gloo: Connection closed by peer)"
 
 
 def test_another_problem_is_nobodys_death():
