@@ -34,7 +34,7 @@ from support.processes import spawn
 from support.tasks import find_task
 from support.translation import Translation
 
-# What `keep_memory` in support/fast.py asks of glibc, for programs that do not ask themselves.
+# What has glibc keep freed memory; training does not ask for it, as it brought nothing (logs/README.md).
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 60),
              "MALLOC_TOP_PAD_": str(1 << 28)}
 OURS = "this project"
