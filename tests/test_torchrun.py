@@ -137,7 +137,7 @@ def test_torchrun_restarts_the_run_when_a_process_has_died(tmp_path, corpus_flag
 @pytest.mark.slow
 def test_torchrun_on_two_nodes_restarts_when_one_has_lost_its_process(tmp_path, corpus_flags):
     """torchrun counts restarts on each node by itself, and the counts come to differ: all the same, all find each other."""
-    flags = [*map(str, corpus_flags), *SMALL, "--save-every", "5", "--eval-every", "1000", "--steps", "300", "--name", "two"]
+    flags = [*map(str, corpus_flags), *SMALL, "--save-every", "5", "--eval-every", "1000", "--steps", "150", "--name", "two"]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -150,7 +150,7 @@ def test_torchrun_on_two_nodes_restarts_when_one_has_lost_its_process(tmp_path, 
     for node in nodes:
         output, errors = ends(node, 120)
         assert node.returncode == 0, errors
-    assert [int(row["step"]) for row in read_metrics(tmp_path / "logs/two")] == list(range(1, 301))
+    assert [int(row["step"]) for row in read_metrics(tmp_path / "logs/two")] == list(range(1, 151))
 
 
 def start_nodes(folders, flags, *, script="train_ddp.py", restarts=3):
