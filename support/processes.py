@@ -9,7 +9,6 @@ Both call train(rank, world_size, store, args) in every process. It returns whet
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from argparse import Namespace
@@ -26,8 +25,8 @@ import torch.multiprocessing as mp
 from support import flags, slow
 from support.errors import BadInput, answer_bad_input
 from support.machine import available_cores
-from support.rendezvous import (interface_to, name_lost_processes, share_arguments, this_attempt,
-                                wait_for)
+from support.rendezvous import (interface_to, name_lost_processes, share_arguments,
+                                store_on_loopback, this_attempt, wait_for)
 from support.stopping import STOPPING, Signals
 
 MEET = timedelta(minutes=1)        # the store is there before the processes: it answers, or is gone
@@ -94,12 +93,7 @@ def spawn(train: Callable, args: Namespace) -> None:
         if args.procs > 4 * cores:
             forget_empty(args.folder)
             raise BadInput(f"--procs {args.procs}: at most 4 for each of the {cores} cores here")
-    # The processes meet at a store that listens on this machine only, at a port that is free.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False,
-                          master_listen_fd=listener.detach())
+    store = store_on_loopback()
     # A signal waits, here and in the new processes, until somebody answers it.
     resource_tracker.ensure_running()                     # now, as starting it lets signals through
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)

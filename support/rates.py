@@ -8,9 +8,7 @@ caches and memory; all of them exchange.
 
 import json
 import os
-import socket
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,6 +25,7 @@ from support.fast import speed_up
 from support.footprint import FP32, Job
 from support.machine import available_cores, matrix_rate, peak_memory
 from support.planning import ADAM, Kind, Plan
+from support.rendezvous import store_on_loopback
 
 REPEATS = 7
 EXCHANGED = 2**22                                          # numbers: 16 MiB, some of DDP's buckets
@@ -114,11 +113,7 @@ def worker(rank: int, processes: int, port: int, job: Job, path: str) -> None:
 
 def measure(job: Job, processes: int) -> Kind:
     """The rates of this machine's CPU while so many processes train on it."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False,
-                          master_listen_fd=listener.detach())
+    store = store_on_loopback()
     with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
         mp.spawn(worker, (processes, store.port, job, file.name), nprocs=processes)
         found = json.load(file)

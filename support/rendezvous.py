@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import json
+import os
 import signal
 import socket
 import struct
@@ -22,6 +23,18 @@ from support.errors import BadInput
 from support.stopping import Signals
 
 ROOT = Path(__file__).parents[1]
+
+
+def store_on_loopback() -> dist.TCPStore:
+    """Where processes of this machine meet: it listens for no other, at a port that is free.
+
+    Gloo of this process, and of those that it starts, keeps to loopback as well.
+    """
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False,
+                         master_listen_fd=listener.detach())
 
 
 def wait_for(store: dist.Store, key: str) -> None:
