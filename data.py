@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from support.errors import BadInput
 
@@ -43,9 +43,13 @@ class BPE:
         self.vocab_size = self.tokenizer.get_vocab_size()
 
     @staticmethod
-    def train(texts: Iterator[str], vocab_size: int) -> "BPE":
-        """Learns at most `vocab_size` tokens (at least the 256 bytes and 3 marks) from `texts`."""
+    def train(texts: Iterator[str], vocab_size: int, lower: bool = False) -> "BPE":
+        """Learns at most `vocab_size` tokens (at least the 256 bytes and 3 marks) from `texts`.
+
+        lower: it makes all texts lower case first, these and later ones.
+        """
         tokenizer = Tokenizer(models.BPE())
+        tokenizer.normalizer = normalizers.Lowercase() if lower else None
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(

@@ -74,6 +74,7 @@ class ClassifierConfig(LayerConfig):
     patch: int = 0                               # a picture is cut into squares of so many pixels
     channels: int = 3
     image_size: int = 0                          # pixels a side
+    stem: int = 0              # channels of a first convolution before a picture is cut, if any
     first: int = 0             # learned tokens put before a picture's patches, as in ViT
     positions: str = "sinusoidal"                # or "learned", as in BERT and ViT
     pool: str = "mean"         # what stands for all tokens: see Classifier.pool
@@ -86,6 +87,8 @@ class ClassifierConfig(LayerConfig):
             raise ValueError(f"there is {self.classes} class: at least two are needed")
         if self.patch and (self.image_size < 1 or self.image_size % self.patch):
             raise ValueError(f"image_size {self.image_size} is no multiple of patch {self.patch}")
+        if self.stem and self.patch % 4:
+            raise ValueError(f"patch {self.patch} is no multiple of 4, what the stem makes a pixel")
 
 
 def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -289,7 +292,13 @@ class Classifier(nn.Module):
         self.config = config
         d, length = config.d_model, config.max_length
         if config.patch:
-            self.embedding = nn.Linear(config.channels * config.patch**2, d)
+            self.cut, channels, self.stem = config.patch, config.channels, nn.Sequential()
+            if config.stem:            # each convolution halves the picture (Xiao et al., 2021)
+                self.cut, channels = config.patch // 4, 2 * config.stem
+                self.stem = nn.Sequential(
+                    nn.Conv2d(config.channels, config.stem, 3, stride=2, padding=1), nn.ReLU(),
+                    nn.Conv2d(config.stem, channels, 3, stride=2, padding=1), nn.ReLU())
+            self.embedding = nn.Linear(channels * self.cut**2, d)
             if config.first:
                 self.first = nn.Parameter(torch.empty(config.first, d))
             length = config.first + (config.image_size // config.patch) ** 2
@@ -313,7 +322,7 @@ class Classifier(nn.Module):
     def embed(self, x: Tensor) -> Tensor:
         """(batch, length) ids or (batch, channels, height, width) to (batch, length, d_model)."""
         if self.config.patch:
-            x = F.unfold(x, self.config.patch, stride=self.config.patch).transpose(1, 2)
+            x = F.unfold(self.stem(x), self.cut, stride=self.cut).transpose(1, 2)
             x = self.embedding(x)                          # (batch, patches, d_model)
             if self.config.first:
                 x = torch.cat([self.first.to(x.dtype).expand(len(x), -1, -1), x], dim=1)
@@ -375,6 +384,8 @@ def initialize(model: nn.Module, seed: int) -> None:
             whole.fill_(1)
         elif name in ("embedding.weight", "positions", "first"):
             nn.init.normal_(whole, std=whole.shape[1] ** -0.5, generator=generator)
+        elif whole.dim() == 4:                             # of a convolution; a ReLU follows
+            nn.init.kaiming_uniform_(whole, nonlinearity="relu", generator=generator)
         elif whole.dim() > 1:
             nn.init.xavier_uniform_(whole, generator=generator)
         if hasattr(parameter, "placements"):              # a DTensor: this process has a shard
@@ -383,18 +394,3 @@ def initialize(model: nn.Module, seed: int) -> None:
             whole = distribute_tensor(whole.to(parameter.device), parameter.device_mesh,
                                       parameter.placements, src_data_rank=None)
         parameter.copy_(whole)
-
-
-def flops(config: LayerConfig, src_lengths: Tensor, tgt_lengths: Tensor | None = None) -> float:
-    """Floating-point operations to train on sentences of these lengths in tokens, without padding.
-
-    A product of (a, b) and (b, c) counts 2abc; the backward pass counts twice the forward pass.
-    Without tgt_lengths: those of a Classifier's layers, beside which the rest are few.
-    """
-    s, d = src_lengths.double(), config.d_model
-    t = s * 0 if tgt_lengths is None else tgt_lengths.double()
-    ffn, memory = 2 * d * config.d_ff, 0 if tgt_lengths is None else 2 * d * d      # its k and v
-    weights = s * (4 * d * d + ffn + memory) + t * (6 * d * d + ffn)        # a layer's
-    scores = 2 * d * (s * s + t * (t + 1) / 2 + t * s)              # q k^T, and as much for v
-    projection = t * d * getattr(config, "vocab_size", 0)
-    return float(3 * 2 * (config.layers * (weights + scores) + projection).sum())

@@ -17,15 +17,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from data import group_by_length
-from model import Classifier, ClassifierConfig, flops
+from model import Classifier, ClassifierConfig
 from support.corpora import CACHE
 from support.errors import BadInput
 from support.examples import ExampleBatches, Pictures, Texts, class_weights, prepare
 from support.fast import speed_up
 from support.figures import figures, per_class, table
+from support.footprint import flops
 from support.labelled import find_labelled
 from support.pictures import Picture
 from support.pretrained import read_folder
+from support.schedule import freeze
 
 # What to begin with for a corpus; a flag that is given wins.
 ANY = dict(schedule="linear", warmup=200, label_smoothing=0.0, average=1, weight_decay=0.01,
@@ -34,9 +36,11 @@ FINE_TUNED = ANY | dict(lr=1e-4, epochs=2, batch_size=32, warmup=100, max_length
 PRESETS = {
     "kinds": dict(vocab_size=1000, layers=1, d_model=64, d_ff=128, epochs=2, lr=3e-3,
                   batch_tokens=2048),
-    "agnews": dict(layers=2, dropout=0.3, epochs=4, label_smoothing=0.1),
-    "fashion-mnist": dict(layers=4, d_model=128, heads=4, d_ff=256, patch=4, crop=1,
-                          epochs=15, batch_size=128, schedule="cosine"),
+    "agnews": dict(layers=1, d_ff=512, dropout=0.3, epochs=8, average=5, label_smoothing=0.1,
+                   vocab_size=30_000, hide=0.5),
+    "fashion-mnist": dict(layers=2, d_model=128, heads=4, d_ff=512, patch=4, stem=64, lr=2e-3,
+                          crop=1, flip="yes", epochs=28, batch_size=128, schedule="cosine",
+                          average=5),
 }
 CORPUS_FLAGS = ("data", "valid", "test", "text", "label")
 
@@ -80,10 +84,10 @@ class Classification:
         elif not saved:
             self.config = self.shape()
         train = self.part("train")
-        moved = (args.crop, args.flip == "yes") if self.picture else ()
+        change = (args.crop, args.flip == "yes", 0.0) if self.picture else (0, False, args.hide)
         self.plan = ExampleBatches(train, args.batch_tokens, args.seed, args.batch_size,
                                    class_weights(train.labels, len(self.classes),
-                                                 args.class_weights), *moved)
+                                                 args.class_weights), *change)
         self.batches, self.targets = self.plan.step, self.plan.targets
         self.epoch_steps = len(self.plan)
 
@@ -94,8 +98,9 @@ class Classification:
             "layers", "d_model", "heads", "d_ff", "dropout", "label_smoothing", "norm")}
         shape["head_dropout"] = args.dropout
         if self.picture:
-            shape |= {"patch": args.patch, "channels": self.picture.channels, "max_length": 1,
-                      "image_size": self.picture.crop or self.picture.size, "positions": "learned"}
+            shape |= {"patch": args.patch, "stem": args.stem, "channels": self.picture.channels,
+                      "image_size": self.picture.crop or self.picture.size, "max_length": 1,
+                      "positions": "learned"}
         else:
             size = Tokenizer.from_str(self.tokenizer).get_vocab_size()
             shape |= {"vocab_size": size, "max_length": args.max_length}
@@ -174,14 +179,7 @@ class Classification:
         if args.recompute:
             for layer in model.layers():
                 layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-        if args.freeze > self.config.layers:
-            raise BadInput(f"--freeze {args.freeze}: there are {self.config.layers} layers")
-        if args.freeze:
-            lowest = tuple(f"encoder.{i}." for i in range(args.freeze))
-            for name, parameter in model.named_parameters():
-                below = name.startswith(("embedding", "positions", "first", *lowest))
-                entry = self.config.norm == "post" and name.startswith("norm.")
-                parameter.requires_grad_(not (below or entry))
+        freeze(model, args.freeze)
         return model
 
     @torch.no_grad()

@@ -20,9 +20,9 @@ from tokenizers import Tokenizer
 from data import BPE, Batches, make_once, name_folder
 from support.errors import BadInput
 from support.labelled import Labelled, classes_of
-from support.pictures import Picture
+from support.pictures import Picture, move
 
-FORMAT = 1      # of the files: raise it where the same examples would be stored otherwise
+FORMAT = 2      # of the files: raise it where the same examples would be stored otherwise
 BLOCK = 1000    # texts encoded at a time: what is cut off a long one takes half a MiB
 
 
@@ -64,7 +64,8 @@ def encode(corpus: Labelled, folder: Path, serialized: str, max_length: int,
             "held_out": bool(held_out), "parts": {}}
     if corpus.kind == "text":
         some = islice(split("train"), 0, None, -(-count // 1_000_000))     # a million are enough
-        bpe = serialized or BPE.train((text for text, _ in some), vocab_size).serialized
+        texts = (text for text, _ in some)                 # few: "Oil" and "oil" are one word
+        bpe = serialized or BPE.train(texts, vocab_size, lower=True).serialized
         (folder / "tokenizer.json").write_text(bpe, encoding="utf-8")
         tokenizer = Tokenizer.from_str(bpe)
     for part in dict.fromkeys(["train", "valid", *corpus.parts]):
@@ -201,19 +202,6 @@ def normalize(pixels: np.ndarray, picture: Picture) -> torch.Tensor:
     return (torch.from_numpy(np.ascontiguousarray(pixels)).float() / 255 - mean) / std
 
 
-def move(pixels: np.ndarray, moved: np.ndarray) -> np.ndarray:
-    """Pictures (n, channels, height, width), each shifted and perhaps mirrored; edges are black."""
-    height, width = pixels.shape[2:]
-    out = np.zeros_like(pixels)
-    far = np.clip(moved, [-height, -width, 0], [height, width, 1]).tolist()
-    for old, new, (down, right, mirror) in zip(pixels, out, far):
-        new[:, max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)] = old[
-            :, max(0, -down) : height - max(0, down), max(0, -right) : width - max(0, right)]
-        if mirror:
-            new[:] = new[:, :, ::-1].copy()
-    return out
-
-
 def class_weights(labels: np.ndarray, classes: int, alike: bool) -> np.ndarray:
     """(classes,): all 1, or if `alike` such that all classes count as if equally frequent."""
     counts = np.bincount(labels, minlength=classes)
@@ -221,16 +209,18 @@ def class_weights(labels: np.ndarray, classes: int, alike: bool) -> np.ndarray:
 
 
 class ExampleBatches(Batches):
-    """The steps of a classifier's training: with class weights, and with pictures that move.
+    """The steps of a classifier's training: with class weights, and examples that change a little.
 
     weights: (classes,) what an example of each class counts in the loss; crop: pixels that a
-    picture is moved by at most; flip: mirror half of them.
+    picture is moved by at most; flip: mirror half of them; hide: the share of a text's tokens that
+    are not seen, drawn anew in each epoch.
     """
 
     def __init__(self, examples: Texts | Pictures, batch_tokens: int, seed: int, batch_size: int,
-                 weights: np.ndarray, crop: int = 0, flip: bool = False):
+                 weights: np.ndarray, crop: int = 0, flip: bool = False, hide: float = 0.0):
         super().__init__(examples, batch_tokens, seed, batch_size)
         self.weights, self.crop, self.flip = torch.from_numpy(weights).float(), crop, flip
+        self.hide = hide
         self.drawn = (-1, None)
 
     def moved(self, epoch: int) -> np.ndarray:
@@ -246,4 +236,9 @@ class ExampleBatches(Batches):
         """As `Batches.batch`: (x, label, weight)."""
         more = (self.moved(epoch)[rows],) if self.crop or self.flip else ()
         x, label, weight = self.examples.batch(rows, *widths, *more)
+        if self.hide and len(rows):                        # as padding; the first token stays
+            # Each text's own numbers, so that they are the same in whatever batch it comes.
+            drawn = [np.random.default_rng([self.seed, epoch, row]).random(x.shape[1] - 1)
+                     for row in rows]
+            x[:, 1:][torch.from_numpy(np.stack(drawn) < self.hide)] = self.examples.pad
         return x, label, weight * self.weights[label]

@@ -44,6 +44,7 @@ FLAGS = {
         ("--dropout", float, 0.1, "share of activations dropped in training"),
         ("--norm", ("pre", "post"), "pre", "layer norm before each sub-layer, or after it"),
         ("--patch", int, 4, "pixels a side of a picture's patches"),
+        ("--stem", int, 0, "channels of the first of two convolutions before them; 0: none"),
         ("--init", str, "", "begin with the weights in this Hugging Face folder (BERT, ViT ...)"),
         ("--freeze", int, 0, "the embeddings and so many lower layers do not learn"),
     ],
@@ -59,6 +60,7 @@ FLAGS = {
         ("--head-lr", float, 0.0, "peak rate of a classifier's head; 0: --lr"),
         ("--weight-decay", float, 0.0, "of AdamW; biases and norms never decay"),
         ("--class-weights", bool, False, "all classes count alike, the rare ones too"),
+        ("--hide", float, 0.0, "share of a text's tokens that are not seen in training"),
         ("--crop", int, 0, "move pictures by up to so many pixels"),
         ("--flip", ("no", "yes"), "no", "mirror half of the pictures"),
         ("--label-smoothing", float, 0.1, "share of the target spread over the whole vocabulary"),
@@ -102,12 +104,12 @@ MOST = 2**31 - 1
 BOUNDS = {"vocab_size": (1, 10**7), "max_length": (1, 32_767), "d_model": (1, 65_536),
           "d_ff": (1, 10**6), "layers": (1, 1000), "batch_tokens": (1, 10**9),
           "accumulate": (1, 10_000), "batch_size": (0, 10**8), "image_size": (0, 4096),
-          "patch": (1, 4096), "freeze": (0, 1000), "crop": (0, 1000), "head_lr": (0, MOST),
-          "weight_decay": (0, 1), "patience": (0, MOST), "epochs": (1, MOST), "warmup": (1, MOST),
-          "log_every": (1, MOST), "average": (1, 1000), "timeout": (1, 10**7), "steps": (0, MOST),
-          "lr": (0, MOST), "clip": (0, MOST), "seed": (0, MOST), "eval_every": (0, MOST),
-          "save_every": (0, MOST), "peak_tflops": (0, MOST), "delay_ms": (0, 10**6),
-          "procs": (0, 10_000), "mesh": (1, 10_000)}
+          "hide": (0, 0.9), "patch": (1, 4096), "stem": (0, 4096), "freeze": (0, 1000),
+          "crop": (0, 1000), "head_lr": (0, MOST), "weight_decay": (0, 1), "patience": (0, MOST),
+          "epochs": (1, MOST), "warmup": (1, MOST), "log_every": (1, MOST), "average": (1, 1000),
+          "timeout": (1, 10**7), "steps": (0, MOST), "lr": (0, MOST), "clip": (0, MOST),
+          "seed": (0, MOST), "eval_every": (0, MOST), "save_every": (0, MOST), "mesh": (1, 10_000),
+          "peak_tflops": (0, MOST), "delay_ms": (0, 10**6), "procs": (0, 10_000)}
 
 
 def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argparse.Namespace:
@@ -171,7 +173,8 @@ def complete(parsed: argparse.Namespace, restarted: str = "") -> argparse.Namesp
         if "batch_tokens" in given:                        # it was asked for: no other size wins
             presets = presets | {"batch_size": 0}
         flags = asked = defaults | presets | given
-        for name in ("layers", "d_model", "heads", "d_ff", "norm", "patch", "vocab_size"):
+        for name in ("layers", "d_model", "heads", "d_ff", "norm", "patch", "stem",
+                     "vocab_size"):
             if flags["init"] and name in parsed.given:
                 raise BadInput(f"--{name.replace('_', '-')}: --init's weights have a shape already")
     for name in asked.keys() - CHANGEABLE if checkpoint else ():

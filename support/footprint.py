@@ -1,6 +1,7 @@
-"""How much memory a process needs to train a model, part by part, worked out from its shape.
+"""What training a model takes, worked out from its shape: operations, and memory part by part.
 
     job = Job(ModelConfig(vocab_size=8000), sentences=64, length=128, precision="bf16")
+    operations = flops(job.config, src_lengths, tgt_lengths)
     parts, most = memory(job, shards=8, sentences=8, accumulate=1)    # FSDP on eight processes
 
 Sizes are in bytes, lengths in tokens. In every mode parameters, gradients and AdamW's two moments
@@ -10,13 +11,29 @@ are kept in fp32; --precision bf16 changes what the products take and what FSDP 
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
-from model import ModelConfig, Transformer, flops
+from model import LayerConfig, ModelConfig, Transformer
 
 FP32, BF16 = 4, 2                      # bytes of a number
 MOMENTS = 2                            # numbers that AdamW keeps for each parameter
 LOSS_ROWS = 4096                       # `block` of SummedCrossEntropy in support/fast.py
 GATHERED = 2                           # layers that FSDP holds whole: this one and the next
+
+
+def flops(config: LayerConfig, src_lengths: Tensor, tgt_lengths: Tensor | None = None) -> float:
+    """Floating-point operations to train on sentences of these lengths in tokens, without padding.
+
+    A product of (a, b) and (b, c) counts 2abc; the backward pass counts twice the forward pass.
+    Without tgt_lengths: those of a Classifier's layers, beside which the rest are few.
+    """
+    s, d = src_lengths.double(), config.d_model
+    t = s * 0 if tgt_lengths is None else tgt_lengths.double()
+    ffn, memory = 2 * d * config.d_ff, 0 if tgt_lengths is None else 2 * d * d      # its k and v
+    weights = s * (4 * d * d + ffn + memory) + t * (6 * d * d + ffn)        # a layer's
+    scores = 2 * d * (s * s + t * (t + 1) / 2 + t * s)              # q k^T, and as much for v
+    projection = t * d * getattr(config, "vocab_size", 0)
+    return float(3 * 2 * (config.layers * (weights + scores) + projection).sum())
 
 
 @dataclass

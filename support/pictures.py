@@ -163,3 +163,16 @@ def read_idx_pair(images: Path, labels: Path, classes: list[str],
         pictures.shape[1:] == (picture.size, picture.size))
     for pixels, name in zip(pictures, names):
         yield (pixels[None].copy() if as_it_is else fit(pillow().fromarray(pixels), picture)), name
+
+
+def move(pixels: np.ndarray, moved: np.ndarray) -> np.ndarray:
+    """Pictures (n, channels, height, width), each shifted and perhaps mirrored; edges are black."""
+    height, width = pixels.shape[2:]
+    out = np.zeros_like(pixels)
+    far = np.clip(moved, [-height, -width, 0], [height, width, 1]).tolist()
+    for old, new, (down, right, mirror) in zip(pixels, out, far):
+        new[:, max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)] = old[
+            :, max(0, -down) : height - max(0, down), max(0, -right) : width - max(0, right)]
+        if mirror:
+            new[:] = new[:, :, ::-1].copy()
+    return out

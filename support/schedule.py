@@ -5,6 +5,9 @@ import math
 import torch
 from torch import nn
 
+from model import Classifier
+from support.errors import BadInput
+
 
 def learning_rate(step: int, args, last: int) -> float:
     """The rate of a step, counted from 1, of a run of `last` steps.
@@ -17,6 +20,18 @@ def learning_rate(step: int, args, last: int) -> float:
         return args.lr * min(step / args.warmup, (args.warmup / step) ** 0.5)
     left = (last + 1 - step) / (last + 1 - args.warmup)
     return args.lr * (left if args.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2)
+
+
+def freeze(model: Classifier, layers: int) -> None:
+    """Embeddings and the lowest `layers` layers learn nothing any more. Raises BadInput."""
+    config, below = model.config, tuple(f"encoder.{i}." for i in range(layers))
+    if layers > config.layers:
+        raise BadInput(f"--freeze {layers}: there are {config.layers} layers")
+    if config.norm == "post":                              # it comes before the layers
+        below += ("norm.",)
+    for name, parameter in model.named_parameters() if layers else ():
+        frozen = name.startswith(("stem.", "embedding", "positions", "first", *below))
+        parameter.requires_grad_(not frozen)
 
 
 def parameter_groups(model: nn.Module, args) -> list[dict]:

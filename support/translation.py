@@ -24,12 +24,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from data import BPE, PAD, Batches, Pairs, group_by_length, prepare, read_bpe, read_text
-from model import ModelConfig, Transformer, flops
+from model import ModelConfig, Transformer
 from support.beam import translate_batch, translate_lines
 from support.checkpoint import load
 from support.corpora import CACHE, find_corpus
 from support.errors import BadInput
 from support.fast import speed_up
+from support.footprint import flops
 
 # What is best for a corpus of this size, found on its validation part; a flag that is given wins.
 PRESETS = {

@@ -2,13 +2,16 @@
 
     python tests/parity.py                                # 37 short runs, some minutes
     python tests/parity.py --lr 1e-3                      # flags are passed on to all runs
+    python tests/parity.py --data kinds                   # a classifier of texts; fashion-mnist: of pictures
 
 50 steps on a part of the phrasebook, in fp32 without dropout, by each page on 1 to 4 processes with
 1 to 4 micro-batches, from the same seed. Compared with train_cpu.py on one process: train_loss at
-each step, relative to its value, and every weight after the last step.
+each step, relative to its value, and every weight after the last step; of a classifier also the
+confusion matrix, which has to be the same to the last example.
 """
 
 import csv
+import json
 import subprocess
 import sys
 import tempfile
@@ -44,8 +47,8 @@ def command(mode: str, procs: int, *flags: str) -> list[str]:
             str(ROOT / f"train_{mode}.py"), "--device", "cpu", *flags]
 
 
-def run(folder: Path, mode: str, procs: int, accumulate: int, *flags: str) -> tuple[list[float], dict]:
-    """Trains in `folder`; returns train_loss of each step, and the weights after the last."""
+def run(folder: Path, mode: str, procs: int, accumulate: int, *flags: str) -> tuple[list[float], dict, list | None]:
+    """Trains in `folder`; returns train_loss of each step, the weights after the last, a classifier's confusion matrix."""
     name = f"{mode}-{procs}-{accumulate}"
     done = subprocess.run(command(mode, procs, "--name", name, "--steps", str(STEPS), "--accumulate", str(accumulate), *FLAGS, *flags),
                           cwd=folder, capture_output=True, text=True, timeout=600)
@@ -53,13 +56,14 @@ def run(folder: Path, mode: str, procs: int, accumulate: int, *flags: str) -> tu
         raise RuntimeError(f"{name}: exit status {done.returncode}\n{done.stderr}")
     with open(folder / "logs" / name / "metrics.csv", newline="") as file:
         losses = [float(row["train_loss"]) for row in csv.DictReader(file)]
-    return losses, torch.load(folder / "logs" / name / "last.pt", weights_only=True)["model"]
+    summary = json.loads((folder / "logs" / name / "summary.json").read_text())
+    return losses, torch.load(folder / "logs" / name / "last.pt", weights_only=True)["model"], summary.get("confusion")
 
 
 def differences(one: tuple, other: tuple) -> tuple[float, float]:
     """The largest relative difference of train_loss, and the largest absolute one of a weight."""
     assert len(one[0]) == len(other[0]) == STEPS
-    assert one[1].keys() == other[1].keys()
+    assert one[1].keys() == other[1].keys() and one[2] == other[2]
     return (max(abs(a - b) / a for a, b in zip(one[0], other[0])),
             max(float((one[1][name] - other[1][name]).abs().max()) for name in one[1]))
 
@@ -69,7 +73,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         flags = [*write_corpus(Path(folder)), *sys.argv[1:]]
         reference = run(Path(tempfile.mkdtemp(dir=folder)), "cpu", 1, 1, *flags)
-        print(f"train_loss falls from {reference[0][0]:.4f} to {reference[0][-1]:.4f}", flush=True)
+        print(f"train_loss falls from {reference[0][0]:.4f} to {reference[0][-1]:.4f}"
+              + "; all confusion matrices are to be equal" * bool(reference[2]), flush=True)
         for mode, procs, accumulate in product(("cpu", "ddp", "fsdp"), (1, 2, 3, 4), (1, 2, 4)):
             these = differences(reference, run(Path(folder), mode, procs, accumulate, *flags))
             print(f"train_{mode}.py, processes {procs}, --accumulate {accumulate}: "

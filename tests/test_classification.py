@@ -17,7 +17,8 @@ import kill
 import parity
 from conftest import mathematics, read_metrics, run_script
 from model import Classifier, ClassifierConfig, initialize
-from support.examples import move
+from support.examples import ExampleBatches
+from support.pictures import move
 from support.predict import load_classifier, logits
 from support.pretrained import export
 
@@ -39,7 +40,7 @@ def table(tmp_path_factory):
                 words = [rng.choice(WORDS[topic if rng.random() < 0.8 else rng.choice(list(WORDS))]) for _ in range(rng.randint(1, 9))]
                 out.writerow([words[0], " ".join(words), topic])
     return ["--data", str(folder / "train.csv"), "--test", str(folder / "test.csv"), "--label", "topic", "--text", "title,text",
-            "--epochs", "2"]
+            "--epochs", "2", "--hide", "0.2"]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def pictures(tmp_path_factory):
             header = struct.pack(f">{1 + content.ndim}I", magic, *content.shape)
             with gzip.open(folder / f"{name}.gz", "wb") as file:
                 file.write(header + content.tobytes())
-    return ["--data", str(folder), "--crop", "1", "--flip", "no", "--patch", "4", "--epochs", "4", "--lr", "1e-2"]
+    return ["--data", str(folder), "--crop", "1", "--flip", "no", "--patch", "4", "--stem", "4", "--epochs", "4", "--lr", "1e-2"]
 
 
 def train(folder, mode, procs, *flags):
@@ -147,6 +148,30 @@ def test_pictures_move_and_are_mirrored():
     assert right == [[0, 1, 2], [0, 4, 5], [0, 7, 8]]
     assert up == [[9, 8, 7], [0, 0, 0], [0, 0, 0]]
     assert not move(pixels, np.array([[5, 0, 0], [0, -9, 1]])).any()
+
+
+def test_hidden_tokens_depend_on_seed_epoch_and_text_alone():
+    class Whole:                                           # 40 texts of 9 tokens, none of them 0
+        pad = 0
+
+        def __len__(self):
+            return 40
+
+        def lengths(self, rows):
+            return [np.full(len(rows), 9)]
+
+        def batch(self, rows, width=0):
+            return torch.from_numpy(np.asarray(rows))[:, None] * 9 + torch.arange(1, 10), torch.zeros(len(rows), dtype=int), torch.ones(len(rows))
+
+    plan = ExampleBatches(Whole(), 90, 1, 0, np.ones(1), hide=0.4)
+    rows = np.arange(40)
+    x, whole = plan.batch(rows, [9], epoch=0)[0], Whole().batch(rows)[0]
+    hidden = x == 0
+    assert torch.equal(x[~hidden], whole[~hidden]) and not hidden[:, 0].any()
+    assert 0.3 < float(hidden[:, 1:].float().mean()) < 0.5
+    assert torch.equal(plan.batch(rows[[30, 2]], [9], epoch=0)[0], x[[30, 2]])
+    assert not torch.equal(plan.batch(rows, [9], epoch=1)[0] == 0, hidden)
+    assert not torch.equal(ExampleBatches(Whole(), 90, 2, 0, np.ones(1), hide=0.4).batch(rows, [9], 0)[0] == 0, hidden)
 
 
 @pytest.mark.slow

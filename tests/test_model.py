@@ -12,10 +12,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.flop_counter import FlopCounterMode
 
 import data
-from model import ModelConfig, Transformer, flops, initialize, scaled_dot_product, sinusoids
+from model import ModelConfig, Transformer, initialize, scaled_dot_product, sinusoids
 from reference import TorchTransformer
 from support.fast import speed_up
 from support.flags import FLAGS
+from support.footprint import flops
 
 torch.set_num_threads(1)                                   # so small a model gains nothing by more
 CONFIG = dict(vocab_size=50, layers=2, d_model=32, heads=4, d_ff=64, dropout=0.0, max_length=32)
