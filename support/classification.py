@@ -32,7 +32,7 @@ from support.schedule import freeze
 # What to begin with for a corpus; a flag that is given wins.
 ANY = dict(schedule="linear", warmup=200, label_smoothing=0.0, average=1, weight_decay=0.01,
            epochs=5, lr=1e-3, batch_tokens=4096, vocab_size=8000, max_length=256)
-FINE_TUNED = ANY | dict(lr=1e-4, epochs=2, batch_size=32, warmup=100, max_length=128)
+FINE_TUNED = ANY | dict(lr=1.5e-4, epochs=2, batch_size=64, warmup=100, max_length=128)
 PRESETS = {
     "kinds": dict(vocab_size=1000, layers=1, d_model=64, d_ff=128, epochs=2, lr=3e-3,
                   batch_tokens=2048),
