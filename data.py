@@ -46,7 +46,7 @@ class BPE:
     def train(texts: Iterator[str], vocab_size: int, lower: bool = False) -> "BPE":
         """Learns at most `vocab_size` tokens (at least the 256 bytes and 3 marks) from `texts`.
 
-        lower: it makes all texts lower case first, these and later ones.
+        lower: it makes every text lower case first, also those that it encodes later.
         """
         tokenizer = Tokenizer(models.BPE())
         tokenizer.normalizer = normalizers.Lowercase() if lower else None
@@ -346,5 +346,5 @@ class Batches:
                 for i in range(rank, shares, world_size)]
 
     def batch(self, rows: np.ndarray, widths: list[int], epoch: int) -> tuple[torch.Tensor, ...]:
-        """The examples `rows` as tensors; pictures may look different in each epoch."""
+        """The examples `rows` as tensors; a classifier's may look different in each epoch."""
         return self.examples.batch(rows, *widths)

@@ -88,7 +88,7 @@ class ClassifierConfig(LayerConfig):
         if self.patch and (self.image_size < 1 or self.image_size % self.patch):
             raise ValueError(f"image_size {self.image_size} is no multiple of patch {self.patch}")
         if self.stem and self.patch % 4:
-            raise ValueError(f"patch {self.patch} is no multiple of 4, what the stem makes a pixel")
+            raise ValueError(f"patch {self.patch}: with a stem, which halves twice, 4, 8, 12, ...")
 
 
 def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

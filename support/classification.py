@@ -39,7 +39,7 @@ PRESETS = {
     "agnews": dict(layers=1, d_ff=512, dropout=0.3, epochs=8, average=5, label_smoothing=0.1,
                    vocab_size=30_000, hide=0.5),
     "fashion-mnist": dict(layers=2, d_model=128, heads=4, d_ff=512, patch=4, stem=64, lr=2e-3,
-                          crop=1, flip="yes", epochs=28, batch_size=128, schedule="cosine",
+                          crop=1, flip="yes", epochs=24, batch_size=128, schedule="cosine",
                           average=5),
 }
 CORPUS_FLAGS = ("data", "valid", "test", "text", "label")
@@ -84,10 +84,10 @@ class Classification:
         elif not saved:
             self.config = self.shape()
         train = self.part("train")
-        change = (args.crop, args.flip == "yes", 0.0) if self.picture else (0, False, args.hide)
         self.plan = ExampleBatches(train, args.batch_tokens, args.seed, args.batch_size,
                                    class_weights(train.labels, len(self.classes),
-                                                 args.class_weights), *change)
+                                                 args.class_weights),
+                                   args.crop, args.flip == "yes", args.hide)
         self.batches, self.targets = self.plan.step, self.plan.targets
         self.epoch_steps = len(self.plan)
 
@@ -102,6 +102,8 @@ class Classification:
                       "image_size": self.picture.crop or self.picture.size, "max_length": 1,
                       "positions": "learned"}
         else:
+            if args.stem:
+                raise BadInput(f"--stem {args.stem}: it is for pictures, and these are texts")
             size = Tokenizer.from_str(self.tokenizer).get_vocab_size()
             shape |= {"vocab_size": size, "max_length": args.max_length}
         try:

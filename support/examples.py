@@ -30,9 +30,9 @@ def prepare(corpus: Labelled, checksum: str, cache: Path, tokenizer: str, max_le
             picture: Picture | None, vocab_size: int) -> Path:
     """Encodes a labelled corpus into a folder that any number of processes can map.
 
-    tokenizer: a serialized one, or "": then a byte-level BPE of `vocab_size` is trained. Without a
-    validation part about 2,000 examples, at most one in 20, are held out of training, chosen by a
-    hash of the example so that equal ones stay together. Raises BadInput.
+    tokenizer: a serialized one, or "": then a byte-level BPE of `vocab_size` is trained, on lower
+    case. Without a validation part about 2,000 examples, at most one in 20, are held out of
+    training, chosen by a hash of the example so that equal ones stay together. Raises BadInput.
     """
     for how in ("", tokenizer):                            # a given one may have been trained here
         made_of = [FORMAT, corpus.name, checksum, how, max_length, vocab_size,
@@ -64,7 +64,7 @@ def encode(corpus: Labelled, folder: Path, serialized: str, max_length: int,
             "held_out": bool(held_out), "parts": {}}
     if corpus.kind == "text":
         some = islice(split("train"), 0, None, -(-count // 1_000_000))     # a million are enough
-        texts = (text for text, _ in some)                 # few: "Oil" and "oil" are one word
+        texts = (text for text, _ in some)                 # "Oil" and "oil" are to be one word
         bpe = serialized or BPE.train(texts, vocab_size, lower=True).serialized
         (folder / "tokenizer.json").write_text(bpe, encoding="utf-8")
         tokenizer = Tokenizer.from_str(bpe)
@@ -213,11 +213,15 @@ class ExampleBatches(Batches):
 
     weights: (classes,) what an example of each class counts in the loss; crop: pixels that a
     picture is moved by at most; flip: mirror half of them; hide: the share of a text's tokens that
-    are not seen, drawn anew in each epoch.
+    are not seen, drawn anew in each epoch. Raises BadInput.
     """
 
     def __init__(self, examples: Texts | Pictures, batch_tokens: int, seed: int, batch_size: int,
                  weights: np.ndarray, crop: int = 0, flip: bool = False, hide: float = 0.0):
+        if hide and isinstance(examples, Pictures):
+            raise BadInput(f"--hide {hide}: it is for texts, and these are pictures")
+        if (crop or flip) and isinstance(examples, Texts):
+            raise BadInput("--crop and --flip are for pictures, and these are texts")
         super().__init__(examples, batch_tokens, seed, batch_size)
         self.weights, self.crop, self.flip = torch.from_numpy(weights).float(), crop, flip
         self.hide = hide
@@ -236,7 +240,7 @@ class ExampleBatches(Batches):
         """As `Batches.batch`: (x, label, weight)."""
         more = (self.moved(epoch)[rows],) if self.crop or self.flip else ()
         x, label, weight = self.examples.batch(rows, *widths, *more)
-        if self.hide and len(rows):                        # as padding; the first token stays
+        if self.hide and len(rows):                        # the first token stays: no text is empty
             # Each text's own numbers, so that they are the same in whatever batch it comes.
             drawn = [np.random.default_rng([self.seed, epoch, row]).random(x.shape[1] - 1)
                      for row in rows]

@@ -44,7 +44,7 @@ FLAGS = {
         ("--dropout", float, 0.1, "share of activations dropped in training"),
         ("--norm", ("pre", "post"), "pre", "layer norm before each sub-layer, or after it"),
         ("--patch", int, 4, "pixels a side of a picture's patches"),
-        ("--stem", int, 0, "channels of the first of two convolutions before them; 0: none"),
+        ("--stem", int, 0, "channels of the first of two convolutions of a picture; 0: none"),
         ("--init", str, "", "begin with the weights in this Hugging Face folder (BERT, ViT ...)"),
         ("--freeze", int, 0, "the embeddings and so many lower layers do not learn"),
     ],
@@ -178,9 +178,10 @@ def complete(parsed: argparse.Namespace, restarted: str = "") -> argparse.Namesp
             if flags["init"] and name in parsed.given:
                 raise BadInput(f"--{name.replace('_', '-')}: --init's weights have a shape already")
     for name in asked.keys() - CHANGEABLE if checkpoint else ():
-        if asked[name] != stored.get(name):
+        before = stored.get(name, defaults[name])          # a flag may be newer than the run
+        if asked[name] != before:
             raise BadInput(f"--{name.replace('_', '-')} {asked[name]}: {folder} was started with "
-                           f"{stored.get(name)}; --resume {folder} remembers a run's flags")
+                           f"{before}; --resume {folder} remembers a run's flags")
     args = argparse.Namespace(**flags)
     check(args, parsed.devices)
     args.saved = checkpoint["task"] if checkpoint else None

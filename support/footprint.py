@@ -25,7 +25,8 @@ def flops(config: LayerConfig, src_lengths: Tensor, tgt_lengths: Tensor | None =
     """Floating-point operations to train on sentences of these lengths in tokens, without padding.
 
     A product of (a, b) and (b, c) counts 2abc; the backward pass counts twice the forward pass.
-    Without tgt_lengths: those of a Classifier's layers, beside which the rest are few.
+    Without tgt_lengths: those of a Classifier's layers. The rest are few, and not counted; but a
+    stem of convolutions may take a fifth of all.
     """
     s, d = src_lengths.double(), config.d_model
     t = s * 0 if tgt_lengths is None else tgt_lengths.double()

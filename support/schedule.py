@@ -23,7 +23,10 @@ def learning_rate(step: int, args, last: int) -> float:
 
 
 def freeze(model: Classifier, layers: int) -> None:
-    """Embeddings and the lowest `layers` layers learn nothing any more. Raises BadInput."""
+    """Keeps the lowest `layers` layers, and all below them, as they are; 0: nothing is kept.
+
+    Raises BadInput.
+    """
     config, below = model.config, tuple(f"encoder.{i}." for i in range(layers))
     if layers > config.layers:
         raise BadInput(f"--freeze {layers}: there are {config.layers} layers")

@@ -1,9 +1,9 @@
 """Fine-tuning beside Hugging Face's Trainer: same weights or shape, same rows, one after the other, on all cores.
 
     python tests/finetuning.py --data agnews --init FOLDER --epochs 2
-    python tests/finetuning.py --data agnews --layers 2 --d-model 256 --d-ff 1024 --epochs 3     # from nothing
+    python tests/finetuning.py --data agnews --layers 2 --d-ff 512                        # from nothing
 
-All other flags are those of train_cpu.py. Needs `pip install transformers accelerate`. The Trainer has its
+All other flags are those of train_cpu.py, whose presets for any table hold. Needs `pip install transformers accelerate`. The Trainer has its
 own defaults: one process with a thread a core, batches of 8 as they come, padded to their longest, AdamW at
 5e-5, fp32; then the same with bf16=True. Prints a table: samples a second in training, and the accuracy on
 rows of the test part afterwards. This project holds one row in 20 out to validate on, and trains on the rest.
@@ -23,14 +23,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from support.flags import complete, parse_arguments
-from support.labelled import classes_of, find_labelled
+import torch
+
+from support.labelled import Labelled, classes_of, find_labelled
 from support.machine import available_cores, device_name
 
 
 def train_by_trainer(folder: Path) -> None:
     """Trains what told.json in `folder` describes; prints its speed and accuracy."""
-    import torch
     from transformers import (AutoModelForSequenceClassification, AutoTokenizer, BertConfig,
                               BertForSequenceClassification, PreTrainedTokenizerFast, Trainer, TrainingArguments)
 
@@ -59,9 +59,8 @@ def train_by_trainer(folder: Path) -> None:
     print(f"{speed:.2f} samples/s, accuracy {(found.predictions.argmax(-1) == found.label_ids).mean():.4f}")
 
 
-def write_rows(folder: Path, args, most: int) -> int:
+def write_rows(folder: Path, corpus: Labelled, most: int) -> int:
     """train.csv and test.csv in `folder`: some rows of the corpus, the same for all. Returns how many classes."""
-    corpus = find_labelled(args.data, args.valid, args.test, args.text, args.label)
     classes = classes_of(corpus)
     for part, count in (("train", most), ("test", most // 3)):
         rows = list(corpus.parts[part]())
@@ -86,30 +85,33 @@ def main() -> None:
     own = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
                                   formatter_class=argparse.RawDescriptionHelpFormatter)
     own.add_argument("--rows", metavar="N", type=int, default=3000, help="rows to train on; a third as many test")
-    own.add_argument("--trainer", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)
+    own.add_argument("--data", required=True, help="the corpus, as train_cpu.py takes it")
+    for name in ("test", "text", "label", "init"):
+        own.add_argument(f"--{name}", default="", help="as train_cpu.py takes it")
+    if sys.argv[1:2] == ["--trainer"]:
+        return train_by_trainer(Path(sys.argv[2]))
     given, flags = own.parse_known_args()
-    if given.trainer:
-        return train_by_trainer(given.trainer)
-    sys.argv = ["train_cpu.py", *flags]
-    args = complete(parse_arguments(__doc__, devices=("cpu",), procs=(int, 0, "processes")))
     found = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        classes = write_rows(folder, args, given.rows)
-        mine = [*flags, "--data", "train.csv", "--valid", "", "--test", "test.csv", "--text", "text", "--label", "class"]
+        corpus = find_labelled(given.data, test=given.test, text=given.text, label=given.label)
+        if "test" not in corpus.parts:
+            sys.exit(f"error: {given.data} has no test part: name one with --test")
+        classes = write_rows(folder, corpus, given.rows)
+        mine = ["--data", "train.csv", "--test", "test.csv", "--text", "text", "--label", "class", *flags]
+        if given.init:
+            mine += ["--init", str(Path(given.init).resolve())]
         run([str(ROOT / "train_cpu.py"), "--name", "ours", *mine], folder)
-        summary = json.loads((folder / "logs/ours/summary.json").read_text())
+        summary, config = (json.loads((folder / "logs/ours" / name).read_text()) for name in ("summary.json", "config.json"))
         speeds = [epoch["samples_per_second"] for epoch in summary["epochs"]]
         found.append(("this project", sum(speeds) / len(speeds), summary["test_accuracy"]))
         print("%s: %.1f samples/s, accuracy %.4f" % found[-1], file=sys.stderr, flush=True)
-        told = {"init": args.init and str(Path(args.init).resolve()), "classes": classes, "epochs": args.epochs,
-                "max_length": args.max_length,
-                "shape": {"num_hidden_layers": args.layers, "hidden_size": args.d_model, "num_attention_heads": args.heads,
-                          "intermediate_size": args.d_ff, "max_position_embeddings": args.max_length,
-                          "hidden_dropout_prob": args.dropout, "attention_probs_dropout_prob": args.dropout}}
-        if not args.init:
-            import torch
-
+        args = config["flags"]
+        told = {"init": args["init"], "classes": classes, "epochs": args["epochs"], "max_length": args["max_length"],
+                "shape": {"num_hidden_layers": args["layers"], "hidden_size": args["d_model"], "num_attention_heads": args["heads"],
+                          "intermediate_size": args["d_ff"], "max_position_embeddings": args["max_length"],
+                          "hidden_dropout_prob": args["dropout"], "attention_probs_dropout_prob": args["dropout"]}}
+        if not args["init"]:
             serialized = torch.load(folder / "logs/ours/best.pt", weights_only=True)["task"]["tokenizer"]
             (folder / "tokenizer.json").write_text(serialized, encoding="utf-8")
             told["tokenizer"] = str(folder / "tokenizer.json")

@@ -63,7 +63,8 @@ def run(folder: Path, mode: str, procs: int, accumulate: int, *flags: str) -> tu
 def differences(one: tuple, other: tuple) -> tuple[float, float]:
     """The largest relative difference of train_loss, and the largest absolute one of a weight."""
     assert len(one[0]) == len(other[0]) == STEPS
-    assert one[1].keys() == other[1].keys() and one[2] == other[2]
+    assert one[1].keys() == other[1].keys()
+    assert one[2] == other[2], "the confusion matrices differ"
     return (max(abs(a - b) / a for a, b in zip(one[0], other[0])),
             max(float((one[1][name] - other[1][name]).abs().max()) for name in one[1]))
 

@@ -160,8 +160,9 @@ def test_hidden_tokens_depend_on_seed_epoch_and_text_alone():
         def lengths(self, rows):
             return [np.full(len(rows), 9)]
 
-        def batch(self, rows, width=0):
-            return torch.from_numpy(np.asarray(rows))[:, None] * 9 + torch.arange(1, 10), torch.zeros(len(rows), dtype=int), torch.ones(len(rows))
+        def batch(self, rows, width=9):
+            ids = torch.from_numpy(np.asarray(rows))[:, None] * 9 + torch.arange(1, 1 + width)
+            return ids, torch.zeros(len(rows), dtype=int), torch.ones(len(rows))
 
     plan = ExampleBatches(Whole(), 90, 1, 0, np.ones(1), hide=0.4)
     rows = np.arange(40)
@@ -170,6 +171,7 @@ def test_hidden_tokens_depend_on_seed_epoch_and_text_alone():
     assert torch.equal(x[~hidden], whole[~hidden]) and not hidden[:, 0].any()
     assert 0.3 < float(hidden[:, 1:].float().mean()) < 0.5
     assert torch.equal(plan.batch(rows[[30, 2]], [9], epoch=0)[0], x[[30, 2]])
+    assert torch.equal(plan.batch(rows[[7]], [5], epoch=0)[0], x[[7], :5])
     assert not torch.equal(plan.batch(rows, [9], epoch=1)[0] == 0, hidden)
     assert not torch.equal(ExampleBatches(Whole(), 90, 2, 0, np.ones(1), hide=0.4).batch(rows, [9], 0)[0] == 0, hidden)
 
@@ -184,10 +186,16 @@ def test_kill_9_loses_nothing(tmp_path, table):
     (["--data", "TABLE", "--label", "nothing"], "no column"),
     pytest.param(["--data", "kinds", "--d-model", "33"], "heads", marks=pytest.mark.slow),
     (["--data", "phrasebook", "--freeze", "1"], "for classifiers"),
+    (["--data", "phrasebook", "--stem", "8"], "for classifiers"),
+    pytest.param(["--data", "kinds", "--crop", "1"], "for pictures", marks=pytest.mark.slow),
     (["--data", "kinds", "--init", "nowhere"], "nowhere"),
+    (["--data", "PICTURES", "--hide", "0.1"], "for texts"),
+    (["--data", "PICTURES", "--patch", "2", "--stem", "8"], "patch 2: with a stem"),
+    pytest.param(["--data", "kinds", "--stem", "8"], "for pictures", marks=pytest.mark.slow),
 ])
-def test_what_cannot_be_is_said_in_one_line(tmp_path, table, flags, expected):
-    done = run_script("train_cpu.py", *(table[1] if flag == "TABLE" else flag for flag in flags), cwd=tmp_path)
+def test_what_cannot_be_is_said_in_one_line(tmp_path, table, pictures, flags, expected):
+    named = {"TABLE": table[1], "PICTURES": pictures[1]}
+    done = run_script("train_cpu.py", *(named.get(flag, flag) for flag in flags), cwd=tmp_path)
     lines = done.stderr.strip().splitlines()
     assert done.returncode == 2 and len(lines) == 1 and expected in lines[0], done.stderr
 

@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from model import Classifier, ClassifierConfig, initialize, sinusoids
 from support.footprint import flops
+from support.schedule import freeze
 
 torch.set_num_threads(1)                                   # so small a model gains nothing by more
 TEXTS = dict(vocab_size=30, layers=2, d_model=16, heads=2, d_ff=32, dropout=0.0, head_dropout=0.0, max_length=12)
@@ -81,6 +82,20 @@ def test_pictures(first):
 
 
 @torch.no_grad()
+def test_a_stem_is_two_convolutions_that_each_halve_the_picture():
+    model = make_model(**PICTURES | dict(patch=4, image_size=8), stem=32, positions="learned")
+    pixels, (first, second) = torch.randn(5, 3, 8, 8), (model.stem[0], model.stem[2])
+    x = F.conv2d(pixels, first.weight, first.bias, stride=2, padding=1).relu()
+    x = F.conv2d(x, second.weight, second.bias, stride=2, padding=1).relu()         # (5, 64, 2, 2)
+    x = F.linear(x.flatten(2).transpose(1, 2), model.embedding.weight, model.embedding.bias)
+    torch.testing.assert_close(model.embed(pixels), x + model.positions, rtol=1e-4, atol=1e-5)
+    initialize(model, 1)
+    assert second.weight.std().item() == pytest.approx((2 / (32 * 9)) ** 0.5, rel=0.05)     # what goes in has so many numbers
+    freeze(model, model.config.layers)
+    assert {name.split(".")[0] for name, weight in model.named_parameters() if weight.requires_grad} == {"norm", "head"}
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("head", ["", "tanh", "relu"])
 def test_pools_and_heads(head):
     ids = make_texts()
@@ -128,7 +143,8 @@ def test_dropout_is_where_it_is_said_to_be():
 
 
 @pytest.mark.parametrize("wrong, said", [
-    (dict(classes=1), "there is 1 class"), (dict(image_size=7), "image_size 7 is no multiple of patch 2"), (dict(image_size=0), "image_size 0"),
+    (dict(stem=4), "patch 2: with a stem"), (dict(classes=1), "there is 1 class"),
+    (dict(image_size=7), "image_size 7 is no multiple of patch 2"), (dict(image_size=0), "image_size 0"),
     (dict(activation="tanh"), "activation 'tanh' is none of relu, gelu")])
 def test_an_impossible_shape_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):

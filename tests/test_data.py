@@ -30,6 +30,13 @@ def read(path, **how):
 # --- Corpora
 
 
+def test_a_tokenizer_of_lower_case_knows_a_word_however_it_is_written():
+    texts = ["Oil OIL oil"] * 9
+    for lower in (True, False):
+        oil, capital = BPE.train(iter(texts), 300, lower=lower).encode(["oil", "OIL"])
+        assert (oil == capital) == lower
+
+
 def test_parallel_files_plain_and_gz_with_bom_and_crlf(tmp_path):
     write_pairs(tmp_path / "a", PAIRS)
     assert read(tmp_path / "a") == PAIRS

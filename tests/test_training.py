@@ -242,8 +242,12 @@ def test_a_name_goes_on_with_its_run_or_refuses_other_flags(tmp_path, train):
     done = train(tmp_path, *how, "--steps", "8")
     assert done.returncode == 0, done.stderr
     assert [int(row["step"]) for row in read_metrics(run)] == list(range(1, 9))
+    older = torch.load(run / "last.pt", weights_only=True)
+    del older["flags"]["hide"]                             # as if the run were older than this flag
+    torch.save(older, run / "last.pt")
+    assert train(tmp_path, *how, "--steps", "9").returncode == 0
     before = {name: (run / name).read_bytes() for name in ("metrics.csv", "summary.json", "last.pt")}
-    done = train(tmp_path, *how, "--steps", "8", "--lr", "0.5")
+    done = train(tmp_path, *how, "--steps", "9", "--lr", "0.5")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "--lr 0.5: logs/r was started with 0.002; --resume logs/r remembers" in done.stderr
     (run / "last.pt").unlink()
