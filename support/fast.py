@@ -8,6 +8,7 @@ read it. tests/test_fast.py compares the twins; tests/tricks.py measures what ea
 
 import ctypes
 import math
+import os
 import sys
 
 import torch
@@ -20,6 +21,8 @@ from model import Attention, Transformer
 torch.backends.cuda.enable_cudnn_sdp(False)
 # Convolutions: fp32 is fp32, and the same sums come in the same order each time.
 torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, True
+# oneDNN makes a plan for each new shape and keeps 1,024; an epoch has several times as many.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
 
 
 def speed_up(model: nn.Module, device: str, bf16: bool) -> nn.Module:

@@ -87,6 +87,9 @@ CHANGES = {                                                # trick: (what is ins
     "attention written out in bf16": ("PyTorch's", put(fast, "short_attention", SDPA), []),
     "attention for short sentences": (
         "as model.py writes it", put(fast, "short_attention", model.scaled_dot_product), []),
+    "oneDNN's plans for all shapes": (                     # seen from the second epoch on
+        "for the last 1,024",
+        lambda: os.environ.update(ONEDNN_PRIMITIVE_CACHE_CAPACITY="1024"), []),
     "glibc's memory as it is": ("memory that it keeps", fast.keep_memory, []),
     "random bits of dropout 64 at a time": (
         "nn.Dropout", put(fast, "FastDropout", torch.nn.Dropout), []),
