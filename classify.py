@@ -104,8 +104,8 @@ class Labeller:
         return "\n".join(f"{name:{wide}}  {p:6.1%}  {'=' * round(30 * p)}" for name, p in rows)
 
 
-def find_examples(args: argparse.Namespace, labeller: Labeller) -> Callable:
-    """The reader of what --score names. Raises BadInput."""
+def find_examples(args: argparse.Namespace, labeller: Labeller) -> tuple[Callable, str]:
+    """The reader of what --score names, and which of several parts it is. Raises BadInput."""
     flags = load(labeller.path)["flags"]
     given = {name: getattr(args, name) or flags.get(name, "") for name in ("text", "label")}
     if args.score in PARTS and not Path(args.score).exists():
@@ -118,12 +118,13 @@ def find_examples(args: argparse.Namespace, labeller: Labeller) -> Callable:
         refuse(f"--score {args.score}: {corpus.kind}s, but {labeller.path} knows {labeller.kind}s")
     if part not in corpus.parts:
         refuse(f"--score {part}: {corpus.name} has no such part, only {', '.join(corpus.parts)}")
-    return corpus.parts[part]
+    return corpus.parts[part], f" of the {part} part" if len(corpus.parts) > 1 else ""
 
 
 def score(args: argparse.Namespace, labeller: Labeller) -> None:
     """Prints what a confusion matrix says of the model, and how long it took."""
-    classes, examples = labeller.classes, find_examples(args, labeller)()
+    classes, (read, part) = labeller.classes, find_examples(args, labeller)
+    examples = read()
     number, n = {name: i for i, name in enumerate(classes)}, len(classes)
     counts, began = torch.zeros(n * n, dtype=torch.int64), time.perf_counter()
     while block := list(islice(examples, AT_ONCE)):
@@ -136,8 +137,8 @@ def score(args: argparse.Namespace, labeller: Labeller) -> None:
     seconds = time.perf_counter() - began
     if not (total := int(counts.sum())):
         refuse(f"--score {args.score}: there is no example in it")
-    print(f"{table(counts.view(n, n), classes)}\n\n{total:,} {labeller.kind}s, {seconds:.1f} s, "
-          f"{total / seconds:,.0f} {labeller.kind}s/s")
+    print(f"{table(counts.view(n, n), classes)}\n\n{total:,} {labeller.kind}s{part}, "
+          f"{seconds:.1f} s, {total / seconds:,.0f} {labeller.kind}s/s")
 
 
 def talk(labeller: Labeller) -> None:

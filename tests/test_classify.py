@@ -215,7 +215,9 @@ def test_of_a_folder_with_parts_the_one_to_test_on_is_scored(answer, tmp_path):
             inner.mkdir(parents=True, exist_ok=True)
             (inner / f"{number}.txt").write_text(text)
         if part != "train":
-            assert f"\n{len(texts)} texts, " in answer("--score", tmp_path / "all").out
+            named = "valid" if part == "dev" else part
+            found = answer("--score", tmp_path / "all").out
+            assert f"\n{len(texts)} texts of the {named} part, " in found
 
 
 def test_what_cannot_be_scored_is_refused(answer, tmp_path):
