@@ -14,14 +14,11 @@ def learning_rate(step: int, args, last: int) -> float:
 
     All schedules rise in a straight line to --lr in --warmup steps. Then `noam` falls with the
     step's root (section 5.3; the paper's peak is (d_model * warmup) ** -0.5), `linear` in a line
-    and `cosine` along half a wave to 0 after the last step, and for these at most half of the run
-    is warm-up.
+    and `cosine` along half a wave to 0 after the last step.
     """
-    if args.schedule == "noam":
+    if step <= args.warmup or args.schedule == "noam":
         return args.lr * min(step / args.warmup, (args.warmup / step) ** 0.5)
-    if step <= (warmup := min(args.warmup, last // 2)):
-        return args.lr * step / warmup
-    left = (last + 1 - step) / (last + 1 - warmup)
+    left = (last + 1 - step) / (last + 1 - args.warmup)
     return args.lr * (left if args.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2)
 
 

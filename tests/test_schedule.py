@@ -21,13 +21,6 @@ def test_all_schedules_rise_in_a_line_to_the_peak(schedule):
     assert after == sorted(after, reverse=True) and after[-1] > 0
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_a_short_run_reaches_the_peak_and_comes_down_again(schedule):
-    short = rates(schedule, warmup=100, last=12)
-    assert short[:6] == pytest.approx([n / 6 for n in range(1, 7)]) and short[-1] < 0.2
-    assert rates(schedule, last=1)[0] > 0                  # no step is left for a warm-up
-
-
 def test_noam_falls_with_the_root_of_the_step():
     assert rates("noam", last=16)[15] == pytest.approx(0.5)
 
