@@ -30,17 +30,17 @@ from support.pretrained import read_folder
 from support.schedule import freeze
 
 # What to begin with for a corpus; a flag that is given wins.
-ANY = dict(schedule="linear", warmup=200, label_smoothing=0.0, average=1, weight_decay=0.01,
+ANY = dict(schedule="linear", warmup=0, label_smoothing=0.0, average=1, weight_decay=0.01,
            epochs=5, lr=1e-3, batch_tokens=4096, vocab_size=8000, max_length=256)
-FINE_TUNED = ANY | dict(lr=1.5e-4, epochs=2, batch_size=64, warmup=100, max_length=128)
+FINE_TUNED = ANY | dict(lr=1.5e-4, epochs=2, batch_size=64, max_length=128)
 PRESETS = {
     "kinds": dict(vocab_size=1000, layers=1, d_model=64, d_ff=128, epochs=2, lr=3e-3,
                   batch_tokens=2048),
     "agnews": dict(layers=1, d_ff=512, dropout=0.3, epochs=8, average=5, label_smoothing=0.1,
-                   vocab_size=30_000, hide=0.5),
+                   vocab_size=30_000, hide=0.5, warmup=200),
     "fashion-mnist": dict(layers=2, d_model=128, heads=4, d_ff=512, patch=4, stem=64, lr=2e-3,
                           crop=1, flip="yes", epochs=24, batch_size=128, schedule="cosine",
-                          average=5),
+                          average=5, warmup=200),
 }
 CORPUS_FLAGS = ("data", "valid", "test", "text", "label")
 
@@ -139,7 +139,7 @@ class Classification:
         last = max(name.rsplit(".", 1)[0] for name in names if name.startswith("head."))
         order = [found.labels.index(name) for name in self.classes if name in found.labels]
         for name in [name for name in self.weights if name.startswith(last)]:
-            if len(order) == len(self.classes):            # the same classes, perhaps reordered
+            if len(order) == len(self.classes) and max(order) < len(self.weights[name]):
                 self.weights[name] = self.weights[name][order]
             else:                                          # it was made for other classes
                 found.left_out.append(name)

@@ -13,8 +13,8 @@ OF_ONE_PAGE = {"procs", "sharded", "mesh"}                 # other pages pass th
 def read_config(path: str, kinds: dict) -> dict:
     """The flags that a file gives, by name; headings in it, such as `model:`, mean nothing.
 
-    kinds: of each flag its type, or the words it may be. A run's config.json has its flags under
-    "flags". Raises BadInput.
+    kinds: of each flag its type, or the words it may be. A run's config.json has a "mode", and its
+    flags under "flags". Raises BadInput.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def read_config(path: str, kinds: dict) -> dict:
     except Exception as problem:                           # YAML's errors are of many lines
         raise BadInput(f"--config {path}: {str(problem).splitlines()[0]}")
     passed_over, flags = OF_ONE_PAGE - kinds.keys(), {}
-    if isinstance(content, dict) and "flags" in content:   # a run's record
+    if isinstance(content, dict) and {"mode", "flags"} <= content.keys():     # a run's record
         content, passed_over = content["flags"], passed_over | NOT_TAKEN
     if not isinstance(content, dict):
         raise BadInput(f"--config {path}: no flags in it")

@@ -223,8 +223,8 @@ class ExampleBatches(Batches):
         if (crop or flip) and isinstance(examples, Texts):
             raise BadInput("--crop and --flip are for pictures, and these are texts")
         super().__init__(examples, batch_tokens, seed, batch_size)
-        self.weights, self.crop, self.flip = torch.from_numpy(weights).float(), crop, flip
-        self.hide = hide
+        self.crop, self.flip, self.hide = crop, flip, hide
+        self.weights = torch.from_numpy(weights).bfloat16().float()    # FSDP rounds them to bf16
         self.drawn = (-1, None)
 
     def moved(self, epoch: int) -> np.ndarray:

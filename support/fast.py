@@ -140,4 +140,4 @@ class SummedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_loss: Tensor, _):
         d_x, d_weight = ctx.saved_tensors
-        return d_x * d_loss.to(d_x.dtype), d_weight * d_loss.to(d_weight.dtype), None, None, None
+        return d_x * d_loss, d_weight * d_loss, None, None, None

@@ -55,7 +55,7 @@ FLAGS = {
         ("--epochs", int, 10, "times through the corpus"),
         ("--steps", int, 0, "stop after this many steps instead"),
         ("--lr", float, 2e-3, "peak learning rate, reached at the end of the warm-up"),
-        ("--warmup", int, 1000, "warm-up steps"),
+        ("--warmup", int, 1000, "warm-up steps; 0: a tenth of the run"),
         ("--schedule", ("noam", "linear", "cosine"), "noam", "how the rate falls after that"),
         ("--head-lr", float, 0.0, "peak rate of a classifier's head; 0: --lr"),
         ("--weight-decay", float, 0.0, "of AdamW; biases and norms never decay"),
@@ -106,7 +106,7 @@ BOUNDS = {"vocab_size": (1, 10**7), "max_length": (1, 32_767), "d_model": (1, 65
           "accumulate": (1, 10_000), "batch_size": (0, 10**8), "image_size": (0, 4096),
           "hide": (0, 0.9), "patch": (1, 4096), "stem": (0, 4096), "freeze": (0, 1000),
           "crop": (0, 1000), "head_lr": (0, MOST), "weight_decay": (0, 1), "patience": (0, MOST),
-          "epochs": (1, MOST), "warmup": (1, MOST), "log_every": (1, MOST), "average": (1, 1000),
+          "epochs": (1, MOST), "warmup": (0, MOST), "log_every": (1, MOST), "average": (1, 1000),
           "timeout": (1, 10**7), "steps": (0, MOST), "lr": (0, MOST), "clip": (0, MOST),
           "seed": (0, MOST), "eval_every": (0, MOST), "save_every": (0, MOST), "mesh": (1, 10_000),
           "peak_tflops": (0, MOST), "delay_ms": (0, 10**6), "procs": (0, 10_000)}
@@ -172,10 +172,11 @@ def complete(parsed: argparse.Namespace, restarted: str = "") -> argparse.Namesp
         presets = tasks.presets(defaults | given)
         if "batch_tokens" in given:                        # it was asked for: no other size wins
             presets = presets | {"batch_size": 0}
-        flags = asked = defaults | presets | given
+        usual = defaults | presets
+        flags = asked = usual | given
         for name in ("layers", "d_model", "heads", "d_ff", "norm", "patch", "stem",
                      "vocab_size"):
-            if flags["init"] and name in parsed.given:
+            if flags["init"] and (name in parsed.given or flags[name] != usual[name]):
                 raise BadInput(f"--{name.replace('_', '-')}: --init's weights have a shape already")
     for name in asked.keys() - CHANGEABLE if checkpoint else ():
         before = stored.get(name, defaults[name])          # a flag may be newer than the run

@@ -25,8 +25,7 @@ def flops(config: LayerConfig, src_lengths: Tensor, tgt_lengths: Tensor | None =
     """Floating-point operations to train on sentences of these lengths in tokens, without padding.
 
     A product of (a, b) and (b, c) counts 2abc; the backward pass counts twice the forward pass.
-    Without tgt_lengths: those of a Classifier's layers. The rest are few, and not counted; but a
-    stem of convolutions may take a fifth of all.
+    Without tgt_lengths: those of a Classifier's layers and stem. The rest are few, and not counted.
     """
     s, d = src_lengths.double(), config.d_model
     t = s * 0 if tgt_lengths is None else tgt_lengths.double()
@@ -34,7 +33,9 @@ def flops(config: LayerConfig, src_lengths: Tensor, tgt_lengths: Tensor | None =
     weights = s * (4 * d * d + ffn + memory) + t * (6 * d * d + ffn)        # a layer's
     scores = 2 * d * (s * s + t * (t + 1) / 2 + t * s)              # q k^T, and as much for v
     projection = t * d * getattr(config, "vocab_size", 0)
-    return float(3 * 2 * (config.layers * (weights + scores) + projection).sum())
+    stem = getattr(config, "stem", 0)                      # its two convolutions of 3 x 3 pixels
+    pixels = 9 * stem * (config.channels + stem / 2) * (config.image_size / 2) ** 2 if stem else 0
+    return float(3 * 2 * (config.layers * (weights + scores) + projection + pixels).sum())
 
 
 @dataclass

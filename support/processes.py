@@ -180,6 +180,7 @@ def torchrun(train: Callable, args: Namespace) -> None:
         store = this_attempt(shared, rank, world_size, timeout)
         try:
             args = share_arguments(args, shared, store, rank, world_size)
+            shared.set_timeout(timedelta(seconds=args.timeout))     # --config may have another
             args.threads = torch.get_num_threads()      # torchrun sets OMP_NUM_THREADS=1 by default
             stopped = run(train, rank, world_size, store, args)
         except (BadInput, OSError):

@@ -12,13 +12,14 @@ from support.errors import BadInput
 def learning_rate(step: int, args, last: int) -> float:
     """The rate of a step, counted from 1, of a run of `last` steps.
 
-    All schedules rise in a straight line to --lr in --warmup steps. Then `noam` falls with the
-    step's root (section 5.3; the paper's peak is (d_model * warmup) ** -0.5), `linear` in a line
-    and `cosine` along half a wave to 0 after the last step.
+    All schedules rise in a straight line to --lr in --warmup steps (0: a tenth of the run). Then
+    `noam` falls with the step's root (section 5.3; the paper's peak is (d_model * warmup) ** -0.5),
+    `linear` in a line and `cosine` along half a wave to 0 after the last step.
     """
-    if step <= args.warmup or args.schedule == "noam":
-        return args.lr * min(step / args.warmup, (args.warmup / step) ** 0.5)
-    left = (last + 1 - step) / (last + 1 - args.warmup)
+    warmup = args.warmup or max(1, last // 10)
+    if step <= warmup or args.schedule == "noam":
+        return args.lr * min(step / warmup, (warmup / step) ** 0.5)
+    left = (last + 1 - step) / (last + 1 - warmup)
     return args.lr * (left if args.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2)
 
 

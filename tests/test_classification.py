@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import random
+import shutil
 import struct
 import subprocess
 from dataclasses import asdict
@@ -240,6 +241,17 @@ def test_published_weights_are_tuned_alike_and_frozen_ones_stay(tmp_path, table,
     assert (one["encoder.1.feed_forward.0.weight"] - before["encoder.1.feed_forward.0.weight"]).abs().max() > 1e-3
     fine_tune(tmp_path, mode, 2, "two", table, init, *frozen[:4], "--steps", "12")        # and it goes on
     assert [int(row["step"]) for row in read_metrics(tmp_path / "logs" / "two")] == list(range(1, 13))
+
+
+def test_a_folder_that_names_more_classes_than_it_has_rows_for(tmp_path, table, published):
+    """Its last layer is left out, as one for other classes is; the table's classes are among the names."""
+    folder = shutil.copytree(published[0], tmp_path / "bert")
+    said = json.loads((folder / "config.json").read_text())
+    names = ["no", "yes", "maybe", *WORDS]
+    said |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    (folder / "config.json").write_text(json.dumps(said))
+    said = fine_tune(tmp_path, "cpu", 1, "one", table, str(folder), "--steps", "1")
+    assert "new are head.3.bias, head.3.weight" in said and "left out: 2 (head.3." in said
 
 
 @pytest.mark.parametrize("flags, expected", [

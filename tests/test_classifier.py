@@ -170,3 +170,13 @@ def test_the_flop_count_is_that_of_the_layers():
         model(ids, torch.zeros(3, dtype=torch.long), torch.ones(3))[0].backward()
     head = 3 * 2 * 3 * 16 * 4                              # the last layer, which is left out
     assert counter.get_total_flops() - head == flops(model.config, torch.full((3,), 12))
+
+
+def test_the_flop_count_has_the_stem():
+    model = make_model(**PICTURES | dict(layers=1, patch=4, image_size=8, stem=6, max_length=1), bias=True)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        model(torch.rand(2, 3, 8, 8), torch.zeros(2, dtype=torch.long), torch.ones(2))[0].backward()
+    left_out = 3 * 2 * 2 * (16 * 4 + 4 * 12 * 16)          # the last layer, and the patches' projection
+    unneeded = 2 * 2 * (9 * 3 * 6 * 16)                    # the picture itself has no gradient
+    assert counter.get_total_flops() - left_out == flops(model.config, torch.full((2,), 4)) - unneeded

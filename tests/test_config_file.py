@@ -53,17 +53,29 @@ def test_words_that_yaml_takes_for_bools_and_flags_given_twice(tmp_path):
     with pytest.raises(BadInput, match="lr is given twice"):
         read_config(write(tmp_path, "b.yaml", "model: {lr: 1}\ntraining: {lr: 2}"), KINDS)
     with pytest.raises(BadInput, match="no flags in it"):
-        read_config(write(tmp_path, "a.json", '{"flags": null}'), KINDS)
+        read_config(write(tmp_path, "a.json", '{"mode": "cpu", "flags": null}'), KINDS)
 
 
 def test_what_another_page_has_recorded_is_passed_over(tmp_path):
-    path = write(tmp_path, "config.json", json.dumps({"flags": {"lr": 1.0, "threads": 1, "procs": 2, "sharded": True, "mesh": 2}}))
+    path = write(tmp_path, "config.json", json.dumps({"mode": "cpu", "flags": {"lr": 1.0, "threads": 1, "procs": 2, "sharded": True, "mesh": 2}}))
     assert read_config(path, KINDS) == {"lr": 1.0} and read_config(path, KINDS | {"procs": int}) == {"lr": 1.0, "procs": 2}
     assert read_config(path, KINDS | {"mesh": int}) == {"lr": 1.0, "mesh": 2}
 
 
 def test_a_file_that_is_no_record_may_name_the_run(tmp_path):
     assert read_config(write(tmp_path, "a.yaml", "name: mine\nlr: 1"), KINDS) == {"name": "mine", "lr": 1.0}
+    path = write(tmp_path, "b.yaml", "flags:\n  name: mine\nmodel:\n  d_model: 64\n")     # a heading like any other
+    assert read_config(path, KINDS) == {"name": "mine", "d_model": 64}
+
+
+def test_a_file_cannot_give_published_weights_another_shape(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train_cpu.py", "--config", "a.yaml"])
+    write(tmp_path, "a.yaml", "data: kinds\ninit: bert\nlayers: 4\n")
+    with pytest.raises(BadInput, match="--layers: --init's weights have a shape already"):
+        complete(parse_arguments("", devices=("cpu",)))
+    write(tmp_path, "a.yaml", "data: kinds\ninit: bert\nlayers: 3\n")     # as a record has what is not looked at
+    assert complete(parse_arguments("", devices=("cpu",))).init == "bert"
 
 
 def test_the_command_line_goes_before_the_file_also_in_other_words(tmp_path, monkeypatch):

@@ -272,6 +272,19 @@ def test_an_epoch_has_every_sentence_once_little_padding_and_few_shapes(batches)
     assert len(shapes) <= 90
 
 
+def test_steps_are_as_full_as_may_be_of_pairs_that_fit_together():
+    rng = np.random.default_rng(0)
+    src, tgt = (np.repeat(side, 40) for side in ([9, 5, 7, 2], [3, 7, 5, 6]))
+    steps = data.group_by_length([src, tgt], 70, rng)
+    assert [len(step) for step in steps[:7]] == [7] * 5 + [7, 10]          # 70 // 9; then the rest with sevens
+    assert {(src[i], tgt[i]) for i in steps[0]} == {(9, 3)}
+    sevens = np.concatenate(steps)[40:120]                 # 5:7 and 7:5 are not mixed
+    assert (src[sevens[:40]] == 7).all() and (src[sevens[40:]] == 5).all()
+    assert [len(step) for step in data.group_by_length([src, tgt], 5, rng)] == [1] * 160      # longer than a step
+    assert len(data.group_by_length([src, tgt], 9 * 39, rng)[0]) == 32                        # in eights, from 32
+    assert len(data.group_by_length([src, tgt], 9 * 31, rng)[0]) == 31
+
+
 def test_order_is_a_function_of_seed_and_epoch(batches):
     again, other = Batches(batches.examples, 4096, seed=1), Batches(batches.examples, 4096, seed=2)
     epoch = len(batches)
@@ -327,6 +340,25 @@ def test_micro_batches_come_with_how_many_are_left(batches):
     assert [left for left, _ in found] == [2, 1, 0]
     for (_, batch), share in zip(found, batches.share(3, 1, 2, 3), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(batch, share, strict=True))
+
+
+def test_batches_for_a_gpu_are_made_a_step_ahead(batches, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda part: part)     # here without a GPU
+    monkeypatch.setattr(torch.Tensor, "to", lambda part, *_, **__: part)
+    expected = {step: batches.share(step, 1, 2, 3) for step in (3, 4, 9)}
+    made, share = [], Batches.share
+    monkeypatch.setattr(Batches, "share", lambda self, step, *how: made.append(step) or share(self, step, *how))
+    for step in expected:                                  # one after the other, then after a jump
+        for (_, batch), parts in zip(batches.step(step, 1, 2, 3, torch.device("cuda")), expected[step], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(batch, parts, strict=True))
+    batches.ahead.pop(10).result()
+    assert sorted(made) == [3, 4, 5, 9, 10] and not batches.ahead
+
+
+def test_a_batch_is_told_its_epoch(batches, monkeypatch):
+    monkeypatch.setattr(batches, "batch", lambda rows, widths, epoch: epoch)
+    epoch = len(batches)
+    assert [batches.share(step, 0, 1, 1) for step in (epoch - 1, epoch, 3 * epoch + 2)] == [[0], [1], [3]]
 
 
 @pytest.mark.slow

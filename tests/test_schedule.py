@@ -35,6 +35,12 @@ def test_the_whole_run_may_be_warm_up():
     assert rates("linear", warmup=12)[-1] == 1.0 and rates("cosine", warmup=50)[-1] == 0.24
 
 
+def test_without_a_number_a_tenth_of_the_run_is_warm_up():
+    for schedule in ("noam", "linear", "cosine"):
+        assert rates(schedule, warmup=0, last=40) == rates(schedule, warmup=4, last=40)
+    assert rates("linear", warmup=0, last=3)[0] == 1.0
+
+
 def test_matrices_decay_and_biases_and_norms_do_not_and_the_head_has_its_own_rate():
     model = Classifier(ClassifierConfig(3, vocab_size=20, layers=2, d_model=8, heads=2, d_ff=16, bias=True))
     model.encoder[0].requires_grad_(False)
