@@ -355,16 +355,18 @@ class Classifier(nn.Module):
             y = layer(y, real[:, None, None])
         return (self.norm(y) if self.config.norm == "pre" else y), real
 
-    def score(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         """Logits in fp32, (batch, classes), of ids (batch, length) or pictures."""
         return self.head(self.pool(*self.encode(x))).float()
+
+    score = logits             # to evaluate; FSDP gathers for it, so forward must not go through it
 
     def forward(self, x: Tensor, label: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """(loss, nll) of a batch, each a sum over its examples; label, weight: (batch,).
 
         weight: what an example counts in the loss; one of weight 0 does not count in nll either.
         """
-        log_p, smoothing = self.score(x).log_softmax(-1), self.config.label_smoothing
+        log_p, smoothing = self.logits(x).log_softmax(-1), self.config.label_smoothing
         nll = -log_p.gather(1, label[:, None])[:, 0]
         loss = (1 - smoothing) * nll - smoothing * log_p.mean(-1)
         return (loss * weight).sum(), (nll * (weight > 0)).sum().detach()
