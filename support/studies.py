@@ -65,12 +65,14 @@ def read_study(path: Path) -> list[dict]:
 
 def write_study(runs: list[dict], path: Path) -> None:
     """Writes runs as a study's table."""
-    columns = [*NUMBERS, *figures(runs, "test"), *RESULTS, *figures(runs, "valid")]
+    columns = [*NUMBERS, *figures(runs, "test"), "samples_per_second", *RESULTS,
+               *figures(runs, "valid")]
     with open(path, "w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow([*TEXTS, *columns])
         for run in runs:
-            cells = ["" if math.isnan(run[name]) else f"{run[name]:.8g}" for name in columns]
+            values = [run.get(name, math.nan) for name in columns]      # an older table may lack one
+            cells = ["" if math.isnan(value) else f"{value:.8g}" for value in values]
             table.writerow([*(run[name] for name in TEXTS), *cells])
 
 
@@ -106,6 +108,8 @@ def read_run(folder: Path, names: list[str]) -> dict:
         "accumulate": number(flags.get("accumulate")),
         "lr": number(flags.get("lr")),
         "delay_ms": number(flags.get("delay_ms", 0)),
+        "samples_per_second": median([number(epoch.get("samples_per_second"))
+                                      for epoch in summary.get("epochs", ())] or [math.nan]),
         "tokens_per_second": median(found["tokens_per_second"] or [math.nan]),
         "train_loss": curve[-1]["train_loss"],
         "valid_loss": min(found["valid_loss"], default=math.nan),

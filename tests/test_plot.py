@@ -43,6 +43,7 @@ def write_run(folder, mode="cpu", processes=1, speed=1000.0, evaluated=True, fig
         lines.append(",".join(cell if cell == "" else f"{cell:.6f}" for cell in row))
     (folder / "metrics.csv").write_text("\n".join(lines) + end)
     summary = {f"test_{name}": 39.5 for name in figures if evaluated}
+    summary["epochs"] = [{"epoch": i, "samples_per_second": 60 + 20 * i} for i in (1, 2, 3)]
     (folder / "summary.json").write_text(json.dumps({"steps": 10 * rows} | summary))
     return folder
 
@@ -169,9 +170,10 @@ def test_classifiers(tmp_path):
     title, *rows = output.split("\n\n")[-1].splitlines()
     assert title.endswith("best valid accuracy  best valid F1  test accuracy  test F1")
     assert [row.split()[-4:] for row in rows] == 2 * [["40.0000", "41.0000", "39.5000", "39.5000"]]
-    head, *_ = (tmp_path / "runs.csv").read_text().splitlines()
-    assert head.endswith(",test_accuracy,test_f1,tokens_per_second,train_loss,valid_loss,"
-                         "valid_accuracy,valid_f1")
+    head, row, _ = (tmp_path / "runs.csv").read_text().splitlines()
+    assert head.endswith(",test_accuracy,test_f1,samples_per_second,tokens_per_second,train_loss,"
+                         "valid_loss,valid_accuracy,valid_f1")
+    assert ",39.5,39.5,100,1000," in row                   # the median epoch's samples a second
     again, output_again = draw("--out", "again", "runs.csv", cwd=tmp_path)
     assert again == {"again/learning_rate.png": pictures["learning_rate.png"]}
     assert output_again.split("\n\n")[-1] == output.split("\n\n")[-1]
