@@ -236,6 +236,8 @@ class Soak:
             return {int(rank) for rank in found[1].split(", ")} <= self.ranks and int(found[2]) == self.procs
         if line.startswith("error: the processes have lost touch with each other ("):
             return kind in (STOP, KILL_PARENT, KILL_NODE)  # who had stood still says so, or the store has gone
+        if line == "error: torchrun has ended meanwhile":  # it was killed before its processes had met
+            return kind in (KILL_PARENT, KILL_NODE)
         if found := re.match(rf"error: process (\d+) of (\d+) was killed \(SIGKILL\); (nothing was saved|go on with: python train_cpu.py --resume {where})$", line):
             return int(found[1]) in self.ranks and int(found[2]) == self.procs and (found[3] != "nothing was saved") == there
         if found := re.match(rf"error: {where}\S*: (?:the checkpoint )?cannot be written .*?(; the one from before is whole)?$", line):
