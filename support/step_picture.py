@@ -30,7 +30,7 @@ def title(config: dict) -> str:
     """What a run is called in a picture: its page, its processes, and the flags that matter."""
     flags, n = config["flags"], config["world_size"]
     words = [f"train_{config['mode']}.py", f"{n} process{'es' * (n > 1)}"]
-    for name, usual in (("accumulate", 1), ("delay_ms", 0), ("recompute", False)):
+    for name, usual in (("accumulate", 1), ("delay_ms", 0), ("mesh", 1), ("recompute", False)):
         if (value := flags.get(name, usual)) != usual:
             words.append(f"--{name.replace('_', '-')}" + f" {value:g}" * (value is not True))
     return ", ".join(words)

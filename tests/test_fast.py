@@ -71,7 +71,7 @@ def test_where_all_is_padding_attention_gives_equal_weights_or_none_but_no_nan(d
 @pytest.mark.parametrize("bf16", [False, True])
 def test_dropout_drops_its_share_and_keeps_the_mean(p, bf16):
     torch.manual_seed(0)
-    x = torch.ones(1999, 1001)                             # no multiple of eight
+    x = torch.ones(7999, 1001)                             # no multiple of eight
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         y = FastDropout(p)(x)
     assert y.dtype == (torch.bfloat16 if bf16 else torch.float32)
@@ -94,6 +94,7 @@ def test_dropout_has_the_gradient_of_what_it_kept_and_other_numbers_each_time():
     gradient, = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(gradient, (y != 0) / 0.7)
     assert not torch.equal(dropout(x) == 0, y == 0)
+    assert dropout(torch.ones(3, 5, 7)).shape == (3, 5, 7)
     torch.manual_seed(0)
     torch.randn(50, 40)
     assert torch.equal(dropout(x), y)                      # the same after the same seed

@@ -276,7 +276,7 @@ def test_steps_in_one_picture(tmp_path):
 
     for name, trace in (("a", ddp()), ("b", fsdp(shards=2))):
         (tmp_path / name).mkdir()
-        flags = {"accumulate": 4, "delay_ms": 10.0, "recompute": True}
+        flags = {"accumulate": 4, "delay_ms": 10.0, "mesh": 2, "recompute": True}
         (tmp_path / name / "config.json").write_text(json.dumps({"mode": "ddp", "world_size": 2, "flags": flags}))
         write_step(spans_of(trace, trace), 8, tmp_path / name / "step.csv")
         parts = dict.fromkeys(memory.PARTS, 10**6)
