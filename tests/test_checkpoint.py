@@ -150,10 +150,11 @@ def test_the_mean_is_that_of_all_files(tmp_path):
 
 def test_a_file_is_on_disk_before_it_has_its_name_and_its_name_after(tmp_path, monkeypatch):
     """What a machine that loses its power needs."""
-    done, fsync, rename = [], os.fsync, Path.rename
+    done, sizes, fsync, rename = [], [], os.fsync, Path.rename
 
     def sync(file):
         done.append(os.readlink(f"/proc/self/fd/{file if isinstance(file, int) else file.fileno()}"))
+        sizes.append(os.path.getsize(done[-1]))
         fsync(file)
 
     monkeypatch.setattr(os, "fsync", sync)
@@ -161,6 +162,7 @@ def test_a_file_is_on_disk_before_it_has_its_name_and_its_name_after(tmp_path, m
     opened = len(os.listdir("/proc/self/fd"))
     checkpoint.save(tmp_path / "last.pt", {"step": 1})
     assert done == [str(tmp_path / "last.pt.partial"), "rename", str(tmp_path)]
+    assert sizes[0] == (tmp_path / "last.pt").stat().st_size       # nothing was left in a buffer
     assert len(os.listdir("/proc/self/fd")) == opened
 
 

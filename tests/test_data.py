@@ -335,6 +335,13 @@ def test_the_targets_of_a_step_are_those_of_all_its_shares(batches, world_size, 
         assert inputs == real                              # a row of padding has neither
 
 
+def test_no_rows_make_one_of_padding(batches):
+    for widths, expected in (((), (1, 1, 1)), ((7, 9), (7, 9, 9))):
+        found = batches.examples.batch(np.arange(0), *widths)
+        assert [tuple(part.shape) for part in found] == [(1, width) for width in expected]
+        assert not any(part.any() for part in found)
+
+
 def test_micro_batches_come_with_how_many_are_left(batches):
     found = list(batches.step(3, 1, 2, 3, torch.device("cpu")))
     assert [left for left, _ in found] == [2, 1, 0]

@@ -263,6 +263,8 @@ def test_score_is_the_nll_of_forward_and_counts_what_is_right(smoothing):
     assert int(correct) == right and 0 < right < total
     empty = [torch.zeros(1, 4, dtype=torch.long)] * 3
     assert [float(each) for each in model.score(*empty)] == [0, 0]
+    with torch.autocast("cpu", torch.bfloat16):            # sums of thousands of tokens would be far off
+        assert model.score(*batch)[0].dtype == torch.float32
 
 
 # --- Weights
