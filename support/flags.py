@@ -177,7 +177,9 @@ def complete(parsed: argparse.Namespace, restarted: str = "") -> argparse.Namesp
         for name in ("layers", "d_model", "heads", "d_ff", "norm", "patch", "stem",
                      "vocab_size"):
             if flags["init"] and (name in parsed.given or flags[name] != usual[name]):
-                raise BadInput(f"--{name.replace('_', '-')}: --init's weights have a shape already")
+                file = "" if name in parsed.given else f"--config {given['config']}: "
+                raise BadInput(f"{file}--{name.replace('_', '-')}: --init's weights have a shape "
+                               f"already")
     for name in asked.keys() - CHANGEABLE if checkpoint else ():
         before = stored.get(name, defaults[name])          # a flag may be newer than the run
         if asked[name] != before:

@@ -78,11 +78,14 @@ class Counter:
         """What theory says of one process: bytes of parts in fp32 with Adam, and bytes it sends.
 
         An all-gather or a reduce-scatter of B bytes over n processes sends B (n - 1) / n, an
-        all-reduce twice as much. A layer in shards is gathered twice for each micro-batch, a frozen
-        one and all else once; gradients are summed once a step, in fp32.
+        all-reduce twice as much. A layer in shards is gathered twice for each micro-batch, all else
+        once; gradients are summed once a step, in fp32. Frozen layers are gathered once, but the
+        highest: FSDP fetches it ahead, as if the backward pass came to it.
         """
-        layers = {id(weight) for layer in self.model.layers() for weight in layer.parameters()
-                  if weight.requires_grad}
+        layers = self.model.layers()
+        frozen = sum(not next(layer.parameters()).requires_grad for layer in layers)
+        layers = {id(weight) for layer in layers[max(0, frozen - 1) :]
+                  for weight in layer.parameters()}
         width = 2 if precision == "bf16" else 4            # bytes of a number that is gathered
         found, sent = dict.fromkeys(PARTS[:3], 0.0), 0.0
         for weight in self.model.parameters():

@@ -12,9 +12,10 @@ from support.errors import BadInput
 def learning_rate(step: int, args, last: int) -> float:
     """The rate of a step, counted from 1, of a run of `last` steps.
 
-    All schedules rise in a straight line to --lr in --warmup steps (0: a tenth of the run). Then
-    `noam` falls with the step's root (section 5.3; the paper's peak is (d_model * warmup) ** -0.5),
-    `linear` in a line and `cosine` along half a wave to 0 after the last step.
+    All schedules rise in a straight line to --lr in --warmup steps (0: a tenth of `last`, so that a
+    run made longer warms up anew). Then `noam` falls with the step's root (section 5.3; the paper's
+    peak is (d_model * warmup) ** -0.5), `linear` in a line and `cosine` along half a wave to 0
+    after the last step.
     """
     warmup = args.warmup or max(1, last // 10)
     if step <= warmup or args.schedule == "noam":

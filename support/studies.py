@@ -1,7 +1,8 @@
 """Reads finished or running runs and tables of runs, and finds which of them can be compared.
 
 A run is a dict with the columns of a study's table: TEXTS and NUMBERS, the medians and best values
-of RESULTS, and the task's figures as valid_* and test_*, such as valid_bleu. A run that was read
+of RESULTS, samples_per_second, the median of its epochs, which an older table has not, and the
+task's figures as valid_* and test_*, such as valid_bleu. A run that was read
 from its folder also has its metrics.csv, as "curve", and if it trained a classifier "confusion",
 its confusion matrix, with the names of its "classes". What was not measured is NaN.
 """

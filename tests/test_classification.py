@@ -165,7 +165,8 @@ def test_hidden_tokens_depend_on_seed_epoch_and_text_alone():
             ids = torch.from_numpy(np.asarray(rows))[:, None] * 9 + torch.arange(1, 1 + width)
             return ids, torch.zeros(len(rows), dtype=int), torch.ones(len(rows))
 
-    plan = ExampleBatches(Whole(), 90, 1, 0, np.ones(1), hide=0.4)
+    plan = ExampleBatches(Whole(), 90, 1, 0, np.array([4 / 3]), hide=0.4)
+    assert plan.weights.item() == plan.weights.bfloat16().item() != 4 / 3     # what FSDP makes of them in bf16
     rows = np.arange(40)
     x, whole = plan.batch(rows, [9], epoch=0)[0], Whole().batch(rows)[0]
     hidden = x == 0

@@ -72,7 +72,7 @@ def test_a_file_cannot_give_published_weights_another_shape(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train_cpu.py", "--config", "a.yaml"])
     write(tmp_path, "a.yaml", "data: kinds\ninit: bert\nlayers: 4\n")
-    with pytest.raises(BadInput, match="--layers: --init's weights have a shape already"):
+    with pytest.raises(BadInput, match="--config a.yaml: --layers: --init's weights have a shape already"):
         complete(parse_arguments("", devices=("cpu",)))
     write(tmp_path, "a.yaml", "data: kinds\ninit: bert\nlayers: 3\n")     # as a record has what is not looked at
     assert complete(parse_arguments("", devices=("cpu",))).init == "bert"

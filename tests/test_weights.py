@@ -10,12 +10,14 @@ import torch._dynamo                                       # slow to import: her
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
 
-from model import ModelConfig, Transformer, initialize
-from support import weights
+from model import Classifier, ClassifierConfig, ModelConfig, Transformer, initialize
+from support import memory, weights
 from support.errors import BadInput
+from support.schedule import freeze
 from test_model import CONFIG, make_model
 
 
@@ -146,3 +148,24 @@ def test_what_does_not_fit_the_model_is_refused_in_one_line(tmp_path):
             assert "\n" not in str(problem.value) and len(str(problem.value)) < 250
 
     in_forks(tmp_path, part, procs=1)
+
+
+@pytest.mark.parametrize("frozen", [0, 1, 2, 3])
+def test_fsdp_gathers_a_classifiers_layers_twice_and_all_else_once(tmp_path, frozen):
+    """The layers below the lowest that learns only once, but for the one next to it, which is fetched in vain."""
+    def part(_):
+        model = Classifier(ClassifierConfig(2, vocab_size=30, layers=3, d_model=16, heads=2, d_ff=32))
+        freeze(model, frozen)
+        for each in [*model.layers(), model]:
+            fully_shard(each, mesh=init_device_mesh("cpu", (2,)))
+        register_fsdp_forward_method(model, "score")       # as train_fsdp.py does, to evaluate
+        with CommDebugMode() as sent:
+            model(torch.ones(4, 5, dtype=torch.long), torch.ones(4, dtype=torch.long), torch.ones(4))[0].backward()
+        gathers = sum(times for what, times in sent.get_comm_counts().items() if "allgather" in str(what))
+        assert gathers == 1 + 3 + 3 - max(0, frozen - 1)
+        layer = sum(weight.numel() for weight in model.encoder[0].parameters())
+        numbers = [sum(weight.numel() for weight in model.parameters() if weight.requires_grad >= least) for least in (0, 1)]
+        formula = memory.Counter(model, torch.optim.AdamW(model.parameters())).formula(1, "fp32", 2)
+        assert formula["sent"] == 4 * (numbers[0] + (gathers - 4) * layer + numbers[1]) / 2
+
+    in_forks(tmp_path, part)
