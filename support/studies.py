@@ -72,7 +72,7 @@ def write_study(runs: list[dict], path: Path) -> None:
         table = csv.writer(file, lineterminator="\n")
         table.writerow([*TEXTS, *columns])
         for run in runs:
-            values = [run.get(name, math.nan) for name in columns]      # an older table may lack one
+            values = [run.get(name, math.nan) for name in columns]    # an older table may lack one
             cells = ["" if math.isnan(value) else f"{value:.8g}" for value in values]
             table.writerow([*(run[name] for name in TEXTS), *cells])
 

@@ -281,7 +281,7 @@ def test_steps_in_one_picture(tmp_path):
         write_step(spans_of(trace, trace), 8, tmp_path / name / "step.csv")
         parts = dict.fromkeys(memory.PARTS, 10**6)
         (tmp_path / name / "profile.json").write_text(json.dumps({"memory": {"counted": parts, "formula": parts}}))
-    assert step_picture.read(tmp_path / "a")[0] == "train_ddp.py, 2 processes, --accumulate 4, --delay-ms 10, --mesh 2, --recompute"
+    assert step_picture.read(tmp_path / "a")[0] == "train_ddp.py, 2 processes, --accumulate 4, --delay-ms 10, --mesh 2, --recompute: step 8"
     done = run_plot("--steps", "a", "b", "--out", "c", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (tmp_path / "c").iterdir()} == {"step.png", "memory.png"}
