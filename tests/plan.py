@@ -101,7 +101,7 @@ def compare_large(flags: list[str], modes: list[str], counts: list[int]) -> None
             share = 16 * parameters / (processes if mode == "fsdp" else 1) / 2**20
             predicted = Plan(job("large", recompute=recompute), kind, mode, 1, processes, 1).most / 2**20
             more = ["--recompute"] if recompute else []
-            mib = run(flags, "large", mode, processes, 2, *more, **GIVES_BACK)[1]
+            mib = run(flags, "large", mode, processes, 3, *more, **GIVES_BACK)[1]
             print(f"| {' '.join([f'train_{mode}.py', *more])} | {processes} | {share:,.0f} | {predicted:,.0f} | {mib:,.0f} | "
                   f"{predicted / mib - 1:+.0%} |", flush=True)
 
