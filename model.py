@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 @dataclass(kw_only=True)
 class LayerConfig:
-    """The shape of a stack of layers. Raises ValueError, in one line, for an impossible one."""
+    """The shape of a stack of layers. An impossible one raises ValueError, in one line."""
 
     layers: int = 3            # encoder layers; the Transformer has as many decoder layers
     d_model: int = 256
@@ -71,10 +71,10 @@ class ClassifierConfig(LayerConfig):
 
     classes: int
     vocab_size: int = 0
-    patch: int = 0                               # a picture is cut into squares of so many pixels
+    patch: int = 0             # pixels a side of the squares that a picture is cut into
     channels: int = 3
     image_size: int = 0                          # pixels a side
-    stem: int = 0              # channels of a first convolution before a picture is cut, if any
+    stem: int = 0              # channels of the first of two convolutions before that, if any
     first: int = 0             # learned tokens put before a picture's patches, as in ViT
     positions: str = "sinusoidal"                # or "learned", as in BERT and ViT
     pool: str = "mean"         # what stands for all tokens: see Classifier.pool
@@ -216,11 +216,12 @@ class Transformer(nn.Module):
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
         # Pre-norm leaves the sum of all sub-layers as it is, so it needs one more norm at the end.
         last = nn.LayerNorm if config.norm == "pre" else nn.Identity
-        self.encoder_norm, self.decoder_norm = last(config.d_model), last(config.d_model)
+        self.encoder_norm = last(config.d_model, eps=config.epsilon)
+        self.decoder_norm = last(config.d_model, eps=config.epsilon)
         self.dropout = nn.Dropout(config.dropout)
 
     def layers(self) -> list[nn.Module]:
-        """The parts that are alike, one after the other: what FSDP gathers one at a time."""
+        """The encoder's and the decoder's, in order of use: FSDP gathers one at a time."""
         return [*self.encoder, *self.decoder]
 
     def embed(self, ids: Tensor, first: int = 0) -> Tensor:
@@ -239,7 +240,7 @@ class Transformer(nn.Module):
 
     def decode(self, tgt_in: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
         """tgt_in: (batch, tgt) ids. Returns what the projection takes, (batch, tgt, d_model)."""
-        # Padding comes last, so hiding later positions hides it too from every token that counts.
+        # Padding comes last: the mask that hides later positions hides it, too, from real tokens.
         length = tgt_in.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=tgt_in.device).tril()
         x = self.embed(tgt_in)
@@ -316,7 +317,7 @@ class Classifier(nn.Module):
                                   nn.Linear(pooled, config.classes))
 
     def layers(self) -> list[nn.Module]:
-        """The parts that are alike, one after the other: what FSDP gathers one at a time."""
+        """All of them, in order of use: FSDP gathers one at a time."""
         return list(self.encoder)
 
     def embed(self, x: Tensor) -> Tensor:
@@ -359,12 +360,12 @@ class Classifier(nn.Module):
         """Logits in fp32, (batch, classes), of ids (batch, length) or pictures."""
         return self.head(self.pool(*self.encode(x))).float()
 
-    score = logits             # to evaluate; FSDP gathers for it, so forward must not go through it
+    score = logits             # for evaluation: FSDP gathers for either, so forward calls logits
 
     def forward(self, x: Tensor, label: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """(loss, nll) of a batch, each a sum over its examples; label, weight: (batch,).
 
-        weight: what an example counts in the loss; one of weight 0 does not count in nll either.
+        weight: a factor of an example's loss; where it is 0, nll leaves the example out as well.
         """
         log_p, smoothing = self.logits(x).log_softmax(-1), self.config.label_smoothing
         nll = -log_p.gather(1, label[:, None])[:, 0]
@@ -374,7 +375,7 @@ class Classifier(nn.Module):
 
 @torch.no_grad()
 def initialize(model: nn.Module, seed: int) -> None:
-    """Fills all weights with random numbers: for a seed the same in every process and every mode.
+    """Fills matrices at random, for a seed alike in every process and on every page; biases with 0.
 
     It makes one parameter at a time, so a process that keeps only its shard of each (train_fsdp.py)
     never holds the whole model.

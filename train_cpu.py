@@ -54,17 +54,17 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     # --- The loop: one step of all processes a turn
     stopping = False
     while step < run.last and not stopping:
-        seed_step(args.seed, step, rank)
+        seed_step(args.seed, step, rank)                   # dropout differs between processes
         lr = learning_rate(step + 1, args, run.last)
-        targets = task.targets(step)                       # of the whole step, known to all
-        sums = torch.zeros(2, dtype=torch.float64, device=device)   # loss, requests to stop
+        targets = task.targets(step)                       # how many the whole step has
+        sums = torch.zeros(2, dtype=torch.float64, device=device)   # nll, requests to stop
         for left, batch in task.batches(step, rank, world_size, args.accumulate, device):
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
                 loss, nll = compiled(*batch)
             (loss / targets).backward()                    # gradients add up over micro-batches
             sums[0] += nll
 
-        # --- Synchronise: sums over all processes
+        # --- Synchronize: sums over all processes
         dist.all_reduce(gradients)
         sums[1] = stop_requested()
         dist.all_reduce(sums)
@@ -75,7 +75,7 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
         for group in optimizer.param_groups:
             group["lr"] = lr * group["scale"]
         optimizer.step()
-        gradients.zero_()
+        gradients.zero_()                                  # zero_grad() would drop the views
         step += 1
         run.record(step, nll, targets, norm)
 
@@ -92,4 +92,4 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
 
 if __name__ == "__main__":
     args = parse_arguments(__doc__, devices=("cpu",), procs=(int, 0, "processes; 0: one a core"))
-    spawn(train, args)                                     # starts them, and waits for their end
+    spawn(train, args)                                     # starts the processes, and waits

@@ -32,7 +32,7 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     # --- Processes: who takes part
     device, backend = torch.device("cpu"), "gloo"
     if args.device == "cuda":
-        # LOCAL_RANK, not the rank: every node numbers its GPUs from 0. NCCL sends what is on them.
+        # LOCAL_RANK, not the rank: every node numbers its GPUs from 0. NCCL sends GPU tensors.
         device, backend = torch.device("cuda", int(os.environ["LOCAL_RANK"])), "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(device)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size,
@@ -56,18 +56,18 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     # --- The loop: one step of all processes a turn
     stopping = False
     while step < run.last and not stopping:
-        seed_step(args.seed, step, rank)
+        seed_step(args.seed, step, rank)                   # dropout differs between processes
         lr = learning_rate(step + 1, args, run.last)
-        targets = task.targets(step)                       # of the whole step, known to all
-        sums = torch.zeros(2, dtype=torch.float64, device=device)   # loss, requests to stop
+        targets = task.targets(step)                       # how many the whole step has
+        sums = torch.zeros(2, dtype=torch.float64, device=device)   # nll, requests to stop
         for left, batch in task.batches(step, rank, world_size, args.accumulate, device):
-            replica.require_backward_grad_sync = not left  # only the last one's backward sends
+            replica.require_backward_grad_sync = not left  # only the last one sends gradients
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
                 loss, nll = compiled(*batch)
-            (loss * world_size / targets).backward()       # the exchange divides by world_size
+            (loss * world_size / targets).backward()       # DDP and FSDP average the gradients
             sums[0] += nll
 
-        # --- Synchronise: sums over all processes
+        # --- Synchronize: sums over all processes
         sums[1] = stop_requested()
         dist.all_reduce(sums)
         nll, stopping = sums.tolist()
@@ -94,4 +94,4 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
 
 if __name__ == "__main__":
     args = parse_arguments(__doc__)
-    torchrun(train, args)                                  # that command has started this process
+    torchrun(train, args)                                  # started by the command torchrun

@@ -33,7 +33,7 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     # --- Processes: who takes part
     device, backend = torch.device("cpu"), "gloo"
     if args.device == "cuda":
-        # LOCAL_RANK, not the rank: every node numbers its GPUs from 0. NCCL sends what is on them.
+        # LOCAL_RANK, not the rank: every node numbers its GPUs from 0. NCCL sends GPU tensors.
         device, backend = torch.device("cuda", int(os.environ["LOCAL_RANK"])), "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(device)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size,
@@ -48,13 +48,13 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
         model = task.model()
     # What is gathered travels in bf16, what is summed in fp32; the shards stay in fp32.
     bf16 = torch.bfloat16 if args.precision == "bf16" else None
-    # --mesh N: N rows of processes, each of which holds the model once, a shard in each process.
+    # --mesh N: N rows of processes; each row holds the model once, each process a shard of it.
     rows = init_device_mesh(device.type, (args.mesh, world_size // args.mesh),
                             mesh_dim_names=("copy", "shard"))
     how = {"mesh": rows if args.mesh > 1 else rows["shard"],
            "mp_policy": MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=torch.float32)}
-    for part in [*model.layers(), model]:                  # last what no layer has: embeddings
-        fully_shard(part, **how)                           # gathered and dropped as one
+    for part in [*model.layers(), model]:                  # then the rest: embeddings, norms
+        fully_shard(part, **how)                           # gathered as one
     register_fsdp_forward_method(model, "score")           # evaluation's way in, besides forward
     model.to_empty(device=device)                          # room for the shards, not yet filled
     initialize(model, args.seed)
@@ -68,18 +68,18 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     # --- The loop: one step of all processes a turn
     stopping = False
     while step < run.last and not stopping:
-        seed_step(args.seed, step, rank)
+        seed_step(args.seed, step, rank)                   # dropout differs between processes
         lr = learning_rate(step + 1, args, run.last)
-        targets = task.targets(step)                       # of the whole step, known to all
-        sums = torch.zeros(2, dtype=torch.float64, device=device)   # loss, requests to stop
+        targets = task.targets(step)                       # how many the whole step has
+        sums = torch.zeros(2, dtype=torch.float64, device=device)   # nll, requests to stop
         for left, batch in task.batches(step, rank, world_size, args.accumulate, device):
-            model.set_requires_gradient_sync(not left)     # only the last one's backward sends
+            model.set_requires_gradient_sync(not left)     # only the last one sends gradients
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
                 loss, nll = compiled(*batch)
-            (loss * world_size / targets).backward()       # the exchange divides by world_size
+            (loss * world_size / targets).backward()       # DDP and FSDP average the gradients
             sums[0] += nll
 
-        # --- Synchronise: sums over all processes
+        # --- Synchronize: sums over all processes
         sums[1] = stop_requested()
         dist.all_reduce(sums)
         nll, stopping = sums.tolist()
@@ -105,6 +105,6 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
 
 
 if __name__ == "__main__":
-    args = parse_arguments(__doc__, sharded=(bool, False, "last.pt in parts, one a process"),
-                           mesh=(int, 1, "whole copies of the model; usually one on each node"))
-    torchrun(train, args)                                  # that command has started this process
+    args = parse_arguments(__doc__, sharded=(bool, False, "last.pt in parts, one per process"),
+                           mesh=(int, 1, "copies of the whole model; usually one per node"))
+    torchrun(train, args)                                  # started by the command torchrun
