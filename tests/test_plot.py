@@ -105,8 +105,10 @@ def test_one_run(tmp_path):
     shutil.copytree(ROOT / "logs" / "multi30k", tmp_path / "multi30k")
     pictures, output = draw("multi30k", cwd=tmp_path, run=start_plot)
     assert pictures == {"multi30k/curves.png": (2100, 1305)}
+    summary = json.loads((tmp_path / "multi30k" / "summary.json").read_text())
     assert output.splitlines()[-1].split() == [
-        "multi30k", "2", "3,072", "0.0025", "10,688", "42.7", "41.2"]
+        "multi30k", "2", "3,072", "0.0025", f"{summary['median_tokens_per_second']:,.0f}",
+        f"{summary['valid_bleu']:.1f}", f"{summary['test_bleu']:.1f}"]
 
 
 @pytest.mark.slow
