@@ -317,7 +317,7 @@ class Classifier(nn.Module):
                                   nn.Linear(pooled, config.classes))
 
     def layers(self) -> list[nn.Module]:
-        """All of them, in order of use: FSDP gathers one at a time."""
+        """The encoder's, in order of use: FSDP gathers one at a time."""
         return list(self.encoder)
 
     def embed(self, x: Tensor) -> Tensor:
@@ -360,7 +360,7 @@ class Classifier(nn.Module):
         """Logits in fp32, (batch, classes), of ids (batch, length) or pictures."""
         return self.head(self.pool(*self.encode(x))).float()
 
-    score = logits             # for evaluation: FSDP gathers for either, so forward calls logits
+    score = logits             # FSDP gathers for it as for forward, which so must not call it
 
     def forward(self, x: Tensor, label: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """(loss, nll) of a batch, each a sum over its examples; label, weight: (batch,).
