@@ -46,12 +46,16 @@ def table(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """IDX files of 8 x 8 pixels: the class says which quarter is bright."""
+    """IDX files of 8 x 8 pixels: the class says which quarter is bright, one time in eight of training it lies.
+
+    Without the lies the loss would end near 0.001, which fp32 works out to three digits only.
+    """
     folder, rng = tmp_path_factory.mktemp("idx"), np.random.default_rng(1)
     for part, n in (("train", 300), ("t10k", 50)):
         labels = rng.integers(0, 4, n, dtype=np.uint8)
         pixels = rng.integers(0, 60, (n, 8, 8), dtype=np.uint8)
         for i, label in enumerate(labels):
+            label = (label + (part == "train" and i % 8 == 0)) % 4
             pixels[i, 4 * (label // 2) :, 4 * (label % 2) :][:4, :4] += 180
         for name, magic, content in ((f"{part}-images-idx3-ubyte", 2051, pixels), (f"{part}-labels-idx1-ubyte", 2049, labels)):
             header = struct.pack(f">{1 + content.ndim}I", magic, *content.shape)
