@@ -8,7 +8,7 @@
 curves.png has the losses (of training: a running mean) and the task's figures over steps
 and over time; of one classifier there is its confusion.png. Where runs differ in them:
 scaling.png (processes), batch_size.png, learning_rate.png, delay.png; a line joins runs
-alike in all else, a point is their median. All have the figures that are compared.
+alike in the others, a point is their median. All have the figures that are compared.
 """
 
 import argparse

@@ -102,8 +102,8 @@ class Classification:
                       "image_size": self.picture.crop or self.picture.size, "max_length": 1,
                       "positions": "learned"}
         else:
-            if args.stem:
-                raise BadInput(f"--stem {args.stem}: it is for pictures, and these are texts")
+            for name in [name for name in ("stem", "image_size") if getattr(args, name)]:
+                raise BadInput(f"--{name.replace('_', '-')}: it is for pictures, these are texts")
             size = Tokenizer.from_str(self.tokenizer).get_vocab_size()
             shape |= {"vocab_size": size, "max_length": args.max_length}
         try:
@@ -171,8 +171,7 @@ class Classification:
         """Examples, tokens without padding, and FLOPs of a whole step."""
         rows = self.plan.rows(step)
         lengths = torch.from_numpy(self.plan.examples.lengths(rows)[0])
-        learns = 1 - 2 / 3 * self.args.freeze / self.config.layers    # frozen: forward pass only
-        return len(rows), int(lengths.sum()), learns * flops(self.config, lengths)
+        return len(rows), int(lengths.sum()), flops(self.config, lengths, frozen=self.args.freeze)
 
     def model(self) -> Classifier:
         """The model to train, with fast parts in place, its weights not yet initialized."""

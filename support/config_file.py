@@ -7,6 +7,8 @@ from support.errors import BadInput
 
 # In a run's record: which run it was, not what kind.
 NOT_TAKEN = {"name", "resume", "config", "folder", "threads"}
+# A run's record has them beside --init too, where nothing looks at them.
+SHAPE = ("layers", "d_model", "heads", "d_ff", "norm", "patch", "stem", "vocab_size")
 OF_ONE_PAGE = {"procs", "sharded", "mesh"}                 # other pages pass them over
 
 
@@ -23,11 +25,16 @@ def read_config(path: str, kinds: dict) -> dict:
                        f"({getattr(problem, 'strerror', None) or 'not UTF-8'})")
     try:
         if path.endswith(".json"):
-            content = json.loads(text)
+            content = json.loads(text, object_pairs_hook=once)
         else:
             import yaml                                    # comes with tokenizers
 
-            content = yaml.safe_load(text) or {}
+            class Loader(yaml.SafeLoader):
+                """Refuses a name given twice, of which YAML would take the last."""
+
+            Loader.add_constructor("tag:yaml.org,2002:map", lambda loader, node: once(
+                loader.construct_pairs(node, deep=True)))
+            content = yaml.load(text, Loader) or {}
     except ImportError:
         raise BadInput(f"--config {path}: PyYAML is not installed here: pip install pyyaml")
     except Exception as problem:                           # YAML's errors are of many lines
@@ -35,6 +42,7 @@ def read_config(path: str, kinds: dict) -> dict:
     passed_over, flags = OF_ONE_PAGE - kinds.keys(), {}
     if isinstance(content, dict) and {"mode", "flags"} <= content.keys():     # a run's record
         content, passed_over = content["flags"], passed_over | NOT_TAKEN
+        passed_over |= set(SHAPE if isinstance(content, dict) and content.get("init") else ())
     if not isinstance(content, dict):
         raise BadInput(f"--config {path}: no flags in it")
     for heading, inner in content.items():
@@ -48,6 +56,14 @@ def read_config(path: str, kinds: dict) -> dict:
                 raise BadInput(f"--config {path}: {name} is given twice")
             flags[name] = checked(path, name, value, kinds[name])
     return flags
+
+
+def once(pairs: list[tuple]) -> dict:
+    """The pairs as a dict. Raises ValueError for a name that comes twice."""
+    names = [name for name, _ in pairs]
+    if len(found := dict(pairs)) < len(names):
+        raise ValueError(f"{max(names, key=names.count)} is given twice")
+    return found
 
 
 def checked(path: str, name: str, value, kind):

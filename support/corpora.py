@@ -169,7 +169,7 @@ def download(name: str, table: dict[str, tuple[int, str]], url: str, unpacked=Fa
                 path.rename(folder / file)             # so a half-written file never has the name
         except (OSError, http.client.HTTPException, ValueError) as problem:
             raise BadInput(f"{name} cannot be fetched ({problem}); "
-                           f"with its files at hand, name their folder: --data FOLDER")
+                           f"with its files at hand, name their folder: --data ./FOLDER")
     return folder
 
 

@@ -88,8 +88,10 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str],
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True                 # a "[PAD]" in a text is text
     # No token is longer than some dozen characters, and tokenizing a whole book takes its time.
-    encoded = tokenizer.encode_batch([text.strip()[: 100 * max_length] for text in texts])
-    return [e.ids for e in encoded], sum(bool(e.overflowing) for e in encoded)
+    texts, most = [text.strip() for text in texts], 100 * max_length
+    encoded = tokenizer.encode_batch([text[:most] for text in texts])
+    cut = [bool(e.overflowing) or len(text) > most for e, text in zip(encoded, texts)]
+    return [e.ids for e in encoded], sum(cut)
 
 
 def write_texts(examples: Iterator[tuple[str, int]], path: Path, tokenizer: Tokenizer,

@@ -17,7 +17,7 @@ import torch
 
 from support import tasks
 from support.checkpoint import load_run
-from support.config_file import read_config
+from support.config_file import SHAPE, read_config
 from support.errors import BadInput
 from support.fast import fast_dtype
 from support.run_folder import LOGS, check_name, make_folder
@@ -55,7 +55,7 @@ FLAGS = {
         ("--epochs", int, 10, "times through the corpus"),
         ("--steps", int, 0, "stop after this many steps instead"),
         ("--lr", float, 2e-3, "peak learning rate, reached at the end of the warm-up"),
-        ("--warmup", int, 1000, "warm-up steps; 0: a tenth of the run"),
+        ("--warmup", int, 1000, "warm-up steps; 0: a tenth of the run, also of one made longer"),
         ("--schedule", ("noam", "linear", "cosine"), "noam", "how the rate falls after that"),
         ("--head-lr", float, 0.0, "peak rate of a classifier's head; 0: --lr"),
         ("--weight-decay", float, 0.0, "of AdamW; biases and norms never decay"),
@@ -174,9 +174,8 @@ def complete(parsed: argparse.Namespace, restarted: str = "") -> argparse.Namesp
             presets = presets | {"batch_size": 0}
         usual = defaults | presets
         flags = asked = usual | given
-        for name in ("layers", "d_model", "heads", "d_ff", "norm", "patch", "stem",
-                     "vocab_size"):
-            if flags["init"] and (name in parsed.given or flags[name] != usual[name]):
+        for name in SHAPE if flags["init"] else ():
+            if name in given:
                 file = "" if name in parsed.given else f"--config {given['config']}: "
                 raise BadInput(f"{file}--{name.replace('_', '-')}: --init's weights have a shape "
                                f"already")

@@ -110,7 +110,10 @@ def read_picture(path: Path, channels: int, image_size: int) -> Picture:
         resample = {2: "bilinear", 3: "bicubic"}.get(said.get("resample", 2))
         if not resample:
             raise ValueError(f"resample {said['resample']} is neither 2, bilinear, nor 3, bicubic")
-        return Picture(size, channels, resample, crop, mean, std)
+        kind = str(said.get("image_processor_type") or said.get("feature_extractor_type"))
+        square = crop > 0 and ("height" in said["size"] if isinstance(said["size"], dict)
+                               else kind.startswith("DeiT"))          # it makes of 256 a square
+        return Picture(size, channels, resample, crop, mean, std, square)
 
 
 def write_json(path: Path, content: dict) -> None:
@@ -130,8 +133,10 @@ def write_picture(path: Path, picture: Picture) -> None:
     """What AutoImageProcessor of transformers needs."""
     size, crop = picture.size, picture.crop
     write_json(path / "preprocessor_config.json", {
-        "image_processor_type": "BitImageProcessor" if crop else "ViTImageProcessor",
-        "size": {"shortest_edge": size} if crop else {"height": size, "width": size},
+        "image_processor_type": ("DeiTImageProcessor" if picture.square else
+                                 "BitImageProcessor" if crop else "ViTImageProcessor"),
+        "size": {"height": size, "width": size} if picture.square or not crop else
+                {"shortest_edge": size},
         "do_center_crop": bool(crop), "crop_size": {"height": crop, "width": crop},
         "resample": 3 if picture.resample == "bicubic" else 2, "rescale_factor": 1 / 255,
         "image_mean": picture.mean, "image_std": picture.std})

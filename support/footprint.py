@@ -21,11 +21,13 @@ LOSS_ROWS = 4096                       # `block` of SummedCrossEntropy in suppor
 GATHERED = 2                           # layers that FSDP holds whole: this one and the next
 
 
-def flops(config: LayerConfig, src_lengths: Tensor, tgt_lengths: Tensor | None = None) -> float:
+def flops(config: LayerConfig, src_lengths: Tensor, tgt_lengths: Tensor | None = None,
+          frozen: int = 0) -> float:
     """Floating-point operations to train on sentences of these lengths in tokens, without padding.
 
     A product of (a, b) and (b, c) counts 2abc; the backward pass counts twice the forward pass.
     Without tgt_lengths: those of a Classifier's layers and stem. The rest are few, and not counted.
+    frozen: so many of a Classifier's lower layers, and the stem, have a forward pass only.
     """
     s, d = src_lengths.double(), config.d_model
     t = s * 0 if tgt_lengths is None else tgt_lengths.double()
@@ -35,7 +37,8 @@ def flops(config: LayerConfig, src_lengths: Tensor, tgt_lengths: Tensor | None =
     projection = t * d * getattr(config, "vocab_size", 0)
     stem = getattr(config, "stem", 0)                      # its two convolutions of 3 x 3 pixels
     pixels = 9 * stem * (config.channels + stem / 2) * (config.image_size / 2) ** 2 if stem else 0
-    return float(3 * 2 * (config.layers * (weights + scores) + projection + pixels).sum())
+    layers, pixels = config.layers - 2 / 3 * frozen, pixels / 3 if frozen else pixels
+    return float(3 * 2 * (layers * (weights + scores) + projection + pixels).sum())
 
 
 @dataclass

@@ -21,7 +21,7 @@ from support.errors import BadInput
 from support.pictures import (FASHION_CLASSES, FASHION_MNIST, FASHION_MNIST_URL, Picture, find_idx,
                               is_fashion_mnist, read_idx, read_idx_labels, read_idx_pair,
                               read_picture)
-from support.tables import TABLES, column_names, one_line, read_lines, read_numbered, read_table
+from support.tables import TABLES, one_line, read_labelled_table, read_lines, read_numbered
 
 NAMES = ("agnews", "fashion-mnist", "kinds")
 # Zhang et al., 2015, for non-commercial use. Of each file: its size in bytes, its SHA-256.
@@ -32,7 +32,6 @@ AGNEWS = {
 }
 AGNEWS_CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
 KINDS = {".txt": "text", ".png": "picture", ".jpg": "picture", ".jpeg": "picture"}
-TEXT = ["text", "content", "sentence", "review", "body"]   # the columns of a text, the first found
 
 
 @dataclass
@@ -64,8 +63,9 @@ class Labelled:
     def checksum(self) -> str:
         """Of what the files hold, and of how they are read."""
         how = vars(self.picture) | {"mean": 0, "std": 0} if self.kind == "picture" else {}
-        # A million pictures would take long to read: they are known by name and size.
-        files = [[file.name, file.stat().st_size] if KINDS.get(file.suffix.lower()) == "picture"
+        # A million pictures would take long to read.
+        known = len(self.files) > 20_000                   # by name and size alone
+        files = [[file.name, file.stat().st_size] if known and self.kind == "picture"
                  else sha256(file) for file in self.files]
         made_of = [sorted(self.parts), self.classes, self.columns, how, *files]
         return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
@@ -87,7 +87,8 @@ def find_labelled(data: str, valid: str = "", test: str = "", text: str = "", la
     table or a folder of class folders. picture: how pictures are read; without it those of IDX
     files stay as they are, others become Picture(). Raises BadInput.
     """
-    folder, name = Path(data), data if data in NAMES else Path(data).resolve().name.split(".")[0]
+    folder, name = Path(data), Path(data).resolve().name.split(".")[0]
+    name = data if data in NAMES else name + "-file" * (name in NAMES)      # PRESETS go by it
     corpus = Labelled(name, "", {}, [], [], (), picture=picture)
     if data == "agnews":
         folder = download(data, AGNEWS, AGNEWS_URL)
@@ -113,6 +114,8 @@ def find_labelled(data: str, valid: str = "", test: str = "", text: str = "", la
     for part, spec in (("valid", valid), ("test", test)):
         if spec:
             add_part(corpus, part, Path(spec), text, label)
+    if (text or label) and len(corpus.columns) == len(corpus.parts):
+        raise BadInput(f"--text, --label: {data} is no table, so it has no columns")
     return corpus
 
 
@@ -122,19 +125,24 @@ def classes_of(corpus: Labelled) -> list[str]:
     Reads the labels of all parts. Raises BadInput for a single class, or for one that occurs in
     another part only.
     """
-    found = {part: set(corpus.labels[part]() if corpus.labels.get(part) else
-                       (name for _, name in read())) for part, read in corpus.parts.items()}
+    found = {part: Counter(corpus.labels[part]() if corpus.labels.get(part) else
+                           (name for _, name in read())) for part, read in corpus.parts.items()}
     trained = found["train"]
     if len(trained) < 2:
         raise BadInput(f"{corpus.name}: the training part has "
                        f"{f'one class only, {min(trained)!r}' if trained else 'no example'}; "
                        f"at least two classes are needed")
     for part, names in found.items():
-        if new := names - trained:
+        if new := names.keys() - trained.keys():
             raise BadInput(f"{corpus.name}: the class {min(new)!r} occurs in the {part} part, but "
                            f"not in the training part")
     if len(trained) > 5000:
         raise BadInput(f"{corpus.name}: {len(trained):,} classes: is --label the right column?")
+    first, how = next(iter(trained)), corpus.columns[1:3]  # of a table: --text and --label
+    if trained[first] == 1 < max(trained.values()) and all(
+            isinstance(asked, str) and re.fullmatch(r"\d[\d, ]*", asked) for asked in how or [0]):
+        raise BadInput(f"{corpus.name}: {first!r} is the class of the first row alone. A header? "
+                       f"Name the columns: --label {first}. If not, put one above it")
     numbers = all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in trained)
     return corpus.classes or sorted(trained, key=lambda name: (float(name) if numbers else 0, name))
 
@@ -227,23 +235,3 @@ def add_part(corpus: Labelled, part: str, path: Path, text: str, label: str) -> 
     names = [name for _, name in files]
     corpus.add(part, *kinds, partial(read_folder, files, corpus.picture), [f for f, _ in files],
                Counter(names).items(), labels=lambda: names)
-
-
-def read_labelled_table(path: Path, text: str, label: str) -> Iterator[tuple[str, str]]:
-    """(text, class) of each row. Raises BadInput."""
-    columns = [name.strip() for name in text.split(",")]
-    if not text:
-        names = column_names(path)
-        columns = [name for name in TEXT if name in names][:1]
-        if not columns:
-            raise BadInput(f"{path}: no column {', '.join(TEXT)}: --text says which it is; its "
-                           f"columns: {', '.join(names)[:120]}")
-    is_empty = True
-    for number, (*texts, name) in read_table(path, [*columns, label], "--text, --label"):
-        example, name = one_line(" ".join(texts)), " ".join(name.split())
-        if not name:
-            raise BadInput(f"{path}, row {number}: it has no label")
-        is_empty = is_empty and not example
-        yield example, name
-    if is_empty:
-        raise BadInput(f"{path}: the text column ({', '.join(columns)}) is empty")

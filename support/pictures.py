@@ -38,7 +38,7 @@ FASHION_CLASSES = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sanda
 class Picture:
     """How a picture is made an array, and how a model that takes it normalizes each channel.
 
-    size: pixels of both edges, or if there is a crop, of the shorter edge. Raises BadInput.
+    size: pixels of both edges, or with a crop but not `square`, of the shorter. Raises BadInput.
     """
 
     size: int = 32
@@ -47,6 +47,7 @@ class Picture:
     crop: int = 0                                          # then the centre is cut out, so large
     mean: list[float] = field(default_factory=list)        # of values from 0 to 1; empty: 0.5
     std: list[float] = field(default_factory=list)
+    square: bool = False                                   # both edges become `size` before a crop
 
     def __post_init__(self):
         self.mean, self.std = (list(x) or [0.5] * self.channels for x in (self.mean, self.std))
@@ -93,7 +94,8 @@ def fit(image, picture: Picture) -> np.ndarray:
         image = image_module.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     image = image.convert("L" if picture.channels == 1 else "RGB")
     shorter = min(image.size)
-    edges = [edge * size // shorter for edge in image.size] if picture.crop else [size, size]
+    edges = [edge * size // shorter for edge in image.size]
+    edges = edges if picture.crop and not picture.square else [size, size]
     if math.prod(edges) > MOST_PIXELS:                     # a thin line, until it is enlarged
         raise image_module.DecompressionBombError
     image = image.resize(edges, image_module.Resampling[picture.resample.upper()])

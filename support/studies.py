@@ -173,7 +173,7 @@ def compare(runs: list[dict], x: str, y: str) -> Lines:
     column = "tokens_per_second" if y in ("speed_up", "efficiency") else y
     runs = measured(runs, column)
     lines = {}
-    groups = alike(runs, x, tuple(SETTINGS)) or alike(runs, x, ("mode", "accumulate"))
+    groups = alike(runs, x, tuple(SETTINGS)) or alike(runs, x, ("mode", "study", "accumulate"))
     for label, group in groups.items():
         values = sorted({run[x] for run in group})
         lines[label] = {value: median(run[column] for run in group if run[x] == value)

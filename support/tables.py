@@ -19,6 +19,7 @@ TABLES = (".tsv", ".csv", ".jsonl")
 HEADER = {*"de en src tgt source target german english deutsch englisch text content sentence "
           "review body title description label class category topic sentiment stars rating".split(),
           "class index"}
+TEXT = ["text", "content", "sentence", "review", "body"]   # the columns of a text, the first found
 
 
 def read_lines(path: Path | zipfile.Path | str, file=None) -> Iterator[str]:
@@ -117,8 +118,28 @@ def read_table(path: Path, asked: list[str],
                 continue
         if not 0 <= min(columns) <= max(columns) < len(row):
             raise BadInput(f"{path}, row {number}: {len(row)} columns, "
-                           f"column {max(columns) + 1} was asked for")
+                           f"column {max(columns, key=lambda c: (c < 0, c)) + 1} was asked for")
         yield number, [row[column] for column in columns]
+
+
+def read_labelled_table(path: Path, text: str, label: str) -> Iterator[tuple[str, str]]:
+    """(text, class) of each row. Raises BadInput."""
+    columns = [name.strip() for name in text.split(",")]
+    if not text:
+        names = column_names(path)
+        columns = [name for name in TEXT if name in names][:1]
+        if not columns:
+            raise BadInput(f"{path}: no column {', '.join(TEXT)}: --text says which it is; its "
+                           f"columns: {', '.join(names)[:120]}")
+    is_empty = True
+    for number, (*texts, name) in read_table(path, [*columns, label], "--text, --label"):
+        example, name = one_line(" ".join(texts)), " ".join(name.split())
+        if not name:
+            raise BadInput(f"{path}, row {number}: it has no label")
+        is_empty = is_empty and not example
+        yield example, name
+    if is_empty:
+        raise BadInput(f"{path}: the text column ({', '.join(columns)}) is empty")
 
 
 def read_numbered(path: Path, classes: list[str]) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ import kill
 import parity
 from conftest import mathematics, read_metrics, run_script
 from model import Classifier, ClassifierConfig, initialize
-from support.examples import ExampleBatches
+from support.examples import ExampleBatches, encode_texts
 from support.pictures import move
 from support.predict import load_classifier, logits
 from support.pretrained import export
@@ -153,6 +153,14 @@ def test_pictures_move_and_are_mirrored():
     assert right == [[0, 1, 2], [0, 4, 5], [0, 7, 8]]
     assert up == [[9, 8, 7], [0, 0, 0], [0, 0, 0]]
     assert not move(pixels, np.array([[5, 0, 0], [0, -9, 1]])).any()
+
+
+def test_texts_are_cut_and_counted():
+    """Also a text of one word that is longer than what is looked at, of which a single token may come."""
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "good": 1, "bad": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    texts = ["good bad", "good bad good bad good", "x" * 400 + " good bad", "  good" + " " * 400]
+    assert encode_texts(tokenizer, texts, 4) == ([[1, 2], [1, 2, 1, 2], [0], [1]], 2)
 
 
 def test_hidden_tokens_depend_on_seed_epoch_and_text_alone():

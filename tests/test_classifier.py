@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from model import Classifier, ClassifierConfig, initialize, sinusoids
 from support.footprint import flops
 from support.schedule import freeze
+from support.schedule import freeze
 
 torch.set_num_threads(1)                                   # so small a model gains nothing by more
 TEXTS = dict(vocab_size=30, layers=2, d_model=16, heads=2, d_ff=32, dropout=0.0, head_dropout=0.0, max_length=12)
@@ -180,3 +181,16 @@ def test_the_flop_count_has_the_stem():
     left_out = 3 * 2 * 2 * (16 * 4 + 4 * 12 * 16)          # the last layer, and the patches' projection
     unneeded = 2 * 2 * (9 * 3 * 6 * 16)                    # the picture itself has no gradient
     assert counter.get_total_flops() - left_out == flops(model.config, torch.full((2,), 4)) - unneeded
+
+
+@pytest.mark.parametrize("frozen", [1, 2])
+def test_frozen_layers_have_a_forward_pass_only(frozen):
+    model = make_model(**PICTURES | dict(layers=2, patch=4, image_size=8, stem=6, max_length=1), bias=True)
+    freeze(model, frozen)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        model(torch.rand(2, 3, 8, 8), torch.zeros(2, dtype=torch.long), torch.ones(2))[0].backward()
+    head, patches = 3 * 2 * 2 * 16 * 4, 2 * 2 * 4 * 12 * 16     # the last layer; the patches' projection is frozen
+    # The lowest layer that learns passes no gradient on, so there the one of its projection's input is not counted.
+    count = flops(model.config, torch.full((2,), 4), frozen=frozen)
+    assert 0.95 * count <= counter.get_total_flops() - head - patches <= count

@@ -52,6 +52,11 @@ def test_words_that_yaml_takes_for_bools_and_flags_given_twice(tmp_path):
     assert read_config(write(tmp_path, "a.yaml", "flip: yes"), KINDS) == {"flip": "yes"}
     with pytest.raises(BadInput, match="lr is given twice"):
         read_config(write(tmp_path, "b.yaml", "model: {lr: 1}\ntraining: {lr: 2}"), KINDS)
+    for name, text in (("c.yaml", "lr: 1\nlr: 2"), ("d.json", '{"lr": 1, "lr": 2}')):
+        with pytest.raises(BadInput, match="lr is given twice"):
+            read_config(write(tmp_path, name, text), KINDS)
+    with pytest.raises(BadInput, match="training is given twice"):
+        read_config(write(tmp_path, "e.yaml", "training: {lr: 1}\ntraining: {epochs: 2}"), KINDS)
     with pytest.raises(BadInput, match="no flags in it"):
         read_config(write(tmp_path, "a.json", '{"mode": "cpu", "flags": null}'), KINDS)
 
@@ -74,7 +79,11 @@ def test_a_file_cannot_give_published_weights_another_shape(tmp_path, monkeypatc
     write(tmp_path, "a.yaml", "data: kinds\ninit: bert\nlayers: 4\n")
     with pytest.raises(BadInput, match="--config a.yaml: --layers: --init's weights have a shape already"):
         complete(parse_arguments("", devices=("cpu",)))
-    write(tmp_path, "a.yaml", "data: kinds\ninit: bert\nlayers: 3\n")     # as a record has what is not looked at
+    write(tmp_path, "a.yaml", "data: kinds\ninit: bert\nlayers: 3\n")     # also where it is the default
+    with pytest.raises(BadInput, match="--layers: --init's weights have a shape already"):
+        complete(parse_arguments("", devices=("cpu",)))
+    record = {"mode": "cpu", "flags": {"data": "kinds", "init": "bert", "layers": 3, "norm": "pre"}}
+    write(tmp_path, "a.yaml", json.dumps(record))          # a record has them, though nothing looks at them
     assert complete(parse_arguments("", devices=("cpu",))).init == "bert"
 
 

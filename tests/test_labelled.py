@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support import corpora, labelled, phrasebook
+from support import classification, corpora, labelled, phrasebook
 from support.errors import BadInput
 from support.labelled import Picture, classes_of, find_labelled, is_labelled, read_picture
 from test_data import Quiet, Server
@@ -69,6 +69,32 @@ def test_columns_by_position_with_and_without_a_header(tmp_path):
     # Names and positions may be mixed: then there is a header.
     corpus = find_labelled(str(tmp_path / "b.tsv"), label="1")
     assert read(corpus) == [("A film", "pos"), ("A bore", "eg")]
+
+
+def test_a_header_is_not_a_class(tmp_path):
+    """By positions, a header of names that are not known would be an example of a class of its own."""
+    (tmp_path / "a.csv").write_text("intent,utterance\nham,hi\nspam,buy\nham,you\n")
+    assert "a: 'intent' is the class of the first row alone" in refusal(read_all, tmp_path / "a.csv", text="2", label="1")
+    assert read_all(tmp_path / "a.csv", text="utterance", label="intent") == ["ham", "spam"]
+    (tmp_path / "b.csv").write_text("spam,buy\nham,hi\nspam,now\n")
+    assert read_all(tmp_path / "b.csv", text="2", label="1") == ["ham", "spam"]
+    assert "column 0 was asked for" in refusal(read_all, tmp_path / "b.csv", text="2", label="0")
+
+
+def test_a_file_with_the_name_of_a_corpus_is_not_that_corpus(tmp_path, monkeypatch):
+    """Its presets are those of any table; a built-in name goes before a folder."""
+    (tmp_path / "agnews.csv").write_text("text,label\na,1\nb,2\n")
+    assert find_labelled(str(tmp_path / "agnews.csv"), label="label").name == "agnews-file"
+    assert "agnews" in classification.PRESETS and "agnews-file" not in classification.PRESETS
+    (tmp_path / "kinds" / "a").mkdir(parents=True)
+    (tmp_path / "kinds" / "a" / "1.txt").write_text("one")
+    monkeypatch.chdir(tmp_path)
+    assert find_labelled("kinds").classes == list(phrasebook.KINDS)
+    assert [name for _, name in read(find_labelled("./kinds"))] == ["a"]
+
+
+def test_columns_are_of_tables(tmp_path):
+    assert "no table" in refusal(find_labelled, "kinds", label="topic")
 
 
 def test_the_text_column_is_found_in_each_table_on_its_own(tmp_path):
@@ -399,6 +425,9 @@ def test_class_folders_of_pictures(tmp_path, image):
     assert (corpus.picture.size, corpus.picture.channels) == (32, 3)
     assert [(x.shape, round(x.mean() / 10), name) for x, name in read(corpus)] == [
         ((3, 32, 32), 1, "cat"), ((3, 32, 32), 2, "cat"), ((3, 32, 32), 20, "dog")]
+    before = find_labelled(str(tmp_path)).checksum()       # two of one size change places
+    image.new("RGB", (40, 30), (20,) * 3).save(tmp_path / "cat/1.png")
+    assert find_labelled(str(tmp_path)).checksum() != before
     (tmp_path / "dog/1.jpeg").write_bytes((tmp_path / "dog/1.jpeg").read_bytes()[:-200])
     assert classes_of(corpus) == ["cat", "dog"]            # no picture is read for that
     assert "dog/1.jpeg: not a whole PNG or JPEG picture" in refusal(read, corpus)

@@ -147,7 +147,7 @@ def test_study(tmp_path):
     """A CSV has no curves, but all comparisons; a value that was not measured is left out."""
     common = {"mode": "ddp", "processes": 2, "batch_tokens": 3072, "accumulate": 1, "lr": 0.002,
               "delay_ms": 0, "tokens_per_second": 9000, "valid_loss": 1.5, "valid_bleu": 40}
-    tried = {"processes": (1, 2, 4), "batch_tokens": (1024, 4096), "lr": (1e-3, 2e-3),
+    tried = {"processes": (1, 2, 4), "batch_tokens": (1024, 4096), "lr": (1e-3, 2e-3, 4e-3),
              "delay_ms": (0, 10)}
     rows = [common | {"study": name, "run": f"{name}-{value}", name: value}
             for name, values in tried.items() for value in values]
@@ -261,6 +261,7 @@ def test_a_line_joins_runs_alike_in_all_else(tmp_path):
     weak = [studies.read_run(write_run(tmp_path / f"weak-{n}", processes=n, batch_tokens=1024 * n),
                              []) for n in (1, 2)]
     assert studies.compare(weak, "processes", "tokens_per_second") == {"cpu": {1: 1000, 2: 1000}}
+    assert studies.compare([weak[0], weak[1] | {"study": "other"}], "processes", "tokens_per_second") == {}
 
 
 def test_curves_of_a_run_that_is_going_on(tmp_path):

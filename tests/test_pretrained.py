@@ -12,7 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from model import Classifier, ClassifierConfig, initialize
 from support.errors import BadInput
+from support.examples import normalize
 from support.labelled import Picture
+from support.pictures import read_picture
 from support.pretrained import export, read_folder
 from support.safetensors import read_safetensors, write_safetensors
 from test_checkpoint import Code
@@ -307,6 +309,10 @@ def test_a_tokenizer_neither_pads_nor_cuts(folder):
     (dict(size={"shortest_edge": 16}, do_center_crop=True, crop_size={"height": 12, "width": 12}),
      Picture(16, 3, "bicubic", 12)),
     (dict(size=16, do_center_crop=True, crop_size=12), Picture(16, 3, "bicubic", 12)),
+    (dict(size={"height": 16, "width": 16}, do_center_crop=True, crop_size={"height": 12, "width": 12}),
+     Picture(16, 3, "bicubic", 12, square=True)),          # DeiT's: a square of 16, of which 12 are cut
+    (dict(size=16, do_center_crop=True, crop_size=12, feature_extractor_type="DeiTFeatureExtractor"),
+     Picture(16, 3, "bicubic", 12, square=True)),
     (dict(size=12, crop_size=8, do_center_crop=False), Picture(12, 3, "bicubic")),
     (dict(size=12, rescale_factor=1 / 127.5, image_mean=[1.0] * 3, image_std=[1.0] * 3), Picture(12, 3, "bicubic")),
     (dict(size=12, image_mean=[0.1, 0.2, 0.3]), Picture(12, 3, "bicubic", mean=[0.1, 0.2, 0.3])),
@@ -363,12 +369,12 @@ def test_transformers_opens_what_is_exported(tmp_path, kind, changed):
 
 
 @pytest.mark.optional
-@pytest.mark.parametrize("crop", [0, 12])
-def test_transformers_prepares_pictures_in_the_same_way(tmp_path, crop):
+@pytest.mark.parametrize("crop, square", [(0, False), (12, False), (12, True)])
+def test_transformers_prepares_pictures_in_the_same_way(tmp_path, crop, square):
     np, transformers = pytest.importorskip("numpy"), pytest.importorskip("transformers")
     image = pytest.importorskip("PIL.Image")
     model = small("vit")
-    picture = Picture(14 if crop else 12, 3, "bicubic", crop, [0.1, 0.2, 0.3], [0.5, 0.6, 0.7])
+    picture = Picture(14 if crop else 12, 3, "bicubic", crop, [0.1, 0.2, 0.3], [0.5, 0.6, 0.7], square)
     export(tmp_path, model, saved(model) | {"picture": asdict(picture)})
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
     colours = np.arange(3, dtype=np.uint8) * 50              # of one colour each, so that no resampling tells
@@ -377,6 +383,11 @@ def test_transformers_prepares_pictures_in_the_same_way(tmp_path, crop):
     expected = (torch.tensor(colours / 255) - torch.tensor(picture.mean)) / torch.tensor(picture.std)
     assert values.shape == (1, 3, 12, 12)
     assert torch.allclose(values, expected.float()[None, :, None, None].expand(1, 3, 12, 12), atol=1e-5)
+    slope = np.arange(40, dtype=np.uint8) * 6 + np.zeros((30, 1), np.uint8)       # a square squeezes it
+    image.fromarray(np.stack([slope] * 3, -1)).save(tmp_path / "slope.png")
+    values = processor(image.open(tmp_path / "slope.png"), return_tensors="pt")["pixel_values"]
+    ours = normalize(read_picture(tmp_path / "slope.png", read_folder(tmp_path).picture)[None], picture)
+    assert torch.allclose(values, ours, atol=1e-5)
 
 
 @pytest.mark.parametrize("changed", [
