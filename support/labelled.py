@@ -122,8 +122,8 @@ def find_labelled(data: str, valid: str = "", test: str = "", text: str = "", la
 def classes_of(corpus: Labelled) -> list[str]:
     """The classes of the training part: in the corpus's order, else sorted, numbers by value.
 
-    Reads the labels of all parts. Raises BadInput for a single class, or for one that occurs in
-    another part only.
+    Reads the labels of all parts. Raises BadInput for a single class, for one that occurs in
+    another part only, and for what seems to be a header.
     """
     found = {part: Counter(corpus.labels[part]() if corpus.labels.get(part) else
                            (name for _, name in read())) for part, read in corpus.parts.items()}
@@ -138,9 +138,9 @@ def classes_of(corpus: Labelled) -> list[str]:
                            f"not in the training part")
     if len(trained) > 5000:
         raise BadInput(f"{corpus.name}: {len(trained):,} classes: is --label the right column?")
-    first, how = next(iter(trained)), corpus.columns[1:3]  # of a table: --text and --label
-    if trained[first] == 1 < max(trained.values()) and all(
-            isinstance(asked, str) and re.fullmatch(r"\d[\d, ]*", asked) for asked in how or [0]):
+    asked = "".join(map(str, corpus.columns[1:3]))         # of a table: --text and --label
+    by_position, first = asked.replace(",", "").replace(" ", "").isdigit(), next(iter(trained))
+    if by_position and trained[first] == 1 < max(trained.values()):
         raise BadInput(f"{corpus.name}: {first!r} is the class of the first row alone. A header? "
                        f"Name the columns: --label {first}. If not, put one above it")
     numbers = all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in trained)
