@@ -4,13 +4,14 @@
     python tests/soak.py --minutes 3 --modes cpu,nodes --seed 7 --write
 
 The modes: train_cpu.py and train_fsdp.py on three processes, train_ddp.py on two (on three DDP itself adds up
-in another order in the first step after a restart than it does later: that changes the last bit), and
-"nodes", train_ddp.py under two torchrun that share no folder. Each trains one run without an end; at random moments something from KINDS
-happens; what has ended is started again with the same command. When the time is over, the run trains to its
-last step, is killed twice while it sums up, and ends. Then a run that nobody disturbs takes as many steps:
-metrics.csv, weights, optimizer, summary and translations must be equal to the last bit, and the same files
-must be there. Each line is checked against what had happened: who is called dead was killed or stopped, a
-step that is called saved is in the file, a loss is the one of the calm run. PyTorch's own lines are not
+in another order in the first step after a restart than it does later: that changes the last bit), "nodes",
+train_ddp.py under two torchrun that share no folder, and, when asked for, "fsdp-nodes", train_fsdp.py so. Each
+trains one run without an end; at random moments something from KINDS happens; what has ended is started again
+with the same command. When the time is over, the run trains to its last step, is killed twice while it sums up,
+and ends. Then a run that nobody disturbs takes as many steps: metrics.csv, weights, optimizer, summary and
+translations must be equal to the last bit, and the same files must be there. Each line is checked against what
+had happened: who is called dead was killed or stopped, a step that is called saved is in the file, a loss is
+the one of the calm run. PyTorch's own lines are not
 checked. Full disks need root, for a small tmpfs. --write keeps the table as logs/benchmark/soak.md.
 """
 
@@ -38,7 +39,7 @@ from parity import command, write_corpus
 from support.machine import available_cores, device_name
 from test_torchrun import rank_of
 
-PROCS = {"cpu": 3, "ddp": 2, "fsdp": 3, "nodes": 2}
+PROCS = {"cpu": 3, "ddp": 2, "fsdp": 3, "nodes": 2, "fsdp-nodes": 2}
 TIMEOUT, PATIENCE, EVERY = 20, 180, 50                     # seconds, seconds, steps
 FLAGS = ["--data", "corpus", *SMALL, "--average", "3", "--save-every", "5", "--eval-every", str(EVERY), "--timeout", str(TIMEOUT)]
 SIGNALS = {number.name: number for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}
@@ -52,12 +53,12 @@ class Soak:
 
     def __init__(self, mode: str, place: Path, seed: int, full: bool, kinds: str = ""):
         self.mode, self.place, self.rng = mode, place, random.Random(f"{seed} {mode}")
-        self.marker, self.procs = uuid.uuid4().hex, PROCS[mode]
-        self.kinds = [kind for kind in KINDS + [KILL_NODE] * (mode == "nodes") + [FULL] * full if re.search(kinds, kind)]
+        self.marker, self.procs, self.two = uuid.uuid4().hex, PROCS[mode], mode.endswith("nodes")
+        self.kinds = [kind for kind in KINDS + [KILL_NODE] * self.two + [FULL] * full if re.search(kinds, kind)]
         self.bag, self.commands, self.starts, self.steps = [], [], 0, 10**6
         self.read, self.claims, self.others = {}, [], set()           # of what is printed
         self.lines, self.wrong, self.counts = 0, [], {}
-        self.folders = [place / name for name in ("one", "two")[: 1 + (mode == "nodes")]]
+        self.folders = [place / name for name in ("one", "two")[: 1 + self.two]]
         self.run = self.folders[0] / "logs" / "run"
         for folder in self.folders:
             for name in ("corpus", "said", "tmp", "cache", "logs"):
@@ -73,11 +74,11 @@ class Soak:
             with socket.create_server(("127.0.0.1", 0)) as free:
                 self.port = free.getsockname()[1]
             self.restarts, self.commands = self.rng.choice((0, 3)), [None] * len(self.folders)
-        script = ROOT / ("train_ddp.py" if self.mode == "nodes" else f"train_{self.mode}.py")
+        script = ROOT / ("train_ddp.py" if self.mode == "nodes" else f"train_{self.mode.removesuffix('-nodes')}.py")
         for node, folder in enumerate(self.folders):
             if self.commands[node] and self.commands[node].poll() is None:
                 continue
-            how = ["--standalone", "--nproc-per-node", self.procs] if self.mode != "nodes" else [
+            how = ["--standalone", "--nproc-per-node", self.procs] if not self.two else [
                 "--nnodes", 2, "--nproc-per-node", 1, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}",
                 "--rdzv-conf", f"is_host={node == 0}", "--local-addr", f"127.0.0.{node + 1}"]
             torchrun = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", self.restarts, "--redirects", 3, "--log-dir", "said",
@@ -361,7 +362,7 @@ def can_mount(folder: Path) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60, help="of disturbance, shared among the modes [60]")
-    parser.add_argument("--modes", default="cpu,ddp,fsdp,nodes", help="separated by commas [all four]")
+    parser.add_argument("--modes", default="cpu,ddp,fsdp,nodes", help="separated by commas [cpu,ddp,fsdp,nodes]")
     parser.add_argument("--kinds", default="", help="a pattern: only what it matches happens [all]")
     parser.add_argument("--seed", type=int, default=1, help="of what happens, and when [1]")
     parser.add_argument("--write", action="store_true", help="write logs/benchmark/soak.md")
