@@ -144,9 +144,9 @@ def test_multi30k_is_fetched_checked_and_kept(tmp_path, monkeypatch, capfd):
                 find_corpus("multi30k")
             assert set(os.listdir(cache / "multi30k")) == set(sums) - {"val.en.gz"}
         (served / "val.en.gz").unlink()
-        with pytest.raises(BadInput, match="404.*--data FOLDER"):
+        with pytest.raises(BadInput, match=r"404.*--data \./FOLDER"):
             find_corpus("multi30k")
-    with pytest.raises(BadInput, match="cannot be fetched.*--data FOLDER"):    # nobody answers
+    with pytest.raises(BadInput, match=r"cannot be fetched.*--data \./FOLDER"):    # nobody answers
         find_corpus("multi30k")
     (served / "val.en.gz").write_bytes(good)
     assert find_corpus(str(served)).name == "multi30k"              # known by its content
