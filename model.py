@@ -294,11 +294,12 @@ class Classifier(nn.Module):
         d, length = config.d_model, config.max_length
         if config.patch:
             self.cut, channels, self.stem = config.patch, config.channels, nn.Sequential()
-            if config.stem:            # each convolution halves the picture (Xiao et al., 2021)
+            if config.stem:            # each max-pooling halves the picture (Hassani et al., 2021)
                 self.cut, channels = config.patch // 4, 2 * config.stem
                 self.stem = nn.Sequential(
-                    nn.Conv2d(config.channels, config.stem, 3, stride=2, padding=1), nn.ReLU(),
-                    nn.Conv2d(config.stem, channels, 3, stride=2, padding=1), nn.ReLU())
+                    nn.Conv2d(config.channels, config.stem, 3, padding=1), nn.MaxPool2d(2),
+                    nn.ReLU(), nn.Conv2d(config.stem, channels, 3, padding=1), nn.MaxPool2d(2),
+                    nn.ReLU())
             self.embedding = nn.Linear(channels * self.cut**2, d)
             if config.first:
                 self.first = nn.Parameter(torch.empty(config.first, d))

@@ -39,8 +39,8 @@ PRESETS = {
     "agnews": dict(layers=1, d_ff=512, dropout=0.3, epochs=8, average=5, label_smoothing=0.1,
                    vocab_size=30_000, hide=0.5, warmup=200),
     "fashion-mnist": dict(layers=2, d_model=128, heads=4, d_ff=512, patch=4, stem=64, lr=1e-3,
-                          crop=1, flip="yes", epochs=42, batch_size=64, schedule="cosine",
-                          average=5, warmup=200),
+                          crop=1, flip="yes", epochs=38, batch_size=64, schedule="cosine",
+                          average=5, warmup=200, label_smoothing=0.1),
 }
 CORPUS_FLAGS = ("data", "valid", "test", "text", "label")
 

@@ -36,7 +36,7 @@ def flops(config: LayerConfig, src_lengths: Tensor, tgt_lengths: Tensor | None =
     scores = 2 * d * (s * s + t * (t + 1) / 2 + t * s)              # q k^T, and as much for v
     projection = t * d * getattr(config, "vocab_size", 0)
     stem = getattr(config, "stem", 0)                      # its two convolutions of 3 x 3 pixels
-    pixels = 9 * stem * (config.channels + stem / 2) * (config.image_size / 2) ** 2 if stem else 0
+    pixels = 9 * stem * (config.channels + stem / 2) * config.image_size**2 if stem else 0
     layers, pixels = config.layers - 2 / 3 * frozen, pixels / 3 if frozen else pixels
     return float(3 * 2 * (layers * (weights + scores) + projection + pixels).sum())
 

@@ -18,22 +18,23 @@ from support.weights import put_weights
 def finish(run, model: nn.Module) -> None:
     """Scores the best weights on the test part, and sums up in summary.json. A collective.
 
-    The best are those of best.pt, or the mean of the last evaluations' if it is better on the
-    validation part. `model` is left with them.
+    The best are those of best.pt, or the mean of the last evaluations' if its loss on the
+    validation part is lower. The highest of many accuracies is partly luck, which the loss has less
+    of. `model` is left with them.
     """
     task, first = run.task, run.task.figures[0]
 
-    def score(weights: dict | None) -> float:
+    def score(weights: dict | None) -> dict[str, float]:
         put_weights(model, weights)
-        return task.evaluate(model, "valid", run.rank, run.world_size, final=True)[first]
+        return task.evaluate(model, "valid", run.rank, run.world_size, final=True)
 
     best = checkpoint.load(run.folder / "best.pt") if run.writes else {"model": None}
     valid = score(best["model"])
     if run.args.average > 1:
         paths = sorted(run.folder.glob("step-*.pt"))[-run.args.average :] if run.writes else []
         mean = checkpoint.mean_weights(paths) if run.writes else None
-        if (better := score(mean)) > valid:
-            valid, best = better, {"model": mean}
+        if (found := score(mean))["loss"] < valid["loss"]:
+            valid, best = found, {"model": mean}
             if run.writes:
                 best = run.content(run.last, mean) | {"averaged": len(paths)}
                 checkpoint.save(run.folder / "best.pt", best)
@@ -57,7 +58,7 @@ def finish(run, model: nn.Module) -> None:
         "steps": run.last, "tokens": run.progress["tokens"], "wall_seconds": round(seconds, 1),
         "median_tokens_per_second": median["tokens_per_second"], "median_mfu": median["mfu"],
         "best_step": best["step"], "averaged_checkpoints": best["averaged"],
-        f"valid_{first}": round(valid, 4), **figures,
+        f"valid_{first}": round(valid[first], 4), **figures,
         "peak_memory_mib": {"largest_process": round(max(memory)),
                             "all_processes": round(sum(memory))},
         "epochs": epochs} | profile)

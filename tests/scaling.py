@@ -18,8 +18,6 @@ import sys
 
 from parity import command
 
-TOKENS = 3072                                              # a side in a step, over all processes
-
 
 def speed(*runs: list[str]) -> float:
     """Tokens a second of commands that run at the same time, together."""
@@ -36,19 +34,21 @@ def speed(*runs: list[str]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--modes", default="cpu,ddp,fsdp")
+    parser.add_argument("--batch-tokens", type=int, default=3072, help="a side, of all processes")
     given, others = parser.parse_known_args()
-    flags, found, modes = ["--benchmark", "--steps", "60", *others], {}, given.modes.split(",")
+    flags, tokens = ["--benchmark", "--steps", "60", *others], given.batch_tokens
+    found, modes = {}, given.modes.split(",")
 
-    def on_core(core: int, mode: str, tokens: int) -> list[str]:
+    def on_core(core: int, mode: str, size: int) -> list[str]:
         return ["taskset", "-c", str(core),
-                *command(mode, 1, *flags, "--batch-tokens", str(tokens))]
+                *command(mode, 1, *flags, "--batch-tokens", str(size))]
 
     for _ in range(5):
         for mode in modes:
             for what, runs in {
-                    "one": [on_core(0, mode, TOKENS)],
-                    "two": [command(mode, 2, *flags, "--batch-tokens", str(TOKENS))],
-                    "ceiling": [on_core(core, mode, TOKENS // 2) for core in (0, 1)]}.items():
+                    "one": [on_core(0, mode, tokens)],
+                    "two": [command(mode, 2, *flags, "--batch-tokens", str(tokens))],
+                    "ceiling": [on_core(core, mode, tokens // 2) for core in (0, 1)]}.items():
                 found.setdefault((mode, what), []).append(speed(*runs))
     print("| script | 1 process | 2 processes | two runs side by side | of that ceiling "
           "| in communication |\n|" + " --- |" * 6)

@@ -83,11 +83,12 @@ def test_pictures(first):
 
 
 @torch.no_grad()
-def test_a_stem_is_two_convolutions_that_each_halve_the_picture():
+def test_a_stem_is_two_convolutions_and_the_largest_of_four_pixels_after_each():
     model = make_model(**PICTURES | dict(patch=4, image_size=8), stem=32, positions="learned")
-    pixels, (first, second) = torch.randn(5, 3, 8, 8), (model.stem[0], model.stem[2])
-    x = F.conv2d(pixels, first.weight, first.bias, stride=2, padding=1).relu()
-    x = F.conv2d(x, second.weight, second.bias, stride=2, padding=1).relu()         # (5, 64, 2, 2)
+    pixels, (first, second) = torch.randn(5, 3, 8, 8), (model.stem[0], model.stem[3])
+    x = F.conv2d(pixels, first.weight, first.bias, padding=1).relu().unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).amax((3, 5))
+    x = F.conv2d(x, second.weight, second.bias, padding=1).relu().unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).amax((3, 5))
+    assert x.shape == (5, 64, 2, 2)
     x = F.linear(x.flatten(2).transpose(1, 2), model.embedding.weight, model.embedding.bias)
     torch.testing.assert_close(model.embed(pixels), x + model.positions, rtol=1e-4, atol=1e-5)
     initialize(model, 1)
@@ -179,7 +180,7 @@ def test_the_flop_count_has_the_stem():
     with counter:
         model(torch.rand(2, 3, 8, 8), torch.zeros(2, dtype=torch.long), torch.ones(2))[0].backward()
     left_out = 3 * 2 * 2 * (16 * 4 + 4 * 12 * 16)          # the last layer, and the patches' projection
-    unneeded = 2 * 2 * (9 * 3 * 6 * 16)                    # the picture itself has no gradient
+    unneeded = 2 * 2 * (9 * 3 * 6 * 64)                    # the picture itself has no gradient
     assert counter.get_total_flops() - left_out == flops(model.config, torch.full((2,), 4)) - unneeded
 
 

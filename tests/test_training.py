@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from conftest import ROOT, SMALL, children_of, mathematics, read_metrics, run_script, wait_for
-from support import machine
+from support import checkpoint, machine, report
 from support.errors import BadInput
 from support.flags import complete, parse_arguments
 
@@ -268,6 +268,28 @@ def test_weights_of_a_run_that_never_saved_are_not_averaged_into_the_next(tmp_pa
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in folder.glob("step-*.pt")) == ["step-0000002.pt", "step-0000004.pt"]
     assert torch.load(folder / "step-0000002.pt")["step"] == 2
+
+
+@pytest.mark.parametrize("loss_of_mean, kept", [(0.2, 3.0), (0.4, 1.0)])
+def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(tmp_path, monkeypatch, loss_of_mean, kept):
+    """The best evaluation, weight 1, has the higher accuracy each time; the mean of the last two, 2 and 4, is 3."""
+    (tmp_path / "metrics.csv").write_text("tokens_per_second,mfu\n1,1\n")
+    model, empty = torch.nn.Linear(1, 1, bias=False), {"task": {}, "flags": {}, "progress": {}}
+    for name, weight in {"best": 1.0, "step-2": 2.0, "step-4": 4.0}.items():
+        checkpoint.save(tmp_path / f"{name}.pt", empty | {"step": 1, "averaged": 1, "model": {"weight": torch.full((1, 1), weight)}})
+
+    def evaluate(model, *_, final):
+        return {1.0: {"accuracy": 0.9, "loss": 0.3}, 3.0: {"accuracy": 0.8, "loss": loss_of_mean}}[float(model.weight)]
+
+    monkeypatch.setattr(report, "put_weights", lambda model, weights: model.load_state_dict(weights))
+    monkeypatch.setattr(report.dist, "all_gather_object", lambda found, mine: found.__setitem__(0, mine))
+    task = SimpleNamespace(figures=("accuracy",), evaluate=evaluate, report=lambda *_: ({"test_accuracy": 0.7}, ""))
+    report.finish(SimpleNamespace(
+        task=task, writes=True, folder=tmp_path, rank=0, world_size=1, args=SimpleNamespace(average=2), last=4, began=0, say=print,
+        progress={"epochs": [], "epoch": {"seconds": 0}, "tokens": 1}, content=lambda step, weights: empty | {"step": step, "model": weights}), model)
+    assert float(model.weight) == kept == float(checkpoint.load(tmp_path / "best.pt")["model"]["weight"])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["valid_accuracy"], summary["averaged_checkpoints"]) == ((0.8, 2) if kept == 3 else (0.9, 1))
 
 
 def test_logs_that_cannot_be_written(tmp_path, train):
