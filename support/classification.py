@@ -78,6 +78,8 @@ class Classification:
         self.meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
         self.classes, self.tokenizer = self.meta["classes"], ""
         if not self.picture:
+            for name in [name for name in ("stem", "image_size") if getattr(args, name)]:
+                raise BadInput(f"--{name.replace('_', '-')}: it is for pictures, these are texts")
             self.tokenizer = (self.folder / "tokenizer.json").read_text(encoding="utf-8")
         if args.init and not saved:
             self.take(found)
@@ -102,8 +104,6 @@ class Classification:
                       "image_size": self.picture.crop or self.picture.size, "max_length": 1,
                       "positions": "learned"}
         else:
-            for name in [name for name in ("stem", "image_size") if getattr(args, name)]:
-                raise BadInput(f"--{name.replace('_', '-')}: it is for pictures, these are texts")
             size = Tokenizer.from_str(self.tokenizer).get_vocab_size()
             shape |= {"vocab_size": size, "max_length": args.max_length}
         try:

@@ -12,11 +12,12 @@ SHAPE = ("layers", "d_model", "heads", "d_ff", "norm", "patch", "stem", "vocab_s
 OF_ONE_PAGE = {"procs", "sharded", "mesh"}                 # other pages pass them over
 
 
-def read_config(path: str, kinds: dict) -> dict:
+def read_config(path: str, kinds: dict, init: str = "") -> dict:
     """The flags that a file gives, by name; headings in it, such as `model:`, mean nothing.
 
     kinds: of each flag its type, or the words it may be. A run's config.json has a "mode", and its
-    flags under "flags". Raises BadInput.
+    flags under "flags". init: what --init says; beside it a record's shape means nothing. Raises
+    BadInput.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -42,7 +43,8 @@ def read_config(path: str, kinds: dict) -> dict:
     passed_over, flags = OF_ONE_PAGE - kinds.keys(), {}
     if isinstance(content, dict) and {"mode", "flags"} <= content.keys():     # a run's record
         content, passed_over = content["flags"], passed_over | NOT_TAKEN
-        passed_over |= set(SHAPE if isinstance(content, dict) and content.get("init") else ())
+        init = init or isinstance(content, dict) and content.get("init")
+        passed_over |= set(SHAPE if init else ())
     if not isinstance(content, dict):
         raise BadInput(f"--config {path}: no flags in it")
     for heading, inner in content.items():

@@ -76,7 +76,7 @@ def find_corpus(data="phrasebook", valid="", test="", src="de", tgt="en") -> Cor
         corpus = Corpus(data, readers, (src, tgt), [Path(phrasebook.__file__)])
     elif data == "multi30k" or Path(data).is_dir():
         folder = download(data, MULTI30K, MULTI30K_URL) if data == "multi30k" else Path(data)
-        corpus = Corpus(folder.resolve().name, {}, (src, tgt))
+        corpus = Corpus(own_name(folder, ("phrasebook",)), {}, (src, tgt))
         for part, names in PARTS.items():
             prefix = next((folder / n for n in names if find_file(f"{folder / n}.{src}")), None)
             if prefix:
@@ -86,12 +86,18 @@ def find_corpus(data="phrasebook", valid="", test="", src="de", tgt="en") -> Cor
         if all(sha256(folder / name) == check for name, (_, check) in MULTI30K.items()):
             corpus.name = "multi30k"
     else:
-        corpus = Corpus(Path(data).name.split(".")[0], {}, (src, tgt))
+        corpus = Corpus(own_name(Path(data), ("phrasebook",)), {}, (src, tgt))
         add_part(corpus, "train", data, src, tgt)
     for part, spec in (("valid", valid), ("test", test)):
         if spec:
             add_part(corpus, part, spec, src, tgt)
     return corpus
+
+
+def own_name(path: Path, built_in: tuple) -> str:
+    """The name of a corpus of one's own; not that of a built-in one, by which PRESETS go."""
+    name = path.resolve().name.split(".")[0]
+    return name + "-file" * (name in built_in)
 
 
 def add_part(corpus: Corpus, part: str, spec: str, src: str, tgt: str) -> None:

@@ -87,7 +87,7 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str],
     tokenizer.enable_truncation(max_length)
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True                 # a "[PAD]" in a text is text
-    # No token is longer than some dozen characters, and tokenizing a whole book takes its time.
+    # Hardly a token is longer than a dozen characters, and to tokenize a whole book takes long.
     texts, most = [text.strip() for text in texts], 100 * max_length
     encoded = tokenizer.encode_batch([text[:most] for text in texts])
     cut = [bool(e.overflowing) or len(text) > most for e, text in zip(encoded, texts)]

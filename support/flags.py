@@ -155,7 +155,8 @@ def complete(parsed: argparse.Namespace, restarted: str = "") -> argparse.Namesp
         # What the command line asks for goes before what the file says of the same in other words.
         same = {"epochs": "steps", "batch_tokens": "batch_size"}
         off = {other: 0 for name, other in same.items() if name in given}
-        given = read_config(given["config"], parsed.kinds) | off | given
+        init = given.get("init", "")
+        given = read_config(given["config"], parsed.kinds, init) | off | given
     resume = given.get("resume") or restarted
     folder = Path(resume) if resume else LOGS / check_name(given.get("name", ""))
     if given.get("resume") and given.get("name"):

@@ -16,12 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from support.corpora import PARTS, download, sha256
+from support.corpora import PARTS, download, own_name, sha256
 from support.errors import BadInput
 from support.pictures import (FASHION_CLASSES, FASHION_MNIST, FASHION_MNIST_URL, Picture, find_idx,
                               is_fashion_mnist, read_idx, read_idx_labels, read_idx_pair,
                               read_picture)
-from support.tables import TABLES, one_line, read_labelled_table, read_lines, read_numbered
+from support.tables import (TABLES, column_names, one_line, read_labelled_table, read_lines,
+                            read_numbered)
 
 NAMES = ("agnews", "fashion-mnist", "kinds")
 # Zhang et al., 2015, for non-commercial use. Of each file: its size in bytes, its SHA-256.
@@ -62,11 +63,13 @@ class Labelled:
 
     def checksum(self) -> str:
         """Of what the files hold, and of how they are read."""
-        how = vars(self.picture) | {"mean": 0, "std": 0} if self.kind == "picture" else {}
-        # A million pictures would take long to read.
-        known = len(self.files) > 20_000                   # by name and size alone
-        files = [[file.name, file.stat().st_size] if known and self.kind == "picture"
-                 else sha256(file) for file in self.files]
+        how, many = {}, False
+        if self.kind == "picture":
+            how = vars(self.picture) | {"mean": 0, "std": 0}
+            if not self.picture.square:                    # runs are older than this field
+                del how["square"]
+            many = sum(file.stat().st_size for file in self.files) > 4 << 30   # bytes: long to read
+        files = [[file.name, file.stat().st_size] if many else sha256(file) for file in self.files]
         made_of = [sorted(self.parts), self.classes, self.columns, how, *files]
         return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
 
@@ -87,8 +90,7 @@ def find_labelled(data: str, valid: str = "", test: str = "", text: str = "", la
     table or a folder of class folders. picture: how pictures are read; without it those of IDX
     files stay as they are, others become Picture(). Raises BadInput.
     """
-    folder, name = Path(data), Path(data).resolve().name.split(".")[0]
-    name = data if data in NAMES else name + "-file" * (name in NAMES)      # PRESETS go by it
+    folder, name = Path(data), data if data in NAMES else own_name(Path(data), NAMES)
     corpus = Labelled(name, "", {}, [], [], (), picture=picture)
     if data == "agnews":
         folder = download(data, AGNEWS, AGNEWS_URL)
@@ -114,7 +116,8 @@ def find_labelled(data: str, valid: str = "", test: str = "", text: str = "", la
     for part, spec in (("valid", valid), ("test", test)):
         if spec:
             add_part(corpus, part, Path(spec), text, label)
-    if (text or label) and len(corpus.columns) == len(corpus.parts):
+    tables = [getattr(read, "func", None) is read_labelled_table for read in corpus.parts.values()]
+    if (text or label) and not any(tables):
         raise BadInput(f"--text, --label: {data} is no table, so it has no columns")
     return corpus
 
@@ -140,7 +143,8 @@ def classes_of(corpus: Labelled) -> list[str]:
         raise BadInput(f"{corpus.name}: {len(trained):,} classes: is --label the right column?")
     asked = "".join(map(str, corpus.columns[1:3]))         # of a table: --text and --label
     by_position, first = asked.replace(",", "").replace(" ", "").isdigit(), next(iter(trained))
-    if by_position and trained[first] == 1 < max(trained.values()):
+    if (by_position and trained[first] == 1 < max(trained.values())
+            and first.lower() in column_names(corpus.files[0])):       # no header was passed over
         raise BadInput(f"{corpus.name}: {first!r} is the class of the first row alone. A header? "
                        f"Name the columns: --label {first}. If not, put one above it")
     numbers = all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in trained)

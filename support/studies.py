@@ -168,7 +168,7 @@ def compare(runs: list[dict], x: str, y: str) -> Lines:
     """A line for each group of runs that differ in x alone, through the median y of every x.
 
     Where there is no such group, as when the batch grows with the processes, a line joins the runs
-    of one mode. Speed-up and efficiency have a line for the ideal, too.
+    of one mode, study and --accumulate. Speed-up and efficiency have a line for the ideal, too.
     """
     column = "tokens_per_second" if y in ("speed_up", "efficiency") else y
     runs = measured(runs, column)

@@ -218,6 +218,10 @@ def test_of_a_folder_with_parts_the_one_to_test_on_is_scored(answer, tmp_path):
             named = "valid" if part == "dev" else part
             found = answer("--score", tmp_path / "all").out
             assert f"\n{len(texts)} texts of the {named} part, " in found
+    with pytest.raises(BadInput, match="none of the model's"):       # the columns that it was trained on are another table's
+        answer("--score", "kinds")
+    with pytest.raises(BadInput, match="no table"):
+        answer("--score", tmp_path / "all", "--label", "kind")
 
 
 def test_what_cannot_be_scored_is_refused(answer, tmp_path):

@@ -85,6 +85,10 @@ def test_a_file_cannot_give_published_weights_another_shape(tmp_path, monkeypatc
     record = {"mode": "cpu", "flags": {"data": "kinds", "init": "bert", "layers": 3, "norm": "pre"}}
     write(tmp_path, "a.yaml", json.dumps(record))          # a record has them, though nothing looks at them
     assert complete(parse_arguments("", devices=("cpu",))).init == "bert"
+    record["flags"]["init"] = ""                           # nor of a run from nothing, beside --init
+    write(tmp_path, "a.yaml", json.dumps(record))
+    monkeypatch.setattr(sys, "argv", ["train_cpu.py", "--config", "a.yaml", "--init", "bert"])
+    assert complete(parse_arguments("", devices=("cpu",))).init == "bert"
 
 
 def test_the_command_line_goes_before_the_file_also_in_other_words(tmp_path, monkeypatch):

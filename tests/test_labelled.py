@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support import classification, corpora, labelled, phrasebook
+from support import classification, corpora, labelled, phrasebook, translation
+from support.corpora import find_corpus
 from support.errors import BadInput
 from support.labelled import Picture, classes_of, find_labelled, is_labelled, read_picture
 from test_data import Quiet, Server
@@ -79,6 +80,10 @@ def test_a_header_is_not_a_class(tmp_path):
     (tmp_path / "b.csv").write_text("spam,buy\nham,hi\nspam,now\n")
     assert read_all(tmp_path / "b.csv", text="2", label="1") == ["ham", "spam"]
     assert "column 0 was asked for" in refusal(read_all, tmp_path / "b.csv", text="2", label="0")
+    (tmp_path / "c.csv").write_text("text,label\nhi,rare\na,ham\nb,ham\n")       # where there is one, a class may be rare
+    assert read_all(tmp_path / "c.csv", text="1", label="2") == read_all(tmp_path / "c.csv", label="2") == ["ham", "rare"]
+    (tmp_path / "d.jsonl").write_text("".join(f'{{"0": "hi", "1": "{name}"}}\n' for name in ("rare", "ham", "ham")))
+    assert read_all(tmp_path / "d.jsonl", text="0", label="1") == ["ham", "rare"]
 
 
 def test_a_file_with_the_name_of_a_corpus_is_not_that_corpus(tmp_path, monkeypatch):
@@ -90,6 +95,10 @@ def test_a_file_with_the_name_of_a_corpus_is_not_that_corpus(tmp_path, monkeypat
     (tmp_path / "kinds" / "a" / "1.txt").write_text("one")
     monkeypatch.chdir(tmp_path)
     assert find_labelled("kinds").classes == list(phrasebook.KINDS)
+    for wrong in (dict(label="stars"), dict(text="body")):
+        assert "./kinds is no table, so it has no columns" in refusal(find_labelled, "./kinds", **wrong)
+    (tmp_path / "phrasebook.tsv").write_text("Ja.\tYes.\n")
+    assert find_corpus(str(tmp_path / "phrasebook.tsv"), src="1", tgt="2").name == "phrasebook-file" not in translation.PRESETS
     assert [name for _, name in read(find_labelled("./kinds"))] == ["a"]
 
 
