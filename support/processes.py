@@ -94,11 +94,14 @@ def spawn(train: Callable, args: Namespace) -> None:
             forget_empty(args.folder)
             raise BadInput(f"--procs {args.procs}: at most 4 for each of the {cores} cores here")
     store = store_on_loopback()
-    # A signal waits, here and in the new processes, until somebody answers it.
+    # Until all have started, a signal waits: in the new processes, which inherit the mask, and here,
+    # where it is noted, as a mask is one thread's and libraries have started others.
+    early = []
+    Signals.answer(lambda number, _: early.append(number))
     resource_tracker.ensure_running()                     # now, as starting it lets signals through
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     workers = mp.spawn(worker, (train, args, store.port), nprocs=args.procs, join=False)
-    watch(workers, args.folder)
+    watch(workers, args.folder, early)
 
 
 def worker(rank: int, train: Callable, args: Namespace, port: int) -> None:
@@ -112,8 +115,11 @@ def worker(rank: int, train: Callable, args: Namespace, port: int) -> None:
         run(train, rank, args.procs, store, args)
 
 
-def watch(workers: mp.ProcessContext, folder: str) -> None:
-    """The parent's part, until all `workers` have ended; then exits with their status."""
+def watch(workers: mp.ProcessContext, folder: str, early: list[int]) -> None:
+    """The parent's part, until all `workers` have ended; then exits with their status.
+
+    early: signals that came while the workers were started.
+    """
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     received = []
 
@@ -124,9 +130,10 @@ def watch(workers: mp.ProcessContext, folder: str) -> None:
             if process.is_alive():
                 os.kill(process.pid, signal.SIGKILL if again else number)
 
-    for number in STOPPING:
-        signal.signal(number, forward)
+    Signals.answer(forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    for number in early:
+        os.kill(os.getpid(), number)
     try:
         while not workers.join():
             pass

@@ -137,6 +137,29 @@ def test_a_signal_while_the_processes_start_ends_the_run_too(started, number):
     wait_for(lambda: not alive(workers), 10)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_signal_before_all_processes_have_started_is_kept_for_them(tmp_path, small_corpus, number):
+    """It may come to any thread: a mask of the main one alone lets it through."""
+    early = tmp_path / "early.py"
+    early.write_text(f"""
+import os, time, torch.multiprocessing as mp
+from support.flags import parse_arguments
+from support.processes import spawn
+from train_cpu import train
+start = mp.spawn
+def signalled(*args, **kwargs):
+    os.kill(os.getpid(), {int(number)})
+    time.sleep(0.2)
+    return start(*args, **kwargs)
+if __name__ == "__main__":
+    mp.spawn = signalled
+    spawn(train, parse_arguments("", devices=("cpu",), procs=(int, 0, "")))
+""")
+    done = run_script(early, "--data", str(small_corpus), *SMALL, "--procs", "2", "--steps", "100000", cwd=tmp_path,
+                      env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 128 + number and done.stderr == "", done.stderr
+
+
 @pytest.mark.slow
 def test_kill_9_of_the_parent_or_of_a_worker_leaves_nobody_behind(running):
     process, workers, run = running
