@@ -94,8 +94,8 @@ def spawn(train: Callable, args: Namespace) -> None:
             forget_empty(args.folder)
             raise BadInput(f"--procs {args.procs}: at most 4 for each of the {cores} cores here")
     store = store_on_loopback()
-    # Until all have started, a signal waits: in the new processes, which inherit the mask, and here,
-    # where it is noted, as a mask is one thread's and libraries have started others.
+    # Until all have started, a signal waits: in the new processes, which inherit the mask; here it
+    # is also noted, as the mask is one thread's alone, and libraries have started others.
     early = []
     Signals.answer(lambda number, _: early.append(number))
     resource_tracker.ensure_running()                     # now, as starting it lets signals through
