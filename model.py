@@ -361,7 +361,7 @@ class Classifier(nn.Module):
         """Logits in fp32, (batch, classes), of ids (batch, length) or pictures."""
         return self.head(self.pool(*self.encode(x))).float()
 
-    score = logits             # FSDP gathers for it as for forward, which so must not call it
+    score = logits             # a second name: FSDP gathers before it, as before forward
 
     def forward(self, x: Tensor, label: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """(loss, nll) of a batch, each a sum over its examples; label, weight: (batch,).

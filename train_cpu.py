@@ -1,4 +1,4 @@
-"""Trains on CPU cores: a process on each, each with a copy of the model, gradients summed by hand.
+"""Trains on CPU cores: processes, each with a copy of the model, sum their gradients by hand.
 
     python train_cpu.py --data multi30k --procs 2
 
@@ -91,5 +91,5 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
 
 
 if __name__ == "__main__":
-    args = parse_arguments(__doc__, devices=("cpu",), procs=(int, 0, "processes; 0: one a core"))
+    args = parse_arguments(__doc__, devices=("cpu",), procs=(int, 0, "processes; 0: 1 to 8"))
     spawn(train, args)                                     # starts the processes, and waits

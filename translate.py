@@ -55,9 +55,10 @@ def parse_arguments() -> argparse.Namespace:
         (not 1 <= args.n_best <= args.beam,
          f"--n-best {args.n_best} with --beam {args.beam}: it is from 1 to the beam"),
         (args.score and args.n_best > 1, "--score takes the best translation: leave out --n-best"),
-        (args.attention and (not args.text or args.score or args.n_best > 1),
-         "--attention draws the best translation of one sentence: "
-         "name it, and leave out --score and --n-best"),
+        (args.attention and (not args.text or args.score or args.n_best > 1
+                             or len(args.checkpoint) > 1),
+         "--attention draws one model's best translation of one sentence: "
+         "name it, and leave out --score, --n-best and a second --checkpoint"),
         (args.device == "cuda" and not has_gpu,
          "--device cuda: there is no GPU here that PyTorch can use; --device cpu does without"),
         (args.procs < 0, f"--procs {args.procs}: a number of processes, or 0 for one on each core"),

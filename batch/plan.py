@@ -144,7 +144,9 @@ def command(plan: Plan, args: argparse.Namespace) -> str:
         flags.append(f"--steps {math.ceil(args.total_tokens / plan.job.tokens)}")
     flags = " ".join(flags)
     if plan.kind.cpu and plan.mode != "cpu":
-        return (f"torchrun --nnodes {plan.nodes} --nproc-per-node {plan.per_node} "
+        meet = "--standalone" if plan.nodes == 1 else (
+            f"--nnodes {plan.nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29500")
+        return (f"torchrun {meet} --nproc-per-node {plan.per_node} "
                 f"train_{plan.mode.replace('mesh', 'fsdp')}.py --device cpu {flags}")
     file = "cpu" if plan.mode == "cpu" else "fsdp" if plan.shards else "4gpu"
     file = "2node" if file == "4gpu" and plan.nodes > 1 else file

@@ -61,7 +61,7 @@ def find_checkpoint(path: Path | None, kind: str) -> Path:
             raise BadInput(f"{path}: not a model for {kind}; "
                            f"use python {script} --checkpoint {path}")
         return path
-    paths = sorted(Path("logs").glob("*/best.pt"), key=lambda path: path.stat().st_mtime)
+    paths = sorted(Path("logs").rglob("best.pt"), key=lambda path: path.stat().st_mtime)
     for path in reversed(paths):
         if load(path)["task"].get("kind") == kind:
             return path

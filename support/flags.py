@@ -136,8 +136,7 @@ def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argp
             else:
                 how = {"type": kind, "metavar": metavars[kind]}
             shown = text if kind is bool or default == "" else f"{text} [{default}]"
-            aliases = ["--run"] if name == "--name" else []      # torchrun takes it for --run-path
-            group.add_argument(name, *aliases, help=shown, **how)
+            group.add_argument(name, help=shown, **how)
             defaults[name[2:].replace("-", "_")] = default
             kinds[name[2:].replace("-", "_")] = kind
     return argparse.Namespace(given=vars(parser.parse_args()), defaults=defaults, kinds=kinds,

@@ -37,7 +37,8 @@ class Log:
         try:
             self.claim()
             for left in self.folder.glob("*.partial"):     # by a run that was killed while it wrote
-                left.unlink()
+                if left.is_file():                         # else translate.py converts a model
+                    left.unlink()
             for kept in self.folder.glob("step-*.pt"):
                 if int(kept.stem[5:]) > step:
                     kept.unlink()

@@ -84,6 +84,9 @@ def spawn(train: Callable, args: Namespace) -> None:
     stopped.
     """
     with answer_bad_input():
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            raise BadInput(f"it starts its own processes, without torchrun: "
+                           f"python {' '.join(sys.argv)}")
         cores = available_cores()
         args = flags.complete(args)
         # One thread in each of several processes beats several threads in one: nothing waits inside

@@ -87,7 +87,7 @@ def column_names(path: Path) -> list[str]:
 
 
 def read_table(path: Path, asked: list[str],
-               flags: str = "--src, --tgt") -> Iterator[tuple[int, list[str]]]:
+               flags: str = "--src, --tgt; classes: --label") -> Iterator[tuple[int, list[str]]]:
     """The columns asked for of each row, which comes with its number. Raises BadInput.
 
     asked: names in the first row or of JSON's values, or positions from 1; with positions alone,

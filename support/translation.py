@@ -31,6 +31,7 @@ from support.corpora import CACHE, find_corpus
 from support.errors import BadInput
 from support.fast import speed_up
 from support.footprint import flops
+from support.machine import available_cores
 
 # What is best for a corpus of this size, found on its validation part; a flag that is given wins.
 PRESETS = {
@@ -165,14 +166,20 @@ class Translation:
         holders = [r for r in range(world_size) if holding[r]]
 
         def search(batches: list[list[list[int]]]) -> list:
-            mine = batches[holders.index(rank) :: len(holders)] if rank in holders else []
-            shares = [None] * world_size
-            dist.all_gather_object(shares, [translate_batch(whole, batch, beam) for batch in mine])
-            n = len(holders)
-            return [shares[holders[i % n]][i // n] for i in range(len(batches))]
+            found, shares = [], [None] * world_size
+            for first in range(0, len(batches), len(holders)):       # --timeout is for one turn
+                turn = dict(zip(holders, batches[first : first + len(holders)]))
+                mine = translate_batch(whole, turn[rank], beam) if rank in turn else None
+                dist.all_gather_object(shares, mine)
+                found += [shares[holder] for holder in turn]
+            return found
 
+        threads = torch.get_num_threads()
+        if len(holders) < world_size:                      # the others wait: their cores are free
+            torch.set_num_threads(available_cores())
         sources, longest = read_text(self.folder, part, "src"), self.config.max_length - 1
         found = translate_lines(self.bpe, sources, longest, search, quiet=True)
+        torch.set_num_threads(threads)
         return [hypotheses[0][1] for hypotheses in found]
 
     def report(self, model: nn.Module, rank: int, world_size: int,

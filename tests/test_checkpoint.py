@@ -181,6 +181,10 @@ def test_the_newest_run_of_a_kind_is_found(tmp_path, monkeypatch, model):
     with pytest.raises(BadInput, match="^logs/texts/best.pt: not a model for translation; "
                                        "use python classify.py --checkpoint logs/texts/best.pt$"):
         checkpoint.find_checkpoint(Path("logs/texts"), "translation")
+    write_runs(tmp_path / "logs", {"format": checkpoint.FORMAT} | content(model), {"study": "translation"})
+    (tmp_path / "logs/logs").rename(tmp_path / "logs/set")                  # as --name set/study does
+    os.utime("logs/set/study/best.pt")
+    assert checkpoint.find_checkpoint(None, "translation") == Path("logs/set/study/best.pt")
     monkeypatch.chdir(tmp_path / "logs")
     for kind, data in {"translation": "", "classification": " --data kinds"}.items():
         with pytest.raises(BadInput, match=f"no checkpoint for {kind} under logs/ yet; .*: python train_cpu.py{data}$"):

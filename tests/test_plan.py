@@ -324,6 +324,13 @@ def test_a_plan_from_end_to_end(capsys, monkeypatch, tmp_path):
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("nodes, meet", [(1, "torchrun --standalone --nproc-per-node"),
+                                         (2, "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --nproc-per-node")])
+def test_its_command_says_where_nodes_without_gpus_meet(capsys, monkeypatch, nodes, meet):
+    status, output, _ = said(capsys, monkeypatch, "--kind", "cpu", "--nodes", str(nodes), "--gpus-per-node", "2", "--layers", "12")
+    assert status == 0 and f" {meet} 2 train_" in output
+
+
 def test_the_readme_shows_what_the_command_prints(capsys, monkeypatch):
     command, shown = (ROOT / "batch" / "README.md").read_text().split("## A plan")[1].split("```")[1:4:2]
     status, output, _ = said(capsys, monkeypatch, *command.replace("\\\n", " ").split()[2:])

@@ -180,6 +180,10 @@ def test_files_differ_only_where_the_hardware_does():
         assert len(text.splitlines()) <= 40 and f"#SBATCH --job-name={name}\n" in text
         assert '--name "slurm-$SLURM_JOB_ID" ' in text and text.count('"$@" &') == 1
         assert all(len(line) <= 100 for line in text.splitlines())
+        # torchrun kills what has not saved after 30 seconds, unless it is told to wait.
+        waits = re.findall(r"^export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=(\d+)", text, re.MULTILINE)
+        left = int(re.search(r"--signal=B:USR1@(\d+)", text)[1])
+        assert name == "cpu" or len(waits) == 1 and 60 <= int(waits[0]) < left
         subprocess.run(["bash", "-n", ROOT / "batch" / f"{name}.sbatch"], check=True)
 
 

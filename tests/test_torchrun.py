@@ -49,6 +49,13 @@ def rank_of(pid: int) -> int:
     return workers_of(parent).index(pid)
 
 
+def test_train_cpu_refuses_torchrun(tmp_path):
+    """Each of its processes would start processes, and train a run of its own."""
+    done = run_script("train_cpu.py", "--steps", "2", cwd=tmp_path, env=os.environ | {"TORCHELASTIC_RUN_ID": "none"})
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
+    assert re.match(r"error: .* without torchrun: python .*train_cpu.py --steps 2$", done.stderr)
+
+
 @pytest.mark.parametrize("mode", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_without_torchrun_it_says_what_to_type(tmp_path, mode):
     environment = {name: value for name, value in os.environ.items() if name != "RANK"}
@@ -246,6 +253,29 @@ def test_a_process_that_hangs_is_named(tmp_path, corpus_flags, mode):
         os.kill(victim, signal.SIGKILL)                    # torchrun would do so after half a minute
     ends(run)
     assert run.returncode != 0
+
+
+@pytest.mark.slow
+def test_a_process_that_translates_alone_keeps_the_others_waiting_for_a_batch_at_most(tmp_path, corpus_flags):
+    """With FSDP rank 0 has the only whole model: it may take longer than --timeout for all that it translates."""
+    (tmp_path / "slow.py").write_text("""
+import time
+from support import beam, translation
+from support.flags import parse_arguments
+from support.processes import torchrun
+from train_fsdp import train
+translate_batch = translation.translate_batch
+def slowly(*args):
+    time.sleep(1)
+    return translate_batch(*args)
+beam.sort_into_batches.__defaults__ = 6, 4096              # 10 batches of the 60 sentences
+translation.translate_batch = slowly
+torchrun(train, parse_arguments("", sharded=(bool, False, ""), mesh=(int, 1, "")))
+""")
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "slow.py"]
+    done = subprocess.run([*start, "--device", "cpu", *corpus_flags, *SMALL, "--steps", "2", "--timeout", "6"], cwd=tmp_path,
+                          env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

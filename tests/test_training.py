@@ -257,6 +257,17 @@ def test_going_on_keeps_the_rows_and_refuses_another_corpus(tmp_path, train, pai
     assert done.returncode == 2 and "has changed since the run was started" in done.stderr
 
 
+def test_a_run_goes_on_without_what_it_has_lost(tmp_path, train):
+    """Checkpoints to average were not kept, or were removed; a folder is translate.py's, converting a model."""
+    how = ["--name", "r", "--eval-every", "2"]
+    assert train(tmp_path, *how, "--steps", "4").returncode == 0
+    (tmp_path / "logs/r/best.ct2.77.partial").mkdir()
+    done = run_script("train_cpu.py", "--resume", "logs/r", "--average", "3", cwd=tmp_path)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    summary = json.loads((tmp_path / "logs/r/summary.json").read_text())
+    assert summary["averaged_checkpoints"] == 1 and (tmp_path / "logs/r/best.ct2.77.partial").is_dir()
+
+
 def test_a_name_goes_on_with_its_run_or_refuses_other_flags(tmp_path, train):
     """The same words again do the right thing; a run whose checkpoint is lost is not overwritten."""
     how = ["--name", "r", "--eval-every", "4"]

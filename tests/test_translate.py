@@ -181,6 +181,7 @@ def test_what_does_not_go_together_is_refused(trained, tmp_path, answer):
         (["Hallo", "--precision", "int8"], "that is what --engine ctranslate2 is for"),
         ([*engine, "--checkpoint", best, "--checkpoint", best], "decodes one --checkpoint"),
         ([*engine, "--attention", "a.png"], "without --attention"),
+        (["Hallo", "--attention", "a.png", "--checkpoint", best, "--checkpoint", best], "one model's best"),
         ([*engine, "--precision", "bf16"], "in int8"),
         (["--score", os.devnull + ".de", os.devnull], "cannot be read"),
     ]:
