@@ -1,7 +1,7 @@
 """What a second process brings, for each script, next to what the machine allows.
 
     python tests/scaling.py --data multi30k               # flags are passed on to all runs
-    python tests/scaling.py --modes ddp,fsdp --data multi30k --steps 40
+    python tests/scaling.py --modes ddp,fsdp --data multi30k --steps 40 --batch-tokens 6144
 
 Tokens a second with 1 and with 2 processes of one thread, and the ceiling: two runs of 1 process
 side by side that know nothing of each other, each with half the tokens a step. What is missing to
