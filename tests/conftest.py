@@ -17,6 +17,8 @@ from pathlib import Path
 # Encoded corpora go to a folder of this test run, also those of the scripts that it starts.
 os.environ["XDG_CACHE_HOME"] = CACHE = tempfile.mkdtemp(prefix="tests-")
 atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
+# Threads that wait for one another do not spin: beside other work that takes many times as long.
+os.environ["OMP_WAIT_POLICY"] = "passive"
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
@@ -101,7 +103,7 @@ def train(corpus_flags):
     return run
 
 
-def run_script(script, *flags, cwd, timeout=120, **how):
+def run_script(script, *flags, cwd, timeout=300, **how):
     command = [sys.executable, str(ROOT / script), *map(str, flags)]
     text = "input" not in how or isinstance(how["input"], str)
     return subprocess.run(command, cwd=cwd, timeout=timeout, capture_output=True, text=text, **how)
@@ -151,7 +153,7 @@ def workers_of(pid: int) -> list[int]:
                   if b"spawn_main" in command(child) or b"/train_" in command(child))
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds=240):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"

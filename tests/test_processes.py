@@ -79,7 +79,7 @@ def test_who_was_killed_is_named(monkeypatch, tmp_path, killed, saved):
         (folder / "last.pt").touch()
     monkeypatch.setattr("sys.argv", ["a/train_cpu.py"])
     with pytest.raises(SystemExit) as ended:
-        processes.watch(Workers(), str(folder))
+        processes.watch(Workers(), str(folder), early=[])
     assert ended.value.code == (f"error: process {killed} of 3 was killed (SIGKILL); "
                                 + (f"go on with: python train_cpu.py --resume {folder}" if saved else "nothing was saved"))
     assert folder.exists() == saved                      # an empty folder is removed

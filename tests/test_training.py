@@ -116,7 +116,7 @@ def test_ctrl_c_and_kill_save_say_so_and_leave_nobody_behind(running, number, wh
     """Ctrl-C at a terminal reaches all processes, `kill` the parent alone."""
     process, workers, run = running
     (os.killpg if whole_group else os.kill)(process.pid, number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 128 + number, err
     saved = int(re.search(r"saved at step (\d+)", out).group(1))
     assert torch.load(run / "last.pt", weights_only=True)["step"] == saved
@@ -131,7 +131,7 @@ def test_a_signal_while_the_processes_start_ends_the_run_too(started, number):
     wait_for(lambda: started.poll() is not None or len(children_of(started.pid)) >= 2)
     workers = children_of(started.pid)
     os.killpg(started.pid, number)
-    _, err = started.communicate(timeout=60)
+    _, err = started.communicate(timeout=240)
     assert started.returncode == 128 + number, err
     assert "Traceback" not in err
     wait_for(lambda: not alive(workers), 10)
@@ -174,7 +174,7 @@ def test_a_dead_worker_ends_the_run_with_one_line(running):
     process, workers, run = running
     victim = max(pid for pid in workers if b"spawn_main" in open(f"/proc/{pid}/cmdline", "rb").read())
     os.kill(victim, signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "SIGKILL" in err.splitlines()[-1] and "--resume logs/long" in err.splitlines()[-1]
     wait_for(lambda: not alive(workers), 10)
