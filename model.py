@@ -352,7 +352,7 @@ class Classifier(nn.Module):
         """What the last layer returns, (batch, length, d_model), and which of it is no padding."""
         y = self.embed(x)
         real = torch.ones_like(y[..., 0], dtype=bool) if self.config.patch else x != self.config.pad
-        y = self.dropout(self.norm(y) if self.config.norm == "post" else y)
+        y = self.dropout(self.norm(y.to(self.norm.weight)) if self.config.norm == "post" else y)
         for layer in self.encoder:
             y = layer(y, real[:, None, None])
         return (self.norm(y) if self.config.norm == "pre" else y), real

@@ -127,7 +127,7 @@ def read_labelled_table(path: Path, text: str, label: str) -> Iterator[tuple[str
     columns = [name.strip() for name in text.split(",")]
     if not text:
         names = column_names(path)
-        columns = [name for name in TEXT if name in names][:1]
+        columns = [name for name in TEXT if name in names and name != label.lower()][:1]
         if not columns:
             raise BadInput(f"{path}: no column {', '.join(TEXT)}: --text says which it is; its "
                            f"columns: {', '.join(names)[:120]}")

@@ -60,6 +60,8 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor] | None) -> None:
     """Gives every process's `model` the weights that rank 0 has. A collective."""
+    if hasattr(model, "reshard"):                          # FSDP's: after evaluating it is gathered
+        model.reshard()
     set_model_state_dict(model, dict(weights or {}), options=FROM_RANK_0)     # it changes the dict
 
 

@@ -18,6 +18,7 @@ import kill
 import parity
 from conftest import mathematics, read_metrics, run_script
 from model import Classifier, ClassifierConfig, initialize
+from support.errors import BadInput
 from support.examples import ExampleBatches, encode_texts
 from support.pictures import move
 from support.predict import load_classifier, logits
@@ -276,3 +277,22 @@ def test_what_the_weights_cannot_be_tuned_for(tmp_path, table, published, flags,
     done = run_script("train_cpu.py", *table, "--init", published[0], "--max-length", "16", *flags, cwd=tmp_path)
     lines = done.stderr.strip().splitlines()
     assert done.returncode == 2 and len(lines) == 1 and expected in lines[0], done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [["--average", "3"], ["--norm", "post", "--precision", "bf16"]])
+def test_fsdp_averages_and_has_post_norm(tmp_path, flags):
+    """What evaluation gathered is put back before other weights come; sinusoids are fp32, and its norms bf16."""
+    from parity import command
+
+    shape = ["--layers", "1", "--d-model", "32", "--heads", "2", "--d-ff", "64", "--steps", "6", "--eval-every", "2"]
+    done = subprocess.run(command("fsdp", 2, "--data", "kinds", *shape, *flags), cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and (tmp_path / "logs/kinds-1/summary.json").exists(), done.stderr
+
+
+def test_the_label_is_not_the_text(tmp_path):
+    from support.tables import read_labelled_table
+
+    (tmp_path / "a.csv").write_text("comment,review\nfine,good\n")
+    with pytest.raises(BadInput, match="--text says which it is; its columns: comment, review"):
+        list(read_labelled_table(tmp_path / "a.csv", "", "review"))
