@@ -24,7 +24,8 @@ from support.errors import BadInput
 from support.tables import TABLES, read_lines, read_table
 
 # The names of files that hold each part, without their endings.
-PARTS = {"train": ["train"], "valid": ["val", "valid", "dev"], "test": ["test_2016_flickr", "test"]}
+PARTS = {"train": ["train"], "valid": ["val", "valid", "validation", "dev"],
+         "test": ["test_2016_flickr", "test"]}
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "translator"
 
 # Elliott et al., 2016, for non-commercial research. Of each file: its size in bytes, its SHA-256.
