@@ -32,7 +32,7 @@ def finish(run, model: nn.Module) -> None:
     valid = score(best["model"])
     if run.args.average > 1:
         paths = sorted(run.folder.glob("step-*.pt"))[-run.args.average :] if run.writes else []
-        mean = checkpoint.mean_weights(paths) if paths else best["model"]     # it may go on without
+        mean = checkpoint.mean_weights(paths) if paths else best["model"]     # none was kept
         if (found := score(mean))["loss"] < valid["loss"]:
             valid, best = found, {"model": mean}
             if run.writes:

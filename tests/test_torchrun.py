@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import torch
@@ -46,10 +45,9 @@ def ends(run, seconds=240):
 def nobody_stays():
     """What a test that failed has left behind would slow down those after it."""
     yield
-    for pid in children_of(os.getpid()):
-        with suppress(OSError):
-            if b"train_" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGKILL)
+    for pid in workers_of(os.getpid()):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def rank_of(pid: int) -> int:
@@ -157,14 +155,7 @@ def test_torchrun_restarts_the_run_when_a_process_has_died(tmp_path, corpus_flag
 def test_torchrun_on_two_nodes_restarts_when_one_has_lost_its_process(tmp_path, corpus_flags):
     """torchrun counts restarts on each node by itself, and the counts come to differ: all the same, all find each other."""
     flags = [*map(str, corpus_flags), *SMALL, "--save-every", "5", "--eval-every", "1000", "--steps", "150", "--name", "two"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    nodes = [subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3",
-                               "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", f"is_host={is_host}",
-                               "--local-addr", "127.0.0.1", ROOT / "train_ddp.py", "--device", "cpu", *flags],
-                              cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                              env=os.environ | {"OMP_NUM_THREADS": "1"}) for is_host in (True, False)]
+    nodes = start_nodes([tmp_path, tmp_path], [flags, flags])
     wait_for((tmp_path / "logs/two/last.pt").exists, 90)
     os.kill(workers_of(nodes[1].pid)[0], signal.SIGKILL)
     for node in nodes:
