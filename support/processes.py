@@ -97,9 +97,9 @@ def spawn(train: Callable, args: Namespace) -> None:
             forget_empty(args.folder)
             raise BadInput(f"--procs {args.procs}: at most 4 for each of the {cores} cores here")
     store = store_on_loopback()
-    # A process's threads wait for each other asleep: spinning, they take the cores that other work
-    # shares from those that they wait for, and are many times slower beside it.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # A process's threads that wait for each other soon sleep: those that spin take the cores that
+    # other work shares from those that they wait for, and are many times slower beside it.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     # Until all have started, a signal waits: in the new processes, which inherit the mask; here it
     # is also noted, as the mask is one thread's alone, and libraries have started others.
     early = []

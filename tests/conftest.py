@@ -17,7 +17,7 @@ from pathlib import Path
 # Encoded corpora go to a folder of this test run, also those of the scripts that it starts.
 os.environ["XDG_CACHE_HOME"] = CACHE = tempfile.mkdtemp(prefix="tests-")
 atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
-# Threads that wait for one another do not spin: beside other work that takes many times as long.
+# Threads that wait for one another sleep at once: beside other work, those that spin take many times as long.
 os.environ["OMP_WAIT_POLICY"] = "passive"
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
