@@ -29,7 +29,7 @@ from support.machine import available_cores
 from support.pictures import Picture, read_picture
 from support.predict import load_classifier, logits
 from support.prompt import prompt, readable
-from support.tables import TABLES
+from support.tables import TABLES, ending
 
 AT_ONCE = 1024               # examples: a file of any size needs no more memory than these
 
@@ -109,7 +109,7 @@ def find_examples(args: argparse.Namespace, labeller: Labeller) -> tuple[Callabl
     """The reader of what --score names, and which of several parts it is. Raises BadInput."""
     flags = load(labeller.path)["flags"]
     is_part = args.score in PARTS and not Path(args.score).exists()
-    known = flags if is_part or Path(args.score).suffix in TABLES else {}   # a table's columns
+    known = flags if is_part or ending(Path(args.score)) in TABLES else {}   # a table's columns
     given = {name: getattr(args, name) or known.get(name, "") for name in ("text", "label")}
     if is_part:
         data = [flags[name] for name in ("data", "valid", "test")]

@@ -78,7 +78,7 @@ def checked(path: str, name: str, value, kind):
     elif kind is float and isinstance(value, str | int) and not isinstance(value, bool):
         try:
             return float(value)                            # YAML takes 1e-3 for text
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value

@@ -21,7 +21,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from support.errors import BadInput
-from support.tables import TABLES, read_lines, read_table
+from support.tables import TABLES, ending, read_lines, read_table
 
 # The names of files that hold each part, without their endings.
 PARTS = {"train": ["train"], "valid": ["val", "valid", "validation", "dev"],
@@ -104,11 +104,11 @@ def own_name(path: Path, built_in: tuple) -> str:
 def add_part(corpus: Corpus, part: str, spec: str, src: str, tgt: str) -> None:
     """Adds the PREFIX, table or .zip `spec` to the corpus."""
     path = Path(spec)
-    if path.suffix in (*TABLES, ".zip"):
+    if ending(path) in (*TABLES, ".zip"):
         if not path.is_file():
             raise BadInput(f"{spec}: no such file")
         files = [path]
-        if path.suffix == ".zip":
+        if ending(path) == ".zip":
             sides = find_in_zip(path, src, tgt)
             corpus.parts[part] = lambda: read_parallel(*sides)
         else:

@@ -20,6 +20,7 @@ from support.checkpoint import load_run
 from support.config_file import SHAPE, read_config
 from support.errors import BadInput
 from support.fast import fast_dtype
+from support.prompt import readable
 from support.run_folder import LOGS, check_name, make_folder
 
 FLAGS = {
@@ -150,6 +151,9 @@ def complete(parsed: argparse.Namespace, restarted: str = "") -> argparse.Namesp
     Makes the folder of a new run. Raises BadInput.
     """
     given, defaults = parsed.given, parsed.defaults
+    for name, value in given.items():
+        if isinstance(value, str) and readable(value) != value:
+            raise BadInput(f"--{name} {value!r}: not UTF-8")
     if given.get("config"):
         # What the command line asks for goes before what the file says of the same in other words.
         same = {"epochs": "steps", "batch_tokens": "batch_size"}
@@ -185,11 +189,11 @@ def complete(parsed: argparse.Namespace, restarted: str = "") -> argparse.Namesp
             raise BadInput(f"--{name.replace('_', '-')} {asked[name]}: {folder} was started with "
                            f"{before}; --resume {folder} remembers a run's flags")
     args = argparse.Namespace(**flags)
-    check(args, parsed.devices)
     args.saved = checkpoint["task"] if checkpoint else None
+    check(args, parsed.devices)
     args.folder = "" if args.benchmark else str(folder)
     if not checkpoint and not args.benchmark:
-        args.folder = make_folder(folder, Path(args.data).name.split(".")[0])
+        args.folder = make_folder(folder, Path(os.path.abspath(args.data)).name.split(".")[0])
     return args
 
 

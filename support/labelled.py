@@ -21,7 +21,8 @@ from support.errors import BadInput
 from support.pictures import (FASHION_CLASSES, FASHION_MNIST, FASHION_MNIST_URL, Picture, find_idx,
                               is_fashion_mnist, read_idx, read_idx_labels, read_idx_pair,
                               read_picture)
-from support.tables import (TABLES, column_names, one_line, read_labelled_table, read_lines,
+from support.run_folder import LOGS
+from support.tables import (TABLES, column_names, ending, one_line, read_labelled_table, read_lines,
                             read_numbered)
 
 NAMES = ("agnews", "fashion-mnist", "kinds")
@@ -189,12 +190,17 @@ def add_numbered(corpus: Labelled, folder: Path) -> None:
         corpus.add(part, "text", partial(read_numbered, path, corpus.classes), [path])
 
 
-def class_folders(folder: Path) -> Iterator[Path]:
-    """Its folders with texts or pictures; hidden ones and IMDB's `unsup` are passed over."""
-    for inner in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if inner.is_dir() and inner.name[0] != "." and inner.name != "unsup" and any(
-                path.suffix.lower() in KINDS for path in inner.iterdir()):
-            yield inner
+def inner_folders(folder: Path) -> list[Path]:
+    """Its folders, but for hidden ones, IMDB's `unsup`, and logs/ of this project."""
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [inner for inner in found if inner.is_dir() and inner.name[0] != "."
+            and inner.name != "unsup" and inner.resolve() != LOGS.resolve()]
+
+
+def class_folders(folder: Path) -> list[Path]:
+    """Those of its folders that have texts or pictures."""
+    return [inner for inner in inner_folders(folder)
+            if any(path.suffix.lower() in KINDS for path in inner.iterdir())]
 
 
 def find_folders(folder: Path) -> dict[str, Path]:
@@ -217,16 +223,16 @@ def read_folder(files: list[tuple[Path, str]], picture: Picture) -> Iterator[tup
 
 def add_part(corpus: Labelled, part: str, path: Path, text: str, label: str) -> None:
     """Adds a table, or a folder of class folders. Raises BadInput."""
-    if path.suffix in TABLES:
-        if not path.is_file():
-            raise BadInput(f"{path}: no such file")
+    if not path.exists():
+        raise BadInput(f"{path}: no such file or folder")
+    if ending(path) in TABLES:
         if not label:
             raise BadInput(f"{path}: --label says which of its columns has the classes")
         read = partial(read_labelled_table, path, text, label)
         return corpus.add(part, "text", read, [path], (text, label))
-    folders = list(class_folders(path))
-    for inner in sorted(path.glob("[!.]*")) if folders and part == "train" else ():
-        if inner.is_dir() and inner not in (*folders, path / "unsup") and any(inner.iterdir()):
+    folders = class_folders(path)
+    for inner in inner_folders(path) if folders and part == "train" else ():
+        if inner not in folders and any(inner.iterdir()):
             raise BadInput(f"{inner}: a class without any file of {', '.join(KINDS)}")
     # A name that is not UTF-8 could not be written down later.
     files = [(file, inner.name.encode("utf-8", "replace").decode()) for inner in folders

@@ -128,7 +128,7 @@ def export(folder: str, model: Classifier, saved: dict) -> None:
         if field not in FAMILIES[kind][1])), None)
     if not kind:
         raise BadInput(f"{path}: no class of transformers computes this model; they do what began "
-                       f"with --init and a BERT, DistilBERT, ViT or DeiT")
+                       f"with --init and a BERT, DistilBERT, ViT, or DeiT without a teacher")
     tensors = {}
     for parts in in_file(kind, config, model.state_dict()).values():
         for name, share in parts:

@@ -40,6 +40,8 @@ def finish(run, model: nn.Module) -> None:
                 checkpoint.save(run.folder / "best.pt", best)
         else:
             put_weights(model, best["model"])
+    if run.writes:
+        (run.folder / "best.pt").touch()                   # the newest: what translate.py takes
     figures, text = task.report(model, run.rank, run.world_size, run.folder)
     memory = [None] * run.world_size
     dist.all_gather_object(memory, peak_memory())

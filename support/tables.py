@@ -40,6 +40,11 @@ def read_lines(path: Path | zipfile.Path | str, file=None) -> Iterator[str]:
         raise BadInput(f"{path}: cannot be read ({problem})")      # RuntimeError: encrypted
 
 
+def ending(path: Path) -> str:
+    """.csv of rows.csv, of ROWS.CSV, and of rows.csv.gz."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
 def one_line(text: str) -> str:
     """The text with a space for each line end, and none around it."""
     return " ".join(text.splitlines()).strip()
@@ -52,7 +57,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     and line ends, which become spaces. Raises BadInput.
     """
     csv.field_size_limit(1 << 30)                          # a text may be long
-    if path.suffix == ".csv":
+    if ending(path) == ".csv":
         rows = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
     else:
         quoted = re.compile(r'\A"((?:[^"]|"")*)"\Z')
@@ -82,7 +87,7 @@ def read_objects(path: Path) -> Iterator[tuple[int, dict]]:
 
 def column_names(path: Path) -> list[str]:
     """What the first row or JSON object of a table calls its columns, in small letters."""
-    rows = read_objects(path) if path.suffix == ".jsonl" else read_rows(path)
+    rows = read_objects(path) if ending(path) == ".jsonl" else read_rows(path)
     return [name.strip().lower() for name in next(rows, (0, []))[1]]
 
 
@@ -93,7 +98,7 @@ def read_table(path: Path, asked: list[str],
     asked: names in the first row or of JSON's values, or positions from 1; with positions alone,
     the first row is a header if HEADER has what it says there. flags: what the user can change.
     """
-    if path.suffix == ".jsonl":
+    if ending(path) == ".jsonl":
         for number, row in read_objects(path):
             for name in asked:
                 if isinstance(row.get(name.lower(), []), (list, dict)):

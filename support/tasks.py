@@ -10,7 +10,7 @@ def find_task(args) -> translation.Translation | classification.Classification:
 
     args.saved: what the task left in the checkpoint that the run goes on from, else None.
     """
-    if is_labelled(args.data, args.label):
+    if is_labelled(args.data, args.label) or (args.saved or {}).get("kind") == "classification":
         return classification.Classification(args, args.saved)
     return translation.Translation(args, args.saved)
 
@@ -23,7 +23,7 @@ def presets(flags: dict) -> dict:
 
 def check(args) -> None:
     """Raises BadInput for flags that no task can be made from, before anything is started."""
-    if is_labelled(args.data, args.label):
+    if args.saved or is_labelled(args.data, args.label):
         return
     for name in ("init", "freeze", "class_weights", "head_lr", "text", "image_size", "stem",
                  "hide", "crop", "flip"):

@@ -59,6 +59,15 @@ def test_columns_by_name_several_are_joined(tmp_path):
     assert read(corpus) == read(corpus)                    # it can be read again
 
 
+def test_a_table_may_be_packed_or_named_in_capitals(tmp_path):
+    rows = "text,label\nA film,pos\nA bore,neg\n"
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(rows.encode()))
+    (tmp_path / "B.CSV").write_text(rows)
+    for name in ("a.csv.gz", "B.CSV"):
+        assert read(find_labelled(str(tmp_path / name), label="label")) == [("A film", "pos"), ("A bore", "neg")]
+        assert [*find_corpus(str(tmp_path / name), src="text", tgt="label").parts["train"]()][0] == ("A film", "pos")
+
+
 def test_columns_by_position_with_and_without_a_header(tmp_path):
     rows = "pos\tA film\neg\tA bore\n"
     for name, header in (("a", ""), ("b", "label\tsentence\n")):
@@ -161,7 +170,7 @@ def test_a_table_that_cannot_be_read_is_refused(tmp_path, name):
 def test_a_table_needs_a_label_and_must_be_there(tmp_path):
     assert "--label" in refusal(find_labelled, str(write_tree(tmp_path, {"a.csv": "x"}) / "a.csv"))
     assert "no such file" in refusal(find_labelled, str(tmp_path / "b.csv"), label="1")
-    assert "neither a table nor" in refusal(find_labelled, "phrasebook", label="1")
+    assert "no such file or folder" in refusal(find_labelled, "phrasebook", label="1")
 
 
 def test_classes_are_sorted_numbers_by_value(tmp_path):
@@ -365,6 +374,13 @@ def test_class_folders_without_parts_and_others_to_validate_on(tmp_path):
     assert "pictures for the valid part, but all has texts" in answer
     assert "both .txt files and pictures" in refusal(find_labelled, f"{tmp_path}/both")
     assert "neither a table nor" in refusal(find_labelled, f"{tmp_path}/all/a")
+    assert "no such file or folder" in refusal(find_labelled, f"{tmp_path}/none", label="label")
+
+
+def test_the_runs_of_this_project_are_no_class(tmp_path, monkeypatch):
+    write_tree(tmp_path, {"a/1.txt": "x", "b/1.txt": "y", "logs/r/metrics.csv": "", "logs/notes.txt": ""})
+    monkeypatch.chdir(tmp_path)
+    assert read(find_labelled(".")) == [("x", "a"), ("y", "b")]
 
 
 @pytest.mark.parametrize("name", ["val", "valid", "dev"])

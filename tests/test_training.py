@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -205,6 +206,7 @@ def test_bad_flags_are_answered_in_one_line(tmp_path, train):
     (["--max-length", "2000000000"], "--max-length 2000000000: it must be from 1 to"),
     (["--d-model", "2000000"], "--d-model 2000000: it must be from 1 to"),
     (["--lr", "nan"], "--lr nan: it must be from 0 to"),
+    (["--data", os.fsdecode(b"\xff.tsv")], "--data '\\udcff.tsv': not UTF-8"),
     (["--name", "/tmp/x"], "--name '/tmp/x': letters, digits"),
     (["--name", "a/../../x"], "--name 'a/../../x': letters, digits"),
     (["--dropout", "1.5"], "dropout 1.5 is not in [0, 1)"),
@@ -224,8 +226,6 @@ def test_flags_that_cannot_be_are_refused(tmp_path, monkeypatch, flags, expected
 
 @pytest.mark.slow
 def test_resume_refuses_another_shape_and_a_spoilt_checkpoint(tmp_path, trained):
-    import shutil
-
     shutil.copytree(trained / "logs", tmp_path / "logs")
     before = (tmp_path / "logs/first/metrics.csv").read_bytes()
     done = run_script("train_cpu.py", "--resume", "logs/first", "--d-model", "64", cwd=tmp_path)
@@ -261,10 +261,14 @@ def test_a_run_goes_on_without_what_it_has_lost(tmp_path, train):
     """Checkpoints to average were not kept, or were removed; a folder is translate.py's, converting a model."""
     how = ["--name", "r", "--eval-every", "2"]
     assert train(tmp_path, *how, "--steps", "4").returncode == 0
+    best, another = tmp_path / "logs/r/best.pt", tmp_path / "logs/another/best.pt"
+    another.parent.mkdir()
+    shutil.copy(best, another)
     (tmp_path / "logs/r/best.ct2.77.partial").mkdir()
     done = run_script("train_cpu.py", "--resume", "logs/r", "--average", "3", cwd=tmp_path)
     assert done.returncode == 0 and not done.stderr, done.stderr
     summary = json.loads((tmp_path / "logs/r/summary.json").read_text())
+    assert best.stat().st_mtime > another.stat().st_mtime  # so translate.py takes this run
     assert summary["averaged_checkpoints"] == 1 and (tmp_path / "logs/r/best.ct2.77.partial").is_dir()
 
 
