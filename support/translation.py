@@ -37,8 +37,8 @@ from support.machine import available_cores
 PRESETS = {
     "phrasebook": dict(vocab_size=3000, layers=2, batch_tokens=3072, epochs=5, warmup=300, lr=3e-3,
                        dropout=0.05, average=2),
-    "multi30k": dict(vocab_size=6000, d_ff=512, batch_tokens=3072, epochs=25, warmup=500, lr=2.5e-3,
-                     dropout=0.3, average=6),
+    "multi30k": dict(vocab_size=6000, d_ff=512, batch_tokens=3072, epochs=30, warmup=500, lr=2.5e-3,
+                     dropout=0.3, weight_decay=0.1, average=8),
 }
 BEAM = 4
 CORPUS_FLAGS = ("data", "valid", "test", "src", "tgt")
