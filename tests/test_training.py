@@ -317,7 +317,7 @@ def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(tmp_path, monkeypa
         checkpoint.save(tmp_path / f"{name}.pt", empty | {"step": 1, "averaged": 1, "model": {"weight": torch.full((1, 1), weight)}})
 
     def evaluate(model, *_, final):
-        return {1.0: {"accuracy": 0.9, "loss": 0.3}, 3.0: {"accuracy": 0.8, "loss": loss_of_mean}}[float(model.weight)]
+        return {1.0: {"accuracy": 0.9, "loss": 0.3}, 3.0: {"accuracy": 0.8, "loss": loss_of_mean}}[float(model.weight.detach())]
 
     monkeypatch.setattr(report, "put_weights", lambda model, weights: model.load_state_dict(weights))
     monkeypatch.setattr(report.dist, "all_gather_object", lambda found, mine: found.__setitem__(0, mine))
