@@ -205,8 +205,9 @@ def class_folders(folder: Path) -> list[Path]:
 
 def find_folders(folder: Path) -> dict[str, Path]:
     """Of each part, the folder with its class folders."""
-    found = {part: folder / name for part, names in PARTS.items() for name in reversed(names)
-             if any(class_folders(folder / name))}
+    inner = {path.name.lower(): path for path in inner_folders(folder)}
+    found = {part: inner[name] for part, names in PARTS.items() for name in reversed(names)
+             if name in inner and class_folders(inner[name])}
     if found or any(folder.glob("train.*")):               # train.de is for the translator
         return found
     return {"train": folder} if any(class_folders(folder)) else {}

@@ -383,9 +383,9 @@ def test_the_runs_of_this_project_are_no_class(tmp_path, monkeypatch):
     assert read(find_labelled(".")) == [("x", "a"), ("y", "b")]
 
 
-@pytest.mark.parametrize("name", ["val", "valid", "dev"])
-def test_the_validation_part_has_several_names(tmp_path, name):
-    write_tree(tmp_path, {f"{part}/{c}/1.txt": part for part in ("train", name) for c in "ab"})
+@pytest.mark.parametrize("train, name", [("train", "val"), ("train", "valid"), ("Train", "Dev")])
+def test_the_validation_part_has_several_names(tmp_path, train, name):
+    write_tree(tmp_path, {f"{part}/{c}/1.txt": part for part in (train, name) for c in "ab"})
     assert read(find_labelled(str(tmp_path)), "valid") == [(name, "a"), (name, "b")]
 
 
