@@ -33,7 +33,7 @@ for parts in 1 4; do                               # STEPS counts micro-batches 
         if [ "$netem" ]; then under="sh batch/netem.sh $delay"; fi
         run "delay-$delay-accumulate-$parts" ddp "$n" --delay-ms "$delay" $netem \
             --accumulate "$parts" --batch-tokens $((2048 * parts)) \
-            --steps $((${STEPS:-80} / parts)) --log-every $((8 / parts)) \
+            --steps $(((${STEPS:-80} + parts - 1) / parts)) --log-every $((8 / parts)) \
             $(shape 2 128 512) --average 1 "$@"
     done
 done

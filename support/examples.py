@@ -22,7 +22,7 @@ from support.errors import BadInput
 from support.labelled import Labelled, classes_of
 from support.pictures import Picture, move
 
-FORMAT = 2      # of the files: raise it where the same examples would be stored otherwise
+FORMAT = 3      # of the files: raise it where the same examples would be stored otherwise
 BLOCK = 1000    # texts encoded at a time: what is cut off a long one takes half a MiB
 
 
@@ -54,9 +54,11 @@ def encode(corpus: Labelled, folder: Path, serialized: str, max_length: int,
     held_out = 0 if "valid" in corpus.parts else max(20, count // 2000)      # one in so many
 
     def split(part: str) -> Iterator[tuple]:
+        first = {}                                         # of each class one is kept to train on
         for example, label in corpus.parts["train" if held_out and part == "valid" else part]():
-            content = example.encode() if corpus.kind == "text" else example.tobytes()
-            is_valid = held_out and zlib.crc32(content) % held_out == 0
+            code = zlib.crc32(example.encode() if corpus.kind == "text" else example.tobytes())
+            is_first = first.setdefault(label, code) == code
+            is_valid = held_out and code % held_out == 0 and not is_first
             if not held_out or part == "test" or is_valid == (part == "valid"):
                 yield example, number[label]
 
@@ -168,8 +170,7 @@ class Pictures:
 
     def __init__(self, folder: Path, part: str, picture: Picture, tokens: int):
         shape = json.loads((folder / "meta.json").read_text())["parts"][part]["shape"]
-        self.pixels = np.memmap(folder / f"{part}.pixels", dtype=np.uint8, mode="r")
-        self.pixels = self.pixels.reshape(-1, *shape)
+        self.pixels = np.memmap(folder / f"{part}.pixels", np.uint8, "r").reshape(-1, *shape)
         self.labels = np.memmap(folder / f"{part}.labels", dtype=np.int32, mode="r")
         self.picture, self.tokens = picture, tokens
 
@@ -191,8 +192,7 @@ class Pictures:
         moved: (rows, 3) how far each is moved down and right, and whether it is mirrored.
         """
         if not len(rows):
-            x = torch.zeros(1, *self.pixels.shape[1:])
-            return x, torch.zeros(1, dtype=int), torch.zeros(1)
+            return torch.zeros(1, *self.pixels.shape[1:]), torch.zeros(1, dtype=int), torch.zeros(1)
         x = self.pixels[rows] if moved is None else move(self.pixels[rows], moved)
         return (normalize(x, self.picture),
                 torch.from_numpy(self.labels[rows].astype(np.int64)), torch.ones(len(rows)))

@@ -33,7 +33,8 @@ AGNEWS = {
     "test.csv": (1857427, "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699"),
 }
 AGNEWS_CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
-KINDS = {".txt": "text", ".png": "picture", ".jpg": "picture", ".jpeg": "picture"}
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
+KINDS = {".txt": "text"} | dict.fromkeys(PICTURES, "picture")
 
 
 @dataclass
@@ -174,7 +175,8 @@ def find_numbered(folder: Path) -> dict[str, Path]:
     """Of each part, a .csv as AG News has them: without a header, a class's number comes first."""
     names = {"train_part.csv": "train", "train.csv": "train", "test.csv": "test"}
     found = {part: folder / name for name, part in names.items() if (folder / name).is_file()}
-    return found if "train" in found else {}
+    is_named = (folder / "classes.txt").is_file()          # else a table beside class folders
+    return found if "train" in found and (is_named or not find_folders(folder)) else {}
 
 
 def add_numbered(corpus: Labelled, folder: Path) -> None:
@@ -186,8 +188,9 @@ def add_numbered(corpus: Labelled, folder: Path) -> None:
     names = [line.strip() for line in read_lines(named)] if named.is_file() else AGNEWS_CLASSES
     corpus.classes = [name for name in names if name]
     corpus.name = "agnews" if corpus.classes == AGNEWS_CLASSES else corpus.name
+    line_end = "\\" if corpus.name == "agnews" else "\\n"   # as Zhang et al. write them
     for part, path in find_numbered(folder).items():
-        corpus.add(part, "text", partial(read_numbered, path, corpus.classes), [path])
+        corpus.add(part, "text", partial(read_numbered, path, corpus.classes, line_end), [path])
 
 
 def inner_folders(folder: Path) -> list[Path]:
@@ -204,13 +207,12 @@ def class_folders(folder: Path) -> list[Path]:
 
 
 def find_folders(folder: Path) -> dict[str, Path]:
-    """Of each part, the folder with its class folders."""
+    """Of each part, the folder with its class folders; none beside train.de and train.en."""
     inner = {path.name.lower(): path for path in inner_folders(folder)}
     found = {part: inner[name] for part, names in PARTS.items() for name in reversed(names)
              if name in inner and class_folders(inner[name])}
-    if found or any(folder.glob("train.*")):               # train.de is for the translator
-        return found
-    return {"train": folder} if any(class_folders(folder)) else {}
+    is_parallel = sum(ending(path) not in TABLES for path in folder.glob("train.*")) > 1
+    return found or ({} if is_parallel or not class_folders(folder) else {"train": folder})
 
 
 def read_folder(files: list[tuple[Path, str]], picture: Picture) -> Iterator[tuple]:

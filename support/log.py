@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from support.errors import BadInput
 from support.machine import device_name
@@ -18,24 +20,25 @@ from support.trackers import Trackers
 class Log:
     """The log of one run, written by rank 0; a run that goes on appends to it."""
 
-    def __init__(self, folder: Path, flags: dict, model: dict, parameters: int, world_size: int,
+    def __init__(self, folder: Path, flags: dict, config: dict, model: nn.Module,
                  columns: list[str]):
         self.folder, self.columns = folder, columns
         self.about = {
-            "mode": Path(sys.argv[0]).stem.removeprefix("train_"), "flags": flags, "model": model,
-            "world_size": world_size, "parameters": parameters, "host": socket.gethostname(),
-            "device": device_name(flags["device"]), "threads": torch.get_num_threads(),
+            "mode": Path(sys.argv[0]).stem.removeprefix("train_"), "flags": flags, "model": config,
+            "world_size": dist.get_world_size(),
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "host": socket.gethostname(), "device": device_name(flags["device"]),
+            "threads": torch.get_num_threads(),
             "python": platform.python_version(), "torch": torch.__version__,
             "started": time.strftime("%Y-%m-%d %H:%M:%S"), "saved": False}
 
     def open(self, args, progress: dict, step: int) -> None:
-        """Locks the folder, and removes from it what comes after `step`, the last one that is done.
+        """Removes from the folder what comes after `step`, the last one done; opens metrics.csv.
 
         progress: what travels in the checkpoint. Raises BadInput where the folder cannot be
         written.
         """
         try:
-            self.claim()
             for left in self.folder.glob("*.partial"):     # by a run that was killed while it wrote
                 if left.is_file():                         # else translate.py converts a model
                     left.unlink()
@@ -56,17 +59,28 @@ class Log:
             raise BadInput(f"{self.folder}: cannot be written ({problem.strerror or problem})")
         self.trackers = Trackers(args, self.folder, self.about, progress, step)
 
-    def claim(self) -> None:
-        """Locks the folder until this process ends, so that two runs never write to it."""
-        self.lock = open(self.folder / ".lock", "w")
+    def claim(self, is_new: bool) -> None:
+        """Locks the folder until this process ends, so that two runs never write to it.
+
+        is_new: whether there was no checkpoint when the flags were read. Raises BadInput where
+        there is one now, another run still writes, or the folder cannot be written.
+        """
+        try:
+            self.lock = open(self.folder / ".lock", "w")
+        except OSError as problem:
+            raise BadInput(f"{self.folder}: cannot be written ({problem.strerror or problem})")
         for _ in range(200):                             # a run that was just killed may still save
             try:
-                return fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             except BlockingIOError:
                 time.sleep(0.1)
             except OSError:                                # a file system without locks
-                return
-        raise BadInput(f"{self.folder}: another run is writing to it")
+                break
+        else:
+            raise BadInput(f"{self.folder}: another run is writing to it")
+        if is_new and (self.folder / "last.pt").is_file():
+            raise BadInput(f"{self.folder}: a run that was ending has just saved it; start again")
 
     def write(self, row: dict) -> None:
         """Adds a row to metrics.csv; the trackers get it as it stands there, to the last digit."""

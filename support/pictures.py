@@ -1,4 +1,4 @@
-"""Pictures as arrays of bytes: from PNG and JPEG files through Pillow, and from IDX files.
+"""Pictures as arrays of bytes: from files that Pillow reads, and from IDX files.
 
     read_picture(Path("shirt.png"), Picture(size=28, channels=1))       # (channels, size, size)
 """
@@ -16,6 +16,7 @@ import numpy as np
 from support.corpora import find_file, sha256
 from support.errors import BadInput
 
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")           # of a GIF the first picture
 MOST_PIXELS = 50_000_000
 # Xiao et al., 2017, under the MIT licence. Size and SHA-256 are of the unpacked file.
 FASHION_MNIST_URL = ("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/"
@@ -60,13 +61,13 @@ class Picture:
 
 
 def read_picture(path: Path, picture: Picture) -> np.ndarray:
-    """A PNG or JPEG file as bytes, (channels, n, n); n: crop, or else size. Raises BadInput."""
+    """A picture file as bytes, (channels, n, n); n: crop, or else size. Raises BadInput."""
     image_module = pillow()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", image_module.DecompressionBombWarning)
-            with image_module.open(path, formats=("PNG", "JPEG")) as image:
+            with image_module.open(path, formats=FORMATS) as image:
                 return fit(image, picture)
     except (image_module.DecompressionBombWarning, image_module.DecompressionBombError):
         raise BadInput(f"{path}: more than {MOST_PIXELS // 10**6} megapixels, make it smaller")
@@ -74,7 +75,7 @@ def read_picture(path: Path, picture: Picture) -> np.ndarray:
         raise BadInput(f"{path}: no such file")
     except Exception as problem:                           # Pillow raises many kinds
         reason = " ".join(str(problem).split())[:100]
-        raise BadInput(f"{path}: not a whole PNG or JPEG picture ({reason})")
+        raise BadInput(f"{path}: not a whole picture of {', '.join(FORMATS)} ({reason})")
 
 
 def pillow():

@@ -91,9 +91,9 @@ def spawn(train: Callable, args: Namespace) -> None:
         args = flags.complete(args)
         # One thread in each of several processes beats several threads in one: nothing waits inside
         # an operation. Past 8, or with few tokens for each, exchanging costs more than it brings.
-        args.procs = args.procs or max(1, min(cores, 8, args.batch_tokens // 512))
-        args.threads = max(1, cores // args.procs)
-        if args.procs > 4 * cores:
+        procs = args.procs or max(1, min(cores, 8, args.batch_tokens // 512))
+        args.threads = max(1, cores // procs)
+        if procs > 4 * cores:
             forget_empty(args.folder)
             raise BadInput(f"--procs {args.procs}: at most 4 for each of the {cores} cores here")
     store = store_on_loopback()
@@ -106,11 +106,11 @@ def spawn(train: Callable, args: Namespace) -> None:
     Signals.answer(lambda number, _: early.append(number))
     resource_tracker.ensure_running()                     # now, as starting it lets signals through
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    workers = mp.spawn(worker, (train, args, store.port), nprocs=args.procs, join=False)
+    workers = mp.spawn(worker, (train, args, store.port, procs), nprocs=procs, join=False)
     watch(workers, args.folder, early)
 
 
-def worker(rank: int, train: Callable, args: Namespace, port: int) -> None:
+def worker(rank: int, train: Callable, args: Namespace, port: int, world_size: int) -> None:
     """One process of `spawn`."""
     with answer_bad_input(), rank_0_speaks_first(rank):
         try:
@@ -118,7 +118,7 @@ def worker(rank: int, train: Callable, args: Namespace, port: int) -> None:
         except dist.DistError:                             # the parent was killed meanwhile
             sys.exit(1)
         store.set_timeout(timedelta(seconds=args.timeout))
-        run(train, rank, args.procs, store, args)
+        run(train, rank, world_size, store, args)
 
 
 def watch(workers: mp.ProcessContext, folder: str, early: list[int]) -> None:

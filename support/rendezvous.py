@@ -106,7 +106,11 @@ def this_attempt(store: dist.Store, rank: int, world_size: int, timeout: int) ->
     own = uuid.uuid4().hex
     store.set(f"asks/{rank}", own)
     if rank > 0:
-        store.wait([f"told/{own}"], timedelta(seconds=timeout))
+        try:
+            store.wait([f"told/{own}"], timedelta(seconds=timeout))
+        except dist.DistError:
+            raise BadInput(f"process 0 of {world_size} has not started within {timeout} seconds "
+                           f"(--timeout)")
         attempt = dist.PrefixStore(store.get(f"told/{own}").decode(), store)
         attempt.set(f"joined/{rank}", "")
         return attempt

@@ -56,8 +56,11 @@ class Run:
 
         Rank 0 alone reads it, and sends the weights. All processes must have the same data.
         """
-        task = json.dumps(self.task.saved(), sort_keys=True).encode()
-        agree(data=hashlib.sha256(task).hexdigest())
+        task = self.task.saved()
+        agree(data=hashlib.sha256(json.dumps(task, sort_keys=True).encode()).hexdigest())
+        if self.writes:
+            self.log = Log(self.folder, self.flags(), task["config"], model, self.columns)
+            self.log.claim(is_new=not self.args.saved)
         found, everyone = None, [(0, self.progress, "")]
         if self.rank == 0 and self.args.saved:
             found = checkpoint.load_run(self.folder, hasattr(self.args, "sharded"))
@@ -76,10 +79,7 @@ class Run:
             self.task.weights = None                       # the model has them now
         if self.args.profile:
             self.profile = Profile(self, model, optimizer, step)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
         if self.writes:
-            self.log = Log(self.folder, self.flags(), self.task.saved()["config"], parameters,
-                           self.world_size, self.columns)
             self.log.open(self.args, self.progress, step)
         if self.rank == 0 and sys.stderr.isatty():
             from tqdm import tqdm

@@ -147,12 +147,12 @@ def read_labelled_table(path: Path, text: str, label: str) -> Iterator[tuple[str
         raise BadInput(f"{path}: the text column ({', '.join(columns)}) is empty")
 
 
-def read_numbered(path: Path, classes: list[str]) -> Iterator[tuple[str, str]]:
-    """(title and description, class) of each row; a backslash stands for a line end."""
+def read_numbered(path: Path, classes: list[str], line_end: str) -> Iterator[tuple[str, str]]:
+    """(title and description, class) of each row. line_end: what stands for one, "\\" or "\\n"."""
     numbered = {str(number): name for number, name in enumerate(classes, 1)}
     for number, (label, *texts) in read_rows(path):
         if label not in numbered or not texts:
             raise BadInput(f"{path}, row {number}: {label[:40]!r} is no class from 1 to "
                            f"{len(classes)} with a text after it; a table with a header is named "
                            f"itself: --data FILE --label COLUMN")
-        yield one_line(" ".join(texts).replace("\\", " ")), numbered[label]
+        yield one_line(" ".join(texts).replace(line_end, " ").replace("\\", " ")), numbered[label]

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint import load as load_parts
 from torch.distributed.checkpoint import save as save_parts
 from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict,
@@ -46,11 +47,23 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: dict
     except (RuntimeError, KeyError, ValueError) as problem:
         reason = str(problem).splitlines()[0][:200]
         raise BadInput(f"the checkpoint does not fit the model ({reason})")
+    except CheckpointException as problem:
+        raise BadInput(f"{sharded}: not a whole checkpoint ({first_failure(problem)})")
 
 
 def save_sharded(folder: Path, name: str, weights: dict, state: dict) -> None:
-    """Writes every process's part to FOLDER/NAME; a collective."""
-    save_parts({"model": weights, "optimizer": state}, checkpoint_id=folder / name)
+    """Writes every process's part to FOLDER/NAME; a collective. Raises BadInput."""
+    try:
+        save_parts({"model": weights, "optimizer": state}, checkpoint_id=folder / name)
+    except CheckpointException as problem:
+        raise BadInput(f"{folder / name}: the checkpoint cannot be written "
+                       f"({first_failure(problem)}); the one from before is whole")
+
+
+def first_failure(problem: CheckpointException) -> str:
+    """What went wrong in the first process in which something did, in a line."""
+    rank, (failure, _) = min(problem.failures.items())
+    return f"process {rank}: {str(failure).strip().splitlines()[0][:150]}"
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -19,7 +19,8 @@ import parity
 from conftest import mathematics, read_metrics, run_script
 from model import Classifier, ClassifierConfig, initialize
 from support.errors import BadInput
-from support.examples import ExampleBatches, encode_texts
+from support.examples import ExampleBatches, Texts, encode_texts, prepare
+from support.labelled import classes_of, find_labelled
 from support.pictures import move
 from support.predict import load_classifier, logits
 from support.pretrained import export
@@ -306,3 +307,13 @@ def test_the_label_is_not_the_text(tmp_path):
     (tmp_path / "a.csv").write_text("comment,review\nfine,good\n")
     with pytest.raises(BadInput, match="--text says which it is; its columns: comment, review"):
         list(read_labelled_table(tmp_path / "a.csv", "", "review"))
+
+
+def test_of_no_class_all_examples_are_held_out(tmp_path):
+    """Some of the 300 that occur once would be, by their hash."""
+    rows = [f"{word} {i},often" for i, word in enumerate(["dog"] * 300)] + [f"text {i},once {i}" for i in range(300)]
+    (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    corpus = find_labelled(str(tmp_path / "a.csv"), label="label")
+    folder = prepare(corpus, corpus.checksum(), tmp_path, "", 64, None, 300)
+    train, valid = Texts(folder, "train").labels, Texts(folder, "valid").labels
+    assert len(set(train)) == 301 and len(train) + len(valid) == 600 and set(valid) == {classes_of(corpus).index("often")}

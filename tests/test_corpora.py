@@ -64,3 +64,14 @@ def test_a_zip_that_cannot_be_read_is_refused_in_one_line(tmp_path):
 def test_pairs_from_json_lines(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"de": "Ja.", "en": "Yes.\\nSir."}\n')
     assert list(find_corpus(str(tmp_path / "a.jsonl")).parts["train"]()) == [("Ja.", "Yes. Sir.")]
+
+
+def test_a_part_in_anothers_place_is_another_corpus(tmp_path):
+    """The same files as --valid and as --test: what is made of one is not taken for the other."""
+    for name in ("train", "val", "test", "other"):
+        for side in ("de", "en"):
+            (tmp_path / f"{name}.{side}").write_text(f"{name}\n")
+    other = str(tmp_path / "other")
+    one, two = find_corpus(str(tmp_path), valid=other), find_corpus(str(tmp_path), test=other)
+    assert len({corpus.checksum() for corpus in (one, two, find_corpus(str(tmp_path)))}) == 3
+    assert list(one.parts["valid"]()) == list(two.parts["test"]()) == [("other", "other")]

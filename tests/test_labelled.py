@@ -214,6 +214,8 @@ def test_other_corpora_of_that_form_have_their_own_classes(tmp_path):
     folder = write_tree(tmp_path / "poems", {"train.csv": "2,a\n1,b\n", "classes.txt": "ode\nelegy"})
     corpus = find_labelled(str(folder))
     assert (corpus.name, classes_of(corpus)) == ("poems", ["ode", "elegy"])
+    (folder / "train.csv").write_text('1,"Bad.\\n\\nNever."\n2,b\n')       # line ends as in Yelp's reviews
+    assert read(corpus) == [("Bad.  Never.", "ode"), ("b", "elegy")]
     for row in ("0,a", "3,a", "label,text", "1", "x"):
         (folder / "train.csv").write_text(f"1,a\n{row}\n")
         assert "row 2" in refusal(read_all, folder)
@@ -383,6 +385,13 @@ def test_the_runs_of_this_project_are_no_class(tmp_path, monkeypatch):
     assert read(find_labelled(".")) == [("x", "a"), ("y", "b")]
 
 
+def test_other_files_named_train_do_not_hide_class_folders(tmp_path):
+    write_tree(tmp_path, {"a/1.txt": "x", "b/1.txt": "y", "train.csv": "file,label\n1,a\n", "train.py": ""})
+    assert is_labelled(str(tmp_path)) and read(find_labelled(str(tmp_path))) == [("x", "a"), ("y", "b")]
+    write_tree(tmp_path, {"train/c/1.txt": "z"})
+    assert read(find_labelled(str(tmp_path))) == [("z", "c")]
+
+
 @pytest.mark.parametrize("train, name", [("train", "val"), ("train", "valid"), ("Train", "Dev")])
 def test_the_validation_part_has_several_names(tmp_path, train, name):
     write_tree(tmp_path, {f"{part}/{c}/1.txt": part for part in (train, name) for c in "ab"})
@@ -450,12 +459,15 @@ def test_class_folders_of_pictures(tmp_path, image):
     assert (corpus.picture.size, corpus.picture.channels) == (32, 3)
     assert [(x.shape, round(x.mean() / 10), name) for x, name in read(corpus)] == [
         ((3, 32, 32), 1, "cat"), ((3, 32, 32), 2, "cat"), ((3, 32, 32), 20, "dog")]
+    for name in ("4.webp", "5.bmp", "6.gif"):
+        image.new("RGB", (40, 30), (90,) * 3).save(tmp_path / "dog" / name)
+    assert [(x.shape, round(x.mean() / 10)) for x, _ in read(find_labelled(str(tmp_path)))[3:]] == [((3, 32, 32), 9)] * 3
     before = find_labelled(str(tmp_path)).checksum()       # two of one size change places
     image.new("RGB", (40, 30), (20,) * 3).save(tmp_path / "cat/1.png")
     assert find_labelled(str(tmp_path)).checksum() != before
     (tmp_path / "dog/1.jpeg").write_bytes((tmp_path / "dog/1.jpeg").read_bytes()[:-200])
     assert classes_of(corpus) == ["cat", "dog"]            # no picture is read for that
-    assert "dog/1.jpeg: not a whole PNG or JPEG picture" in refusal(read, corpus)
+    assert "dog/1.jpeg: not a whole picture of PNG, JPEG, WEBP, BMP, GIF (" in refusal(read, corpus)
 
 
 @pytest.mark.optional
@@ -466,7 +478,7 @@ def test_pictures_that_are_broken_or_huge_are_refused(tmp_path, image, recwarn):
     for wrong in (b"", b"text", good[:20], good[:-300], good.replace(b"IDAT", b"????")):
         (tmp_path / "a.png").write_bytes(wrong)
         answer = refusal(read_picture, tmp_path / "a.png", Picture())
-        assert "a.png: not a whole PNG or JPEG picture" in answer
+        assert "a.png: not a whole picture of PNG, JPEG, WEBP, BMP, GIF (" in answer
     assert "no such file" in refusal(read_picture, tmp_path / "b.png", Picture())
     for size in ((7100, 7100), (20_000, 20_000)):          # a warning of Pillow's, an error of its
         image.new("1", size).save(tmp_path / "huge.png")

@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 
 from support import processes
 from support.errors import BadInput
-from support.rendezvous import name_lost_processes
+from support.rendezvous import name_lost_processes, this_attempt
 from support.stopping import STOPPING
 
 TOUCH = "the processes have lost touch with each other"
@@ -93,10 +93,17 @@ def test_a_process_whose_parent_has_died_before_they_met_ends(monkeypatch, capfd
     began = time.monotonic()
     with pytest.raises(SystemExit) as ended:
         if how == "spawn":
-            processes.worker(0, None, Namespace(timeout=600), port)
+            processes.worker(0, None, Namespace(timeout=600), port, 2)
         for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
                             "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
             monkeypatch.setenv(name, str(value))
         processes.torchrun(None, Namespace(given={}, defaults={"timeout": 600}))
     assert ended.value.code == (1 if how == "spawn" else 2) and time.monotonic() - began < 20
     assert how == "spawn" or capfd.readouterr().err.endswith("error: torchrun has ended meanwhile\n")
+
+
+@pytest.mark.parametrize("rank, missing", [(1, 0), (0, 1)])
+def test_a_process_that_has_not_started_is_named(rank, missing):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with pytest.raises(BadInput, match=rf"^process {missing} of 2 has not started within 1 seconds \(--timeout\)$"):
+        this_attempt(store, rank, 2, timeout=1)

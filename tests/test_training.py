@@ -1,5 +1,6 @@
 """train_cpu.py as a user runs it: the same curve on 1 and 2 processes, resuming, stopping, refusing."""
 
+import fcntl
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from conftest import ROOT, SMALL, children_of, mathematics, read_metrics, run_sc
 from support import checkpoint, machine, report
 from support.errors import BadInput
 from support.flags import complete, parse_arguments
+from support.log import Log
 
 
 @pytest.mark.slow
@@ -334,6 +336,37 @@ def test_logs_that_cannot_be_written(tmp_path, train):
     (tmp_path / "logs").write_text("a file, where the folder should be")
     done = train(tmp_path, "--steps", "2", "--name", "new")
     assert done.returncode == 2 and done.stderr.startswith("error: logs: cannot be written") and done.stderr.count("\n") == 1
+
+
+def test_a_run_waits_for_the_last_checkpoint_of_the_one_before(tmp_path, train):
+    """The lock comes first: a run that was killed may still save, and nothing of that is lost."""
+    run, later = tmp_path / "logs/r", tmp_path / "later.pt"
+    assert train(tmp_path, "--name", "r", "--steps", "2").returncode == 0
+    earlier = (run / "last.pt").read_bytes()
+    assert train(tmp_path, "--name", "r", "--steps", "4").returncode == 0
+    shutil.copy(run / "last.pt", later)
+    (run / "last.pt").write_bytes(earlier)
+    command = [sys.executable, str(ROOT / "train_cpu.py"), "--resume", "logs/r", "--steps", "6"]
+    with open(run / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert "train:" in "".join(process.stdout.readline() for _ in range(3))    # it has begun, and waits
+        time.sleep(1)
+        later.rename(run / "last.pt")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert [int(row["step"]) for row in read_metrics(run)] == [1, 2, 3, 4, 5, 6]
+    assert json.loads((run / "config.json").read_text())["flags"]["procs"] == 0     # worked out anew where it goes on
+
+
+def test_a_checkpoint_that_appears_is_not_overwritten(tmp_path):
+    log = Log.__new__(Log)
+    log.folder = tmp_path
+    log.claim(is_new=True)
+    (tmp_path / "last.pt").write_text("")
+    log.claim(is_new=False)
+    with pytest.raises(BadInput, match="has just saved it; start again"):
+        log.claim(is_new=True)
 
 
 @pytest.mark.slow

@@ -136,6 +136,28 @@ def test_every_process_saves_its_part_and_reads_it_again(tmp_path):
     in_forks(tmp_path, part)
 
 
+@pytest.mark.parametrize("wrong", ["cut", "missing", "no metadata"])
+def test_a_checkpoint_in_parts_that_is_not_whole_is_refused_in_one_line(tmp_path, wrong):
+    def part(rank):
+        model = in_parts(3)
+        optimizer = take_a_step(model)
+        state = get_state_dict(model, optimizer, options=weights.PARTS)
+        weights.save_sharded(tmp_path, "parts", *state)
+        dist.barrier()
+        if rank == 0:
+            one = min((tmp_path / "parts").glob("*.distcp")) if wrong != "no metadata" else tmp_path / "parts/.metadata"
+            one.unlink() if wrong != "cut" else one.write_bytes(one.read_bytes()[:100])
+            (tmp_path / "file").write_text("")
+        dist.barrier()
+        with pytest.raises(BadInput, match=r"parts: not a whole checkpoint \(process \d: .+\)$") as problem:
+            weights.restore(model, optimizer, None, str(tmp_path / "parts"))
+        assert "\n" not in str(problem.value)
+        with pytest.raises(BadInput, match="file/parts: the checkpoint cannot be written .* the one from before is whole"):
+            weights.save_sharded(tmp_path / "file", "parts", *state)
+
+    in_forks(tmp_path, part)
+
+
 def test_what_does_not_fit_the_model_is_refused_in_one_line(tmp_path):
     def part(_):
         model = make_model()
