@@ -32,10 +32,9 @@ if [ "${INIT:-}" ]; then peak=0.00005 at=32; fi
 for size in $sizes; do
     lr=$(LC_ALL=C awk "BEGIN { printf \"%.2g\", $peak * sqrt($size / $at) }")
     quarter=$((seen / 4 / size + (seen / 4 < size)))       # at least 1
-    run "$count-$size" "$MODE" "${PROCESSES:-2}" "--batch-$count" "$size" \
-        --steps $((seen / size + (seen < size))) \
-        --lr "$lr" --warmup "$quarter" --eval-every "$quarter" --average 1 \
-        --log-every $((seen / 40 / size + 1)) $(shape 1 128 256) "$@"
+    run "$count-$size" "$MODE" "${PROCESSES:-2}" "--batch-$count" "$size" --lr "$lr" \
+        --steps $((seen / size + (seen < size))) --warmup "$quarter" --eval-every "$quarter" \
+        --average 1 --log-every $((seen / 40 / size + 1)) $(shape 1 128 256) "$@"
 done
 picture
 rm -f "logs/$STUDY/learning_rate.png"              # it would show the same as batch_size.png
