@@ -48,7 +48,9 @@ CORPUS_FLAGS = ("data", "valid", "test", "text", "label")
 def presets(flags: dict) -> dict:
     """What is best for the corpus and the weights that the flags name. Raises BadInput."""
     corpus = find_labelled(*(flags[name] for name in CORPUS_FLAGS))
-    return FINE_TUNED if flags["init"] else ANY | PRESETS.get(corpus.name, {})
+    # Of texts most weights are embeddings: a step changes a few, and would exchange them all.
+    alone = {"procs": 1} if corpus.kind == "text" else {}
+    return alone | (FINE_TUNED if flags["init"] else ANY | PRESETS.get(corpus.name, {}))
 
 
 class Classification:
@@ -118,23 +120,23 @@ class Classification:
             raise BadInput(f"--init {args.init}: weights for "
                            f"{'pictures' if config.patch else 'texts'}; {self.name} has none")
         if not self.picture:
-            if args.max_length > config.max_length:
-                raise BadInput(f"--max-length {args.max_length}: {args.init} was made for texts of "
-                               f"at most {config.max_length} tokens")
-            marks = Tokenizer.from_str(self.tokenizer).num_special_tokens_to_add(False)
-            if args.max_length <= marks:
-                raise BadInput(f"--max-length {args.max_length}: {marks} tokens are marks already")
+            least = Tokenizer.from_str(self.tokenizer).num_special_tokens_to_add(False) + 1
+            if not least <= args.max_length <= config.max_length:
+                raise BadInput(f"--max-length {args.max_length}: with the weights of {args.init} "
+                               f"it is from {least} to {config.max_length}")
+        mean = {"pool": "mean", "head": ""} if args.pool == "mean" else {}
         try:
             self.config = replace(
                 config, classes=len(self.classes), dropout=args.dropout, head_dropout=args.dropout,
                 label_smoothing=args.label_smoothing,
-                max_length=config.max_length if config.patch else args.max_length)
+                max_length=config.max_length if config.patch else args.max_length, **mean)
         except ValueError as problem:
             raise BadInput(problem)
         with torch.device("meta"):
             names = Classifier(self.config).state_dict().keys()
-        self.weights = dict(found.weights)
-        if "positions" in self.weights and not config.patch:
+        self.weights = {name: value for name, value in found.weights.items() if name in names}
+        found.left_out += sorted(found.weights.keys() - names)
+        if "positions" in names and not config.patch:
             self.weights["positions"] = self.weights["positions"][: args.max_length]
         last = max(name.rsplit(".", 1)[0] for name in names if name.startswith("head."))
         order = [found.labels.index(name) for name in self.classes if name in found.labels]
@@ -158,13 +160,12 @@ class Classification:
 
     def __str__(self) -> str:
         """What each part of the corpus holds, a line for each."""
-        lines = [f"{self.name}: {len(self.classes)} classes"]
+        lines, most = [f"{self.name}: {len(self.classes)} classes"], self.args.max_length
         for part, counts in self.meta["parts"].items():
-            kind = "texts" if self.meta["kind"] == "text" else "pictures"
             held_out = "; held out of training" * (self.meta["held_out"] and part == "valid")
-            cut = (f"; {counts['cut']:,} cut at {self.args.max_length} tokens"
-                   if counts.get("cut") else "")
-            lines.append(f"{self.name}, {part}: {counts['examples']:,} {kind}{cut}{held_out}")
+            cut = f"; {counts['cut']:,} cut at {most} tokens" if counts.get("cut") else ""
+            lines.append(f"{self.name}, {part}: {counts['examples']:,} "
+                         f"{self.meta['kind']}s{cut}{held_out}")
         return "\n".join([*lines, self.started] if self.weights else lines)
 
     def size(self, step: int) -> tuple[int, int, float]:

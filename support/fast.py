@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model import Attention, Transformer
+from model import Attention, Transformer, scaled_dot_product
 
 # On an H100 PyTorch would take cuDNN's attention, which makes a plan for each new shape of a batch.
 torch.backends.cuda.enable_cudnn_sdp(False)
@@ -70,16 +70,18 @@ def short_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """`scaled_dot_product` in bf16 on a CPU.
 
     It scales q, which is smaller than the scores; has the softmax read and write bf16 (inside, it
-    is in fp32); and makes rows fill whole vectors of the processor, since softmax takes what is
-    left over number by number.
+    is in fp32); and makes rows of scores fill whole vectors of the processor, since softmax takes
+    what is left over number by number. The mask is added: the backward pass has no work for that,
+    and comes to the same but for a sentence that is all padding.
     """
-    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    length = scores.shape[-1]
-    if length % 32:                                        # numbers in bf16 in a vector
-        scores = F.pad(scores, (0, -length % 32), value=-math.inf)
+    if not mask.any(-1).all():
+        return scaled_dot_product(q, k, v, mask)
+    more, least = -k.shape[-2] % 32, torch.finfo(q.dtype).min       # 32 numbers in a vector
+    k, v = (F.pad(x, (0, 0, 0, more)) for x in (k, v))              # (batch, heads, src + more, …)
+    away = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, least)
     with torch.autocast("cpu", enabled=False):
-        return scores.softmax(dim=-1)[..., :length] @ v
+        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+        return scores.add_(F.pad(away, (0, more), value=-math.inf)).softmax(dim=-1) @ v
 
 
 def channels_last(module: nn.Module, pictures: tuple[Tensor]) -> Tensor:

@@ -47,6 +47,7 @@ FLAGS = {
         ("--patch", int, 4, "pixels a side of a picture's patches"),
         ("--stem", int, 0, "channels of the first of two convolutions of a picture; 0: none"),
         ("--init", str, "", "begin with the weights in this Hugging Face folder (BERT, ViT ...)"),
+        ("--pool", ("init", "mean"), "init", "for --init: its head, or the mean of all tokens"),
         ("--freeze", int, 0, "the embeddings and so many lower layers do not learn"),
     ],
     "optimisation": [
@@ -173,7 +174,8 @@ def complete(parsed: argparse.Namespace, restarted: str = "") -> argparse.Namesp
         steps = {"steps": 0} if "epochs" in given else {}
         flags, asked = defaults | kept | steps | given, given
     else:
-        presets = tasks.presets(defaults | given)
+        presets = {name: value for name, value in tasks.presets(defaults | given).items()
+                   if name in defaults}                    # "procs" is a flag of train_cpu.py alone
         if "batch_tokens" in given:                        # it was asked for: no other size wins
             presets = presets | {"batch_size": 0}
         usual = defaults | presets

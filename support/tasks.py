@@ -25,9 +25,9 @@ def check(args) -> None:
     """Raises BadInput for flags that no task can be made from, before anything is started."""
     if args.saved or is_labelled(args.data, args.label):
         return
-    for name in ("init", "freeze", "class_weights", "head_lr", "text", "image_size", "stem",
+    for name in ("init", "pool", "freeze", "class_weights", "head_lr", "text", "image_size", "stem",
                  "hide", "crop", "flip"):
-        if getattr(args, name) not in (0, "", "no"):
+        if getattr(args, name) not in (0, "", "no", "init"):
             raise BadInput(f"--{name.replace('_', '-')} is for classifiers; {args.data} is to be "
                            f"translated (--label names a column of classes)")
     translation.model_config(args, args.vocab_size)

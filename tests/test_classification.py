@@ -18,6 +18,7 @@ import kill
 import parity
 from conftest import mathematics, read_metrics, run_script
 from model import Classifier, ClassifierConfig, initialize
+from support import classification
 from support.errors import BadInput
 from support.examples import ExampleBatches, Texts, encode_texts, prepare
 from support.labelled import classes_of, find_labelled
@@ -258,6 +259,29 @@ def test_published_weights_are_tuned_alike_and_frozen_ones_stay(tmp_path, table,
     assert [int(row["step"]) for row in read_metrics(tmp_path / "logs" / "two")] == list(range(1, 13))
 
 
+def test_the_mean_of_all_tokens_in_the_place_of_a_head(tmp_path, table, published):
+    """--pool mean: the layer with tanh is left out, and the first token counts like any other."""
+    said = fine_tune(tmp_path, "cpu", 1, "one", table, published[0], "--pool", "mean", "--steps", "1")
+    assert "new are head.1.bias, head.1.weight" in said and "left out: 4 (head.0.bias, head.0.weight" in said
+    saved = torch.load(tmp_path / "logs/one/last.pt", weights_only=True)
+    model = Classifier(ClassifierConfig(**saved["task"]["config"])).eval()
+    model.load_state_dict(saved["model"])
+    x = torch.tensor([[2, 5, 6, 3], [2, 7, 3, 0]])
+    y, _ = model.encode(x)
+    expected = torch.stack([y[0].mean(0), y[1, :3].mean(0)]) @ model.head[1].weight.T + model.head[1].bias
+    assert (model.logits(x) - expected).abs().max() < 1e-5
+    with pytest.raises(BadInput, match="no class of transformers"):
+        export(tmp_path / "out", model, saved["task"])
+
+
+def test_texts_have_one_process_and_pictures_several(pictures):
+    """A step of texts changes few of their embeddings, but an exchange would send all."""
+    flags = {"data": "kinds", "init": ""} | dict.fromkeys(("valid", "test", "text", "label"), "")
+    assert classification.presets(flags)["procs"] == 1
+    assert classification.presets(flags | {"init": "FOLDER"})["procs"] == 1
+    assert "procs" not in classification.presets(flags | {"data": pictures[1]})
+
+
 def test_a_folder_that_names_more_classes_than_it_has_rows_for(tmp_path, table, published):
     """Its last layer is left out, as one for other classes is; the table's classes are among the names."""
     folder = shutil.copytree(published[0], tmp_path / "bert")
@@ -272,7 +296,7 @@ def test_a_folder_that_names_more_classes_than_it_has_rows_for(tmp_path, table, 
 @pytest.mark.parametrize("flags, expected", [
     (["--layers", "3"], "have a shape already"), (["--head-lr", "1e-3", "--lr", "0"], "--freeze"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        (["--max-length", "2"], "2 tokens are marks"), (["--max-length", "64"], "at most 32"),
+        (["--max-length", "2"], "from 3 to 32"), (["--max-length", "64"], "from 3 to 32"),
         (["--freeze", "3"], "there are 2 layers"), (["--dropout", "1"], "not in [0, 1)")))])
 def test_what_the_weights_cannot_be_tuned_for(tmp_path, table, published, flags, expected):
     done = run_script("train_cpu.py", *table, "--init", published[0], "--max-length", "16", *flags, cwd=tmp_path)
