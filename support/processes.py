@@ -89,9 +89,9 @@ def spawn(train: Callable, args: Namespace) -> None:
                            f"python {' '.join(sys.argv)}")
         cores = available_cores()
         args = flags.complete(args)
-        # One thread in each of several processes: nothing waits inside an operation. Past 8, or with
-        # few tokens for each, exchanging costs more than it brings; so it does for texts to be
-        # classified, whose presets have one process with all threads.
+        # One thread in each of several processes: nothing waits inside an operation. Past 8, or
+        # with few tokens for each, exchanging costs more than it brings; so it does for texts to
+        # be classified, whose presets have one process with all threads.
         procs = args.procs or max(1, min(cores, 8, args.batch_tokens // 512))
         args.threads = max(1, cores // procs)
         if procs > 4 * cores:
