@@ -58,6 +58,8 @@ def parse_arguments() -> argparse.Namespace:
          "--text and --label name columns of the file to --score"),
         (args.device == "cuda" and not has_gpu,
          "--device cuda: there is no GPU here that PyTorch can use; --device cpu does without"),
+        (args.export and (Path(args.export) / "config.json").exists(),
+         f"--export {args.export}: there is a model already"),
         (args.threads < 0, f"--threads {args.threads}: a number of cores, or 0 for all"),
     ]:
         if wrong:

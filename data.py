@@ -294,12 +294,12 @@ class Batches:
         self.plan = lru_cache(maxsize=2)(self.plan)
         # A large corpus is planned a block at a time, every n-th pair of it, to bound the memory.
         self.blocks = -(-len(examples) // AT_ONCE)
-        self.ends = np.cumsum([len(self.plan(0, block)) for block in range(self.blocks)])
+        self.starts = np.cumsum([0, *(len(self.plan(0, block)) for block in range(self.blocks))])
         self.thread, self.ahead = ThreadPoolExecutor(1), {}
 
     def __len__(self) -> int:
         """Steps in an epoch: the same in each, since lengths alone decide it."""
-        return int(self.ends[-1])
+        return int(self.starts[-1])
 
     def plan(self, epoch: int, block: int) -> list[np.ndarray]:
         """The examples of each step in one block of an epoch."""
@@ -311,8 +311,8 @@ class Batches:
     def rows(self, step: int) -> np.ndarray:
         """The examples of a step, counted from 0 over all epochs."""
         epoch, step = divmod(step, len(self))
-        block = int(np.searchsorted(self.ends, step, side="right"))
-        return self.plan(epoch, block)[step - self.ends[block]]    # counted from the block's end
+        block = int(np.searchsorted(self.starts, step, side="right")) - 1
+        return self.plan(epoch, block)[step - self.starts[block]]
 
     def targets(self, step: int) -> int:
         """What a step's loss is divided by: its targets in all processes and micro-batches."""

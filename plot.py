@@ -11,7 +11,6 @@ scaling.png (processes), batch_size.png, learning_rate.png, delay.png; a line jo
 alike in the others, a point is their median. All have the figures that are compared.
 """
 
-import argparse
 import csv
 import math
 import sys
@@ -27,7 +26,7 @@ except ImportError:
 
 from support import memory_picture, step_picture
 from support.confusion_picture import draw as draw_confusion
-from support.errors import BadInput
+from support.errors import answer, make_parser, refuse
 from support.studies import (POSITIVE, Lines, compare, curves, figures, read_run, read_study,
                              write_study)
 
@@ -47,11 +46,6 @@ STYLE = {"font.size": 8, "legend.fontsize": 7, "lines.linewidth": 1, "lines.mark
          "grid.color": "0.9", "text.parse_math": False}
 
 Panel = tuple[str, str, Lines]                         # x, y, the lines
-
-
-def fail(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
 
 
 def pictures(runs: list[dict]) -> dict[str, list[Panel]]:
@@ -136,7 +130,7 @@ def draw(panels: list[Panel], path: Path, loss_unit: str) -> None:
 
 def show_table(runs: list[dict]) -> None:
     """Prints settings, speed and figures of the runs."""
-    columns = [("processes", "processes", "g"), ("batch tokens", "batch_tokens", ",g"),
+    columns = [("processes", "processes", "g"), ("batch size", "batch_tokens", ",g"),
                ("lr", "lr", "g"), ("tokens/s", "tokens_per_second", ",.0f")]
     columns += [(f"{title} {written(name)}", name, ".1f" if name.endswith("bleu") else ".4f")
                 for part, title in (("valid", "best valid"), ("test", "test"))
@@ -152,14 +146,12 @@ def show_table(runs: list[dict]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", nargs="+", type=Path,
+    parser = make_parser(__doc__, "SOURCE ...")
+    parser.add_argument("source", nargs="+", type=Path, metavar="SOURCE",
                         help="folder of a run, or table (.csv) of a study")
     parser.add_argument("--out", type=Path,
                         help="folder for pictures (default: a single run's own, else logs)")
     parser.add_argument("--steps", action="store_true", help="draw a step of each run, and memory")
-    parser.error = lambda message: fail(f"{message}; --help lists what it takes")
     args, runs = parser.parse_args(), []
     if args.steps:
         out = args.out or (args.source[0] if len(args.source) == 1 else Path("logs"))
@@ -169,16 +161,16 @@ def main() -> None:
     for path in dict.fromkeys(args.source):
         try:
             if path.is_file():
-                runs += read_study(path) or fail(f"{path}: no rows")
+                runs += read_study(path) or refuse(f"{path}: no rows")
             else:
                 runs.append(read_run(path, [run["run"] for run in runs]))
         except (ValueError, TypeError, KeyError, csv.Error) as problem:
-            fail(f"{path}: not a run or a study, or cut short ({problem})")
+            refuse(f"{path}: not a run or a study, or cut short ({problem})")
     logged = [run for run in runs if "curve" in run]
     out = args.out or (args.source[0] if logged and len(runs) == 1 else Path("logs"))
     found = pictures(runs)
     if not found:
-        fail(f"{args.source[0]}: no two runs differ in processes, batch size, lr or delay")
+        refuse(f"{args.source[0]}: no two runs differ in processes, batch size, lr or delay")
     # Only a translator's loss is known to be a mean over tokens.
     loss_unit = "nats/token" if "valid_bleu" in figures(runs, "valid") else "nats"
     for name, panels in found.items():
@@ -192,9 +184,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except BadInput as problem:
-        fail(str(problem))
-    except OSError as problem:
-        fail(f"{problem.filename or 'output'}: {problem.strerror}")
+    answer(main)

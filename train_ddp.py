@@ -75,7 +75,7 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
         # --- Step: the same in every process; --clip 0 measures the norm, and clips nothing
         norm = float(clip_grad_norm_(parameters, args.clip or math.inf))
         for group in optimizer.param_groups:
-            group["lr"] = lr * group["scale"]
+            group["lr"] = lr * group["scale"]              # 1, or of a head --head-lr / --lr
         optimizer.step()
         optimizer.zero_grad()
         step += 1

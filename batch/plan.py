@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.errors import BadInput, answer, make_parser
 from support.fast import fast_dtype
-from support.flags import BOUNDS, FLAGS
+from support.flags import BOUNDS, FLAGS, add_flag, check_bounds
 from support.footprint import Job
 from support.planning import KINDS, MODES, MOST, Kind, Plan, best, smallest
 from support.translation import PRESETS, model_config
@@ -44,36 +44,25 @@ OWN = [
     ("--measure", bool, False, "with --kind cpu: find out this machine's rates first"),
     ("--picture", str, "", "draw it over 1 to 1,024 GPUs, to this file"),
 ]
-LIMITS = {"nodes": (1, MOST), "gpus_per_node": (1, MOST), "memory_gb": (0, 1e6),
-          "tflops": (0, 1e6), "efficiency": (0, 1), "bandwidth_inside": (0, 1e6),
-          "bandwidth_between": (0, 1e6), "total_tokens": (0, 1e18)}
+LIMITS = {"nodes": (1, MOST), "gpus_per_node": (1, MOST), "memory_gb": (0, 10**6),
+          "tflops": (0, 10**6), "efficiency": (0, 1), "bandwidth_inside": (0, 10**6),
+          "bandwidth_between": (0, 10**6), "total_tokens": (0, 1e18)}
 NAMES = {"cpu": "train_cpu.py", "ddp": "DDP", "fsdp": "FSDP", "mesh": "FSDP --mesh"}
 
 
 def read_flags() -> argparse.Namespace:
     """The command line, completed and checked. Raises BadInput."""
     every = {flag[0][2:].replace("-", "_"): flag for flags in FLAGS.values() for flag in flags}
-    parser, defaults, metavars = make_parser(__doc__, ""), {}, {str: "TEXT", int: "N", float: "X"}
-    for name, kind, default, text in [every[name] for name in SHARED] + OWN:
-        if kind is bool:
-            how = {"action": "store_true"}
-        elif isinstance(kind, tuple):
-            how = {"choices": kind}
-        else:
-            how = {"type": kind, "metavar": metavars[kind]}
-        usual = "the best" if name == "--accumulate" else default
-        shown = text if kind is bool or not default else f"{text} [{usual}]"
-        parser.add_argument(name, help=shown, default=argparse.SUPPRESS, **how)
-        defaults[name[2:].replace("-", "_")] = default
+    parser, defaults = make_parser(__doc__, ""), {}
+    for flag, kind, default, text in [every[name] for name in SHARED] + OWN:
+        shown = "the best" if flag == "--accumulate" else default or ""
+        defaults[add_flag(parser, flag, kind, shown, text)] = default
     given = vars(parser.parse_args())
     presets = PRESETS.get(data := given.get("data", ""), {})
     if data and not presets:
         raise BadInput(f"--data {data}: known are {', '.join(PRESETS)}")
     args = argparse.Namespace(**defaults | presets | given, given=given)
-    for name, (least, most) in (BOUNDS | LIMITS).items():
-        if hasattr(args, name) and not least <= getattr(args, name) <= most:
-            raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)}: "
-                           f"it must be from {least:g} to {most:g}")
+    check_bounds(args, BOUNDS | LIMITS)
     if args.nodes * args.gpus_per_node > MOST:
         raise BadInput(f"{args.nodes * args.gpus_per_node:,} GPUs: at most {MOST:,}")
     return args
@@ -181,7 +170,7 @@ def main() -> None:
     plans = {mode: best(job, kind, mode, args.nodes, args.gpus_per_node, parts) for mode in modes}
     fewest = {mode: smallest(job, kind, mode, args.gpus_per_node, parts) for mode in modes}
     number, fitting = args.nodes * args.gpus_per_node, [p for p in plans.values() if p.fits]
-    size = f"{short(job.parameters / 1e6)} M parameters"
+    size = f"{short(job.parameters / 10**6)} M parameters"
     if not fitting:
         enough = [f"{NAMES[mode]} fits on {found}" for mode, found in fewest.items() if found]
         raise BadInput(f"{size} do not fit on {number} x {args.kind}; "

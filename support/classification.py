@@ -42,13 +42,13 @@ PRESETS = {
                           crop=1, flip="yes", epochs=38, batch_size=64, schedule="cosine",
                           average=5, warmup=200, label_smoothing=0.1),
 }
-CORPUS_FLAGS = ("data", "valid", "test", "text", "label")
+CORPUS_FLAGS = ("data", "valid", "test", "text", "label", "image_size")
 
 
 def presets(flags: dict) -> dict:
     """What is best for the corpus and the weights that the flags name. Raises BadInput."""
     corpus = find_labelled(*(flags[name] for name in CORPUS_FLAGS))
-    # Of texts most weights are embeddings: a step changes a few, and would exchange them all.
+    # Texts: a step changes few embeddings, and processes would exchange all of them.
     alone = {"procs": 1} if corpus.kind == "text" else {}
     return alone | (FINE_TUNED if flags["init"] else ANY | PRESETS.get(corpus.name, {}))
 
@@ -61,15 +61,14 @@ class Classification:
 
     def __init__(self, args, saved: dict | None):
         self.args, self.weights = args, None              # weights: those to begin with, by name
-        picture = Picture(size=args.image_size) if args.image_size else None
         if saved:
             tokenizer, self.config = saved["tokenizer"], ClassifierConfig(**saved["config"])
-            picture = Picture(**saved["picture"]) if saved["picture"] else picture
+            picture = Picture(**saved["picture"]) if saved["picture"] else None
         elif args.init:
             found = read_folder(args.init, image_size=args.image_size)
-            tokenizer, picture = found.tokenizer, found.picture or picture
+            tokenizer, picture = found.tokenizer, found.picture
         else:
-            tokenizer = ""
+            tokenizer, picture = "", None
         corpus = find_labelled(*(getattr(args, name) for name in CORPUS_FLAGS), picture)
         self.name, self.checksum = corpus.name, corpus.checksum()
         if saved and saved["checksum"] != self.checksum:
@@ -80,8 +79,8 @@ class Classification:
         self.meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
         self.classes, self.tokenizer = self.meta["classes"], ""
         if not self.picture:
-            for name in [name for name in ("stem", "image_size") if getattr(args, name)]:
-                raise BadInput(f"--{name.replace('_', '-')}: it is for pictures, these are texts")
+            if args.stem or args.image_size:
+                raise BadInput("--stem and --image-size are for pictures, and these are texts")
             self.tokenizer = (self.folder / "tokenizer.json").read_text(encoding="utf-8")
         if args.init and not saved:
             self.take(found)
@@ -139,11 +138,12 @@ class Classification:
         if "positions" in names and not config.patch:
             self.weights["positions"] = self.weights["positions"][: args.max_length]
         last = max(name.rsplit(".", 1)[0] for name in names if name.startswith("head."))
-        order = [found.labels.index(name) for name in self.classes if name in found.labels]
+        labels = [] if mean else found.labels
+        order = [labels.index(name) for name in self.classes if name in labels]
         for name in [name for name in self.weights if name.startswith(last)]:
             if len(order) == len(self.classes) and max(order) < len(self.weights[name]):
                 self.weights[name] = self.weights[name][order]
-            else:                                          # it was made for other classes
+            else:                                          # made for other classes, or no mean
                 found.left_out.append(name)
                 del self.weights[name]
         new = sorted(names - self.weights.keys())

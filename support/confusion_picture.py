@@ -3,9 +3,9 @@
 import math
 from pathlib import Path
 
+import matplotlib
 import numpy as np
-
-from support.errors import BadInput
+from matplotlib.figure import Figure
 
 WRITTEN = 20                 # classes, up to which every cell has its numbers
 DPI = 300
@@ -16,13 +16,8 @@ def draw(confusion, classes: list[str], path: Path) -> None:
 
     confusion: (classes, classes), integers; rows are true classes. A cell is dark where it has a
     large share of its row; up to 20 classes it has its count written in it, too, and its share
-    below, unless it is empty. Raises BadInput where matplotlib is missing.
+    below, unless it is empty.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise BadInput("there is no matplotlib to draw with: pip install matplotlib")
     counts, n = np.asarray(confusion), len(classes)
     shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     names = [name if len(name) <= 40 else f"{name[:19]}…{name[-20:]}" for name in classes]

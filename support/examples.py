@@ -226,7 +226,7 @@ class ExampleBatches(Batches):
             raise BadInput("--crop and --flip are for pictures, and these are texts")
         super().__init__(examples, batch_tokens, seed, batch_size)
         self.crop, self.flip, self.hide = crop, flip, hide
-        self.weights = torch.from_numpy(weights).bfloat16().float()    # as FSDP would
+        self.weights = torch.from_numpy(weights).bfloat16().float()    # as FSDP rounds them
         self.drawn = (-1, None)
 
     def moved(self, epoch: int) -> np.ndarray:

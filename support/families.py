@@ -1,10 +1,23 @@
 """How families of published models name what the Classifier has: tables, and how to read them."""
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 from model import ClassifierConfig
 
-# Modules of the Classifier: modules of a file, two where ours is both in one; # is a layer.
+
+class Family(NamedTuple):
+    """How the models of one family are written down."""
+
+    modules: dict[str, str]              # of the Classifier: of the file
+    entries: dict[str, str]              # fields of ClassifierConfig: entries of config.json
+    common: dict[str, object]            # fields that config.json does not say, or an old one lacks
+    exported_as: str = ""                # a class of transformers, where one computes the same
+
+
+# A file's module has two names where it keeps apart what ours has in one matrix. "#": within a
+# layer, which begins with "encoder.N." for us, and with "encoder.layer.N." there.
 BERT = {"embedding": "embeddings.word_embeddings", "norm": "embeddings.LayerNorm",
         "positions": "embeddings.position_embeddings.weight",
         "#attention.query": "#attention.self.query", "#attention.out": "#attention.output.dense",
@@ -30,7 +43,6 @@ DINOV2 = VIT | {"#residuals.0.norm": "#norm1", "#residuals.1.norm": "#norm2",
                 "#feed_forward.0": "#mlp.fc1", "#feed_forward.2": "#mlp.fc2"}
 LAST = ("classifier", "classifier.out_proj", "cls_classifier", "distillation_classifier")
 
-# Fields of ClassifierConfig: entries of config.json.
 SIZES = dict(layers="num_hidden_layers", d_model="hidden_size", heads="num_attention_heads",
              d_ff="intermediate_size", dropout="hidden_dropout_prob", activation="hidden_act",
              epsilon="layer_norm_eps", head_dropout="classifier_dropout")
@@ -40,22 +52,21 @@ DISTILBERT_SIZES = dict(layers="n_layers", d_model="dim", heads="n_heads", d_ff=
                         dropout="dropout", activation="activation",
                         head_dropout="seq_classif_dropout")
 
-# Fields that a family has in common, and those that an old config.json lacks.
 POST = dict(bias=True, positions="learned", pool="first", epsilon=1e-12, norm="post", first=0,
             patch=0, pad=0, head="tanh")
 PRE = dict(bias=True, positions="learned", pool="first", epsilon=1e-12, norm="pre", first=1,
            vocab_size=0, head="")
 FAMILIES = {
-    "bert": (BERT, SIZES | TEXT, POST), "roberta": (ROBERTA, SIZES | TEXT, POST | {"pad": 1}),
-    "distilbert": (DISTILBERT, DISTILBERT_SIZES | TEXT, POST | {"head": "relu"}),
-    "vit": (VIT, SIZES | PICTURE, PRE), "deit": (DEIT, SIZES | PICTURE, PRE | {"first": 2}),
-    "dinov2": (DINOV2, SIZES | PICTURE, PRE | {"pool": "first+mean", "epsilon": 1e-6}),
+    "bert": Family(BERT, SIZES | TEXT, POST, "BertForSequenceClassification"),
+    "roberta": Family(ROBERTA, SIZES | TEXT, POST | {"pad": 1}),   # exported as a BERT
+    "distilbert": Family(DISTILBERT, DISTILBERT_SIZES | TEXT, POST | {"head": "relu"},
+                         "DistilBertForSequenceClassification"),
+    "vit": Family(VIT, SIZES | PICTURE, PRE, "ViTForImageClassification"),
+    "deit": Family(DEIT, SIZES | PICTURE, PRE | {"first": 2}, "DeiTForImageClassification"),
+    "dinov2": Family(DINOV2, SIZES | PICTURE, PRE | {"pool": "first+mean", "epsilon": 1e-6}),
 }
 # Entries of config.json that may have one value only.
 ONLY = dict(position_embedding_type="absolute", is_decoder=False, use_swiglu_ffn=False)
-EXPORTED = {"bert": "BertForSequenceClassification", "vit": "ViTForImageClassification",
-            "distilbert": "DistilBertForSequenceClassification",
-            "deit": "DeiTForImageClassification"}
 
 
 def read_config(said: dict, kind: str, classes: int, distilled: bool) -> ClassifierConfig:
@@ -68,13 +79,20 @@ def read_config(said: dict, kind: str, classes: int, distilled: bool) -> Classif
             raise ValueError(f"{name} is {said[name]}")
     if kind == "dinov2":
         said = said | {"intermediate_size": int(said["mlp_ratio"] * said["hidden_size"])}
-    _, entries, common = FAMILIES[kind]
+    _, entries, common, _ = FAMILIES[kind]
     fields = common | {"head_dropout": said.get("hidden_dropout_prob"), "label_smoothing": 0.0}
     fields |= {field: said[name] for field, name in entries.items() if said.get(name) is not None}
     fields |= {"pool": "first+second"} if distilled else {}
     if missing := [name for field, name in entries.items() if field not in fields]:
         raise ValueError(f"it has no {missing[0]}")
     return ClassifierConfig(classes=classes, **fields)
+
+
+def family_of(config: ClassifierConfig) -> str:
+    """The family of which transformers has a class that computes this model; "" for none."""
+    return next((kind for kind, family in FAMILIES.items() if family.exported_as and all(
+        getattr(config, field) == value for field, value in family.common.items()
+        if field not in family.entries)), "")
 
 
 def in_file(kind: str, config: ClassifierConfig,
@@ -85,7 +103,7 @@ def in_file(kind: str, config: ClassifierConfig,
     """
     layer = "transformer.layer" if kind == "distilbert" else "encoder.layer"
     table = {ours.replace("#", f"encoder.{n}."): theirs.replace("#", f"{layer}.{n}.")
-             for n in range(config.layers) for ours, theirs in FAMILIES[kind][0].items()}
+             for n in range(config.layers) for ours, theirs in FAMILIES[kind].modules.items()}
     shapes = {"embedding.weight": (-1, config.channels, config.patch, config.patch),
               "first": (1, 1, -1), "positions": (1, -1, config.d_model)} if config.patch else {}
     found = {}

@@ -52,9 +52,7 @@ def table(confusion: Tensor | np.ndarray, classes: list[str]) -> str:
 
 
 def as_array(confusion) -> np.ndarray:
-    """(classes, classes), int64, of a tensor anywhere, an array or lists."""
-    if isinstance(confusion, Tensor):
-        confusion = confusion.cpu()
+    """(classes, classes), int64, of a tensor on a CPU, an array or lists."""
     return np.asarray(confusion, dtype=np.int64)
 
 

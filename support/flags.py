@@ -35,7 +35,7 @@ FLAGS = {
         ("--max-length", int, 128, "tokens; longer sentence pairs are left out, texts are cut"),
         ("--label", str, "", "classify: column of a table, by name or position, with the class"),
         ("--text", str, "", "columns with the text, joined by commas"),
-        ("--image-size", int, 0, "pixels a side; 0: as --init has it, or 32"),
+        ("--image-size", int, 0, "pixels a side; 0: as --init or an IDX file has them, or 32"),
     ],
     "model": [
         ("--layers", int, 3, "encoder layers, and as many decoder layers"),
@@ -65,7 +65,7 @@ FLAGS = {
         ("--hide", float, 0.0, "share of a text's tokens that are not seen in training"),
         ("--crop", int, 0, "move pictures by up to so many pixels"),
         ("--flip", ("no", "yes"), "no", "mirror half of the pictures"),
-        ("--label-smoothing", float, 0.1, "share of the target spread over the whole vocabulary"),
+        ("--label-smoothing", float, 0.1, "share of the target spread over all tokens, or classes"),
         ("--clip", float, 1.0, "largest norm of the gradient; 0: no limit"),
         ("--average", int, 5, "at the end, try the mean of the weights at the last N evaluations"),
         ("--patience", int, 0, "stop after so many evaluations that were no better; 0: never"),
@@ -120,29 +120,44 @@ def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argp
     devices: where the script can train; extra: its own flags, name=(type, default, help).
     """
     parser = argparse.ArgumentParser(
-        description=doc, usage="%(prog)s [FLAGS]", argument_default=argparse.SUPPRESS,
-        allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=doc, usage="%(prog)s [FLAGS]", allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="In brackets: the default. Classifiers and some corpora begin with others (PRESETS\n"
                "in support/translation.py and support/classification.py).")
     parser.error = lambda message: (
         print(f"error: {message}; --help lists the flags", file=sys.stderr), sys.exit(2))
     added = [(f"--{name.replace('_', '-')}", *flag) for name, flag in extra.items()]
-    defaults, kinds, metavars = {}, {}, {str: "TEXT", int: "N", float: "X"}
+    defaults, kinds = {}, {}
     for heading, flags in (FLAGS | {"run": FLAGS["run"] + added}).items():
         group = parser.add_argument_group(heading)
-        for name, kind, default, text in flags:
-            if kind is bool:
-                how = {"action": "store_true"}
-            elif isinstance(kind, tuple):
-                how = {"choices": kind}
-            else:
-                how = {"type": kind, "metavar": metavars[kind]}
-            shown = text if kind is bool or default == "" else f"{text} [{default}]"
-            group.add_argument(name, help=shown, **how)
-            defaults[name[2:].replace("-", "_")] = default
-            kinds[name[2:].replace("-", "_")] = kind
+        for flag, kind, default, text in flags:
+            name = add_flag(group, flag, kind, default, text)
+            defaults[name], kinds[name] = default, kind
     return argparse.Namespace(given=vars(parser.parse_args()), defaults=defaults, kinds=kinds,
                               devices=devices)
+
+
+def add_flag(parser, flag: str, kind: type | tuple, shown, text: str) -> str:
+    """Adds a flag, or a choice of the words in a tuple; returns its name as a variable.
+
+    parser: or a group of one; shown: its default, for the help alone.
+    """
+    if kind is bool:
+        how = {"action": "store_true"}
+    elif isinstance(kind, tuple):
+        how = {"choices": kind}
+    else:
+        how = {"type": kind, "metavar": {str: "TEXT", int: "N", float: "X"}[kind]}
+    text = text if kind is bool or shown == "" else f"{text} [{shown}]"
+    return parser.add_argument(flag, help=text, default=argparse.SUPPRESS, **how).dest
+
+
+def check_bounds(args: argparse.Namespace, bounds: dict) -> None:
+    """Raises BadInput for a number below its least or above its most."""
+    for name, (least, most) in bounds.items():
+        if not least <= getattr(args, name, least) <= most:
+            raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)}: "
+                           f"it must be from {least} to {most}")
 
 
 def complete(parsed: argparse.Namespace, restarted: str = "") -> argparse.Namespace:
@@ -192,14 +207,14 @@ def complete(parsed: argparse.Namespace, restarted: str = "") -> argparse.Namesp
                            f"{before}; --resume {folder} remembers a run's flags")
     args = argparse.Namespace(**flags)
     args.saved = checkpoint["task"] if checkpoint else None
-    check(args, parsed.devices)
+    check(args, parsed.devices, defaults)
     args.folder = "" if args.benchmark else str(folder)
     if not checkpoint and not args.benchmark:
         args.folder = make_folder(folder, Path(os.path.abspath(args.data)).name.split(".")[0])
     return args
 
 
-def check(args: argparse.Namespace, devices: tuple) -> None:
+def check(args: argparse.Namespace, devices: tuple, defaults: dict) -> None:
     """Settles what is "auto", and raises BadInput for a flag that cannot be."""
     if args.benchmark:
         args.steps = args.steps or 200
@@ -207,10 +222,7 @@ def check(args: argparse.Namespace, devices: tuple) -> None:
         raise BadInput("--head-lr with --lr 0: --freeze trains the head alone")
     if args.benchmark and args.resume:
         raise BadInput("--benchmark saves nothing, so there is nothing for it to --resume")
-    for name, (least, most) in BOUNDS.items():
-        if not least <= getattr(args, name, least) <= most:
-            raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)}: "
-                           f"it must be from {least} to {most}")
+    check_bounds(args, BOUNDS)
     for name in ("tensorboard", "wandb"):
         if getattr(args, name) and not importlib.util.find_spec(name):
             raise BadInput(f"--{name}: it is not installed here: pip install {name}")
@@ -230,4 +242,4 @@ def check(args: argparse.Namespace, devices: tuple) -> None:
                        f"process; --device cpu does without")
     if args.precision == "auto":
         args.precision = "bf16" if fast_dtype(args.device) == torch.bfloat16 else "fp32"
-    tasks.check(args)
+    tasks.check(args, defaults)

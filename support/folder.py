@@ -88,7 +88,7 @@ def read_tokenizer(path: Path, config: ClassifierConfig) -> str:
         return tokenizer.to_str()
 
 
-def read_picture(path: Path, channels: int, image_size: int) -> Picture:
+def read_preprocessor(path: Path, channels: int, image_size: int) -> Picture:
     """How preprocessor_config.json prepares pictures, or as much for pictures of image_size.
 
     Raises BadInput.
@@ -129,7 +129,7 @@ def write_tokenizer(path: Path, serialized: str, config: ClassifierConfig) -> No
         "model_input_names": ["input_ids", "attention_mask"]})
 
 
-def write_picture(path: Path, picture: Picture) -> None:
+def write_preprocessor(path: Path, picture: Picture) -> None:
     """What AutoImageProcessor of transformers needs."""
     size, crop = picture.size, picture.crop
     write_json(path / "preprocessor_config.json", {

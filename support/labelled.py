@@ -33,8 +33,7 @@ AGNEWS = {
     "test.csv": (1857427, "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699"),
 }
 AGNEWS_CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
-PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
-KINDS = {".txt": "text"} | dict.fromkeys(PICTURES, "picture")
+SUFFIXES = {".txt": "text"} | dict.fromkeys(".png .jpg .jpeg .webp .bmp .gif".split(), "picture")
 
 
 @dataclass
@@ -84,13 +83,13 @@ def is_labelled(data: str, label: str = "") -> bool:
 
 
 def find_labelled(data: str, valid: str = "", test: str = "", text: str = "", label: str = "",
-                  picture: Picture | None = None) -> Labelled:
+                  size: int = 0, picture: Picture | None = None) -> Labelled:
     """The corpus that --data, --valid, --test, --text and --label name.
 
     data: one of NAMES, a table (.csv, .tsv, .jsonl), or a folder with IDX files, with AG News's
     files, or with a folder for each class, perhaps within train, valid and test. valid, test: a
-    table or a folder of class folders. picture: how pictures are read; without it those of IDX
-    files stay as they are, others become Picture(). Raises BadInput.
+    table or a folder of class folders. picture: how pictures are read; without it they get `size`
+    pixels a side, or if that is 0, 32; of IDX files they keep their own. Raises BadInput.
     """
     folder, name = Path(data), data if data in NAMES else own_name(Path(data), NAMES)
     corpus = Labelled(name, "", {}, [], [], (), picture=picture)
@@ -107,14 +106,13 @@ def find_labelled(data: str, valid: str = "", test: str = "", text: str = "", la
             corpus.add(part, "text", lambda part=part: iter(book()[part]), [])
         corpus.files.append(Path(phrasebook.__file__))
     elif find_idx(folder):
-        add_idx(corpus, folder)
+        add_idx(corpus, folder, size)
     elif find_numbered(folder):
         add_numbered(corpus, folder)
     else:
+        corpus.picture = picture or (Picture(size) if size else None)
         for part, inner in (find_folders(folder) or {"train": folder}).items():
             add_part(corpus, part, inner, text, label)
-    if "train" not in corpus.parts:
-        raise BadInput(f"{data}: no training part, only {', '.join(corpus.parts)}")
     for part, spec in (("valid", valid), ("test", test)):
         if spec:
             add_part(corpus, part, Path(spec), text, label)
@@ -130,6 +128,8 @@ def classes_of(corpus: Labelled) -> list[str]:
     Reads the labels of all parts. Raises BadInput for a single class, for one that occurs in
     another part only, and for what seems to be a header.
     """
+    if "train" not in corpus.parts:
+        raise BadInput(f"{corpus.name}: no training part, only {', '.join(corpus.parts)}")
     found = {part: Counter(corpus.labels[part]() if corpus.labels.get(part) else
                            (name for _, name in read())) for part, read in corpus.parts.items()}
     trained = found["train"]
@@ -156,7 +156,7 @@ def classes_of(corpus: Labelled) -> list[str]:
 # --- Folders and tables ---------------------------------------------------------------------------
 
 
-def add_idx(corpus: Labelled, folder: Path) -> None:
+def add_idx(corpus: Labelled, folder: Path, size: int) -> None:
     """Adds IDX files; those of Fashion-MNIST are known by what they hold."""
     seen = {}
     if is_fashion_mnist(folder):
@@ -166,7 +166,8 @@ def add_idx(corpus: Labelled, folder: Path) -> None:
         if None in pair:
             raise BadInput(f"{folder}: of the {part} part there are only {pair[0] or pair[1]}; "
                            f"both pictures and labels are needed")
-        corpus.picture = corpus.picture or Picture(read_idx(pair[0], 3, whole=False)[1], 1, **seen)
+        own = read_idx(pair[0], 3, whole=False)[1]
+        corpus.picture = corpus.picture or Picture(size or own, 1, **seen)
         corpus.add(part, "picture", partial(read_idx_pair, *pair, corpus.classes, corpus.picture),
                    pair, labels=partial(read_idx_labels, pair[1], corpus.classes))
 
@@ -203,7 +204,7 @@ def inner_folders(folder: Path) -> list[Path]:
 def class_folders(folder: Path) -> list[Path]:
     """Those of its folders that have texts or pictures."""
     return [inner for inner in inner_folders(folder)
-            if any(path.suffix.lower() in KINDS for path in inner.iterdir())]
+            if any(path.suffix.lower() in SUFFIXES for path in inner.iterdir())]
 
 
 def find_folders(folder: Path) -> dict[str, Path]:
@@ -215,13 +216,11 @@ def find_folders(folder: Path) -> dict[str, Path]:
     return found or ({} if is_parallel or not class_folders(folder) else {"train": folder})
 
 
-def read_folder(files: list[tuple[Path, str]], picture: Picture) -> Iterator[tuple]:
+def read_class_files(files: list[tuple[Path, str]], picture: Picture) -> Iterator[tuple]:
     """Each file with its class."""
     for path, name in files:
-        if KINDS[path.suffix.lower()] == "text":
-            yield one_line(" ".join(read_lines(path))), name
-        else:
-            yield read_picture(path, picture), name
+        is_text = SUFFIXES[path.suffix.lower()] == "text"
+        yield one_line(" ".join(read_lines(path))) if is_text else read_picture(path, picture), name
 
 
 def add_part(corpus: Labelled, part: str, path: Path, text: str, label: str) -> None:
@@ -236,15 +235,15 @@ def add_part(corpus: Labelled, part: str, path: Path, text: str, label: str) -> 
     folders = class_folders(path)
     for inner in inner_folders(path) if folders and part == "train" else ():
         if inner not in folders and any(inner.iterdir()):
-            raise BadInput(f"{inner}: a class without any file of {', '.join(KINDS)}")
+            raise BadInput(f"{inner}: a class without any file of {', '.join(SUFFIXES)}")
     # A name that is not UTF-8 could not be written down later.
     files = [(file, inner.name.encode("utf-8", "replace").decode()) for inner in folders
-             for file in sorted(inner.iterdir()) if file.suffix.lower() in KINDS]
-    kinds = {KINDS[file.suffix.lower()] for file, _ in files}
+             for file in sorted(inner.iterdir()) if file.suffix.lower() in SUFFIXES]
+    kinds = {SUFFIXES[file.suffix.lower()] for file, _ in files}
     if len(kinds) != 1:
         wrong = "both .txt files and pictures" if kinds else "neither a table nor class folders"
         raise BadInput(f"{path}: {wrong}")
     corpus.picture = corpus.picture or (Picture() if "picture" in kinds else None)
     names = [name for _, name in files]
-    corpus.add(part, *kinds, partial(read_folder, files, corpus.picture), [f for f, _ in files],
-               Counter(names).items(), labels=lambda: names)
+    corpus.add(part, *kinds, partial(read_class_files, files, corpus.picture),
+               [f for f, _ in files], Counter(names).items(), labels=lambda: names)

@@ -24,15 +24,12 @@ def read(folder: Path) -> tuple[str, dict]:
 def draw(runs: list[tuple[str, dict]], path: Path) -> None:
     """Draws two bars for each run, to one scale, into a PNG file: counted, and by the formula.
 
-    runs: title of each, and bytes: {"counted": {part: bytes}, "formula": {part: bytes}}. Raises
-    BadInput where matplotlib is missing.
+    runs: title of each, and bytes: {"counted": {part: bytes}, "formula": {part: bytes}}.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
-    except ImportError:
-        raise BadInput("there is no matplotlib to draw with: pip install matplotlib")
+    import matplotlib                                      # only here: training does without
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
     size = 7, 0.9 + 0.6 * len(runs)                        # inches
     most = max(sum(parts.values()) for _, memory in runs for parts in memory.values()) / 1e6
     with matplotlib.rc_context({"font.size": 8, "text.parse_math": False}):

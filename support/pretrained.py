@@ -16,9 +16,9 @@ from torch import Tensor
 
 from model import Classifier, ClassifierConfig
 from support.errors import BadInput
-from support.families import EXPORTED, FAMILIES, LAST, in_file, read_config
-from support.folder import (find_folder, read_json, read_picture, read_tensors, read_tokenizer,
-                            refused, write_json, write_picture, write_tokenizer)
+from support.families import FAMILIES, LAST, family_of, in_file, read_config
+from support.folder import (find_folder, read_json, read_preprocessor, read_tensors, read_tokenizer,
+                            refused, write_json, write_preprocessor, write_tokenizer)
 from support.pictures import Picture
 from support.safetensors import write_safetensors
 
@@ -60,7 +60,7 @@ def read_folder(folder: str, classes: int = 0, image_size: int = 0) -> Pretraine
         config = read_config(said, kind, classes, "cls_classifier.weight" in tensors)
         if config.layers > len(tensors):
             raise ValueError(f"it has {config.layers:,} layers, the file {len(tensors):,} tensors")
-        picture = read_picture(path, config.channels, image_size) if config.patch else None
+        picture = read_preprocessor(path, config.channels, image_size) if config.patch else None
         size = (picture.crop or picture.size) if picture else 0
         unused = config.pad + 1 if kind == "roberta" else 0          # rows of its positions
         ours = replace(config, image_size=size, max_length=config.max_length - unused)
@@ -123,12 +123,9 @@ def export(folder: str, model: Classifier, saved: dict) -> None:
     no class of transformers computes.
     """
     config, path, classes = model.config, Path(folder), saved["classes"]
-    kind = next((kind for kind in EXPORTED if all(
-        getattr(config, field) == value for field, value in FAMILIES[kind][2].items()
-        if field not in FAMILIES[kind][1])), None)
-    if not kind:
+    if not (kind := family_of(config)):
         raise BadInput(f"{path}: no class of transformers computes this model; they do what began "
-                       f"with --init and a BERT, DistilBERT, ViT, or DeiT without a teacher")
+                       f"with --init: a BERT, RoBERTa, DistilBERT, ViT, DeiT without a teacher")
     tensors = {}
     for parts in in_file(kind, config, model.state_dict()).values():
         for name, share in parts:
@@ -137,14 +134,14 @@ def export(folder: str, model: Classifier, saved: dict) -> None:
     if kind == "bert":
         tensors["bert.embeddings.token_type_embeddings.weight"] = torch.zeros(2, config.d_model)
     config_json = {
-        "model_type": kind, "architectures": [EXPORTED[kind]], "dtype": "float32",
+        "model_type": kind, "architectures": [FAMILIES[kind].exported_as], "dtype": "float32",
         "problem_type": "single_label_classification", "id2label": dict(enumerate(classes)),
         "label2id": {name: i for i, name in enumerate(classes)},
-        **{entry: getattr(config, field) for field, entry in FAMILIES[kind][1].items()}}
+        **{entry: getattr(config, field) for field, entry in FAMILIES[kind].entries.items()}}
     path.mkdir(parents=True, exist_ok=True)
     write_safetensors(path / "model.safetensors", tensors)
     write_json(path / "config.json", config_json)
     if config.patch:
-        write_picture(path, Picture(**saved["picture"]))
+        write_preprocessor(path, Picture(**saved["picture"]))
     else:
         write_tokenizer(path, saved["tokenizer"], config)

@@ -30,11 +30,13 @@ def freeze(model: Classifier, layers: int) -> None:
     Raises BadInput.
     """
     config, below = model.config, tuple(f"encoder.{i}." for i in range(layers))
+    if not layers:
+        return
     if layers > config.layers:
         raise BadInput(f"--freeze {layers}: there are {config.layers} layers")
     if config.norm == "post":                              # it comes before the layers
         below += ("norm.",)
-    for name, parameter in model.named_parameters() if layers else ():
+    for name, parameter in model.named_parameters():
         frozen = name.startswith(("stem.", "embedding", "positions", "first", *below))
         parameter.requires_grad_(not frozen)
 

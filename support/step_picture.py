@@ -39,15 +39,12 @@ def title(config: dict) -> str:
 def draw(steps: list[tuple[str, list[Span]]], path: Path) -> None:
     """Draws steps below each other, to one scale of time, into a PNG file.
 
-    steps: title and spans of each; of many processes the first 8 are drawn. Raises BadInput where
-    matplotlib is missing.
+    steps: title and spans of each; of many processes the first 8 are drawn.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
-    except ImportError:
-        raise BadInput("there is no matplotlib to draw with: pip install matplotlib")
+    import matplotlib                                      # only here: training does without
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
     shown = [[span for span in spans if span.process < MOST] for _, spans in steps]
     ends = [1000 * max(span.start + span.seconds for span in spans) for spans in shown]
     inch = max(ends) / 5.9                                 # milliseconds that an inch shows

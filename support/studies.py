@@ -99,13 +99,13 @@ def read_run(folder: Path, names: list[str]) -> dict:
 
     flags, name = dict(config["flags"]), folder.resolve().name
     data, parameters = Path(str(flags.get("data"))).name, number(config.get("parameters"))
+    size = flags.get("batch_size")                         # in examples, else in tokens
     run = {
-        "study": f"{data}, {parameters / 1e6:.1f}M parameters",
+        "study": f"{data}, {parameters / 1e6:.1f}M parameters" + ", steps of examples" * bool(size),
         "run": str(folder) if name in names else name,
         "mode": str(config.get("mode", "")),
         "processes": number(config.get("world_size")),
-        # Of a classifier perhaps examples: no two runs that are compared have both.
-        "batch_tokens": number(flags.get("batch_size") or flags.get("batch_tokens")),
+        "batch_tokens": number(size or flags.get("batch_tokens")),
         "accumulate": number(flags.get("accumulate")),
         "lr": number(flags.get("lr")),
         "delay_ms": number(flags.get("delay_ms", 0)),

@@ -4,6 +4,9 @@ from support import classification, translation
 from support.errors import BadInput
 from support.labelled import is_labelled
 
+FOR_CLASSIFIERS = ("init", "pool", "freeze", "class_weights", "head_lr", "text", "image_size",
+                   "patch", "stem", "hide", "crop", "flip")
+
 
 def find_task(args) -> translation.Translation | classification.Classification:
     """The task of a run, with its data ready to train on. Raises BadInput.
@@ -21,13 +24,21 @@ def presets(flags: dict) -> dict:
     return task.presets(flags)
 
 
-def check(args) -> None:
-    """Raises BadInput for flags that no task can be made from, before anything is started."""
-    if args.saved or is_labelled(args.data, args.label):
+def check(args, defaults: dict) -> None:
+    """Raises BadInput for flags that no task can be made from, before anything is started.
+
+    defaults: what each flag is where nobody asks for anything.
+    """
+    if args.saved:
         return
-    for name in ("init", "pool", "freeze", "class_weights", "head_lr", "text", "image_size", "stem",
-                 "hide", "crop", "flip"):
-        if getattr(args, name) not in (0, "", "no", "init"):
-            raise BadInput(f"--{name.replace('_', '-')} is for classifiers; {args.data} is to be "
-                           f"translated (--label names a column of classes)")
+    asked = {name: f"--{name.replace('_', '-')}" for name, default in defaults.items()
+             if getattr(args, name) != default}
+    if is_labelled(args.data, args.label):
+        for name in asked.keys() & {"src", "tgt"}:
+            raise BadInput(f"{asked[name]} is for translation; {args.data} is to be classified")
+        return
+    for name in FOR_CLASSIFIERS:
+        if name in asked:
+            raise BadInput(f"{asked[name]} is for classifiers; {args.data} is to be translated "
+                           f"(--label names a column of classes)")
     translation.model_config(args, args.vocab_size)

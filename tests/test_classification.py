@@ -22,7 +22,7 @@ from support import classification
 from support.errors import BadInput
 from support.examples import ExampleBatches, Texts, encode_texts, prepare
 from support.labelled import classes_of, find_labelled
-from support.pictures import move
+from support.pictures import Picture, move
 from support.predict import load_classifier, logits
 from support.pretrained import export
 
@@ -204,6 +204,8 @@ def test_kill_9_loses_nothing(tmp_path, table):
     pytest.param(["--data", "kinds", "--d-model", "33"], "heads", marks=pytest.mark.slow),
     (["--data", "phrasebook", "--freeze", "1"], "for classifiers"),
     (["--data", "phrasebook", "--stem", "8"], "for classifiers"),
+    (["--data", "phrasebook", "--patch", "8"], "--patch is for classifiers"),
+    (["--data", "kinds", "--src", "en"], "--src is for translation"),
     pytest.param(["--data", "kinds", "--crop", "1"], "for pictures", marks=pytest.mark.slow),
     (["--data", "kinds", "--init", "nowhere"], "nowhere"),
     (["--data", "PICTURES", "--hide", "0.1"], "for texts"),
@@ -274,9 +276,25 @@ def test_the_mean_of_all_tokens_in_the_place_of_a_head(tmp_path, table, publishe
         export(tmp_path / "out", model, saved["task"])
 
 
+def test_the_mean_gets_a_last_layer_of_its_own(tmp_path, pictures):
+    """A published one of the same classes is for the first token; DeiT's and DINOv2's are even wider."""
+    config = ClassifierConfig(4, patch=4, channels=1, image_size=8, layers=1, d_model=16, heads=2, d_ff=24, max_length=1,
+                              bias=True, activation="gelu", epsilon=1e-12, positions="learned", pool="first", first=1)
+    initialize(model := Classifier(config), seed=7)
+    saved = {"tokenizer": "", "classes": ["0", "1", "2", "3"], "picture": asdict(Picture(size=8, channels=1)), "config": asdict(config)}
+    export(tmp_path / "vit", model, saved)
+    flags = [*pictures[:6], "--steps", "1", "--lr", "0", "--init", str(tmp_path / "vit")]
+    assert "new are no weights" in train(tmp_path, "cpu", 1, "--name", "kept", *flags)
+    assert "new are head.1.bias, head.1.weight" in train(tmp_path, "cpu", 1, "--name", "mean", "--pool", "mean", *flags)
+    kept, mean = (torch.load(tmp_path / "logs" / name / "last.pt", weights_only=True)["model"] for name in ("kept", "mean"))
+    assert torch.equal(kept["head.1.weight"], model.state_dict()["head.1.weight"])
+    assert not torch.equal(mean["head.1.weight"], kept["head.1.weight"])
+    assert torch.equal(mean["encoder.0.attention.out.weight"], kept["encoder.0.attention.out.weight"])
+
+
 def test_texts_have_one_process_and_pictures_several(pictures):
     """A step of texts changes few of their embeddings, but an exchange would send all."""
-    flags = {"data": "kinds", "init": ""} | dict.fromkeys(("valid", "test", "text", "label"), "")
+    flags = {"data": "kinds", "init": "", "image_size": 0} | dict.fromkeys(("valid", "test", "text", "label"), "")
     assert classification.presets(flags)["procs"] == 1
     assert classification.presets(flags | {"init": "FOLDER"})["procs"] == 1
     assert "procs" not in classification.presets(flags | {"data": pictures[1]})

@@ -208,6 +208,12 @@ def test_score_takes_a_part_of_what_the_model_was_trained_on(folder, answer, exa
         answer("--score", "valid")
 
 
+def test_a_folder_with_a_test_part_alone_is_scored(answer, tmp_path):
+    (tmp_path / "all/test/animal").mkdir(parents=True)
+    (tmp_path / "all/test/animal/1.txt").write_text("dog")
+    assert "\n1 texts, " in answer("--score", tmp_path / "all").out
+
+
 def test_of_a_folder_with_parts_the_one_to_test_on_is_scored(answer, tmp_path):
     for part, texts in (("train", ["dog", "cat", "horse"]), ("dev", ["dog"]), ("test", ["dog", "cat"])):
         for number, text in enumerate(texts):
@@ -299,6 +305,8 @@ def test_export_writes_what_init_reads(folder, tmp_path, answer):
     initialize(model, 1)
     save(tmp_path / "logs" / "bert", model, tokenizer=saved["tokenizer"])
     answer("--checkpoint", tmp_path / "logs" / "bert", "--export", tmp_path / "folder")
+    with pytest.raises(BadInput, match="folder: there is a model already"):
+        answer("--checkpoint", tmp_path / "logs" / "bert", "--export", tmp_path / "folder")
     found = read_folder(str(tmp_path / "folder"))
     assert found.labels == CLASSES and not found.new
     assert {*found.weights} == {*model.state_dict()}

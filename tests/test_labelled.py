@@ -283,6 +283,15 @@ def test_idx_files_in_another_size(tmp_path):
     assert corpus.checksum() != find_labelled(str(tmp_path)).checksum()
 
 
+@pytest.mark.optional
+def test_idx_files_made_smaller_stay_grey(tmp_path):
+    pytest.importorskip("PIL")
+    write_idx(tmp_path)
+    corpus = find_labelled(str(tmp_path), size=2)
+    assert (corpus.picture.size, corpus.picture.channels) == (2, 1)
+    assert read(corpus)[0][0].shape == (1, 2, 2)
+
+
 def test_fashion_mnist_is_known_by_what_it_holds_packed_anew_or_not(tmp_path, monkeypatch):
     served, cache = write_idx(tmp_path / "served"), tmp_path / "cache"
     for path in list(served.iterdir()):
@@ -377,6 +386,13 @@ def test_class_folders_without_parts_and_others_to_validate_on(tmp_path):
     assert "both .txt files and pictures" in refusal(find_labelled, f"{tmp_path}/both")
     assert "neither a table nor" in refusal(find_labelled, f"{tmp_path}/all/a")
     assert "no such file or folder" in refusal(find_labelled, f"{tmp_path}/none", label="label")
+
+
+def test_a_folder_with_a_test_part_alone_is_found_but_nothing_to_train_on(tmp_path):
+    write_tree(tmp_path, {"test/a/1.txt": "x", "test/b/1.txt": "y"})
+    corpus = find_labelled(str(tmp_path))
+    assert read(corpus, "test") == [("x", "a"), ("y", "b")]
+    assert "no training part, only test" in refusal(classes_of, corpus)
 
 
 def test_the_runs_of_this_project_are_no_class(tmp_path, monkeypatch):

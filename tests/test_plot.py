@@ -143,6 +143,12 @@ def test_what_runs_differ_in_is_compared(tmp_path):
     assert {*draw("--out", ".", *runs, cwd=tmp_path)[0]} == {"curves.png", "batch_size.png"}
 
 
+def test_steps_of_examples_and_of_tokens_are_not_compared(tmp_path):
+    runs = [studies.read_run(write_run(tmp_path / name, **{name: size}), [])
+            for name, size in (("batch_size", 64), ("batch_tokens", 2048))]
+    assert studies.compare(runs, "batch_tokens", "tokens_per_second") == {}
+
+
 def test_study(tmp_path):
     """A CSV has no curves, but all comparisons; a value that was not measured is left out."""
     common = {"mode": "ddp", "processes": 2, "batch_tokens": 3072, "accumulate": 1, "lr": 0.002,

@@ -96,6 +96,13 @@ def test_what_a_study_runs(folder, stubs, study, device):
     assert commands() == [picture]
 
 
+def test_published_weights_are_of_a_classifier_so_its_steps_are_of_examples(folder, stubs):
+    status, _, errors = finish(start(folder, "batch_size", first=stubs, DATA="reviews", INIT="weights", BATCHES="4 16"))
+    assert (status, errors) == (0, "")
+    one, two, _ = (folder / "commands.txt").read_text().splitlines()
+    assert "--batch-size 4 --lr 1.8e-05 " in one and "--batch-size 16 --lr 3.5e-05 " in two
+
+
 def test_the_last_task_of_an_array_makes_the_picture(folder, stubs):
     """Also if the other's run was not finished when the last task started."""
     def task(number, **settings):
