@@ -12,7 +12,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +23,13 @@ from support.corpora import PARTS, read_lines
 from support.errors import answer, make_parser, refuse
 from support.fast import speed_up
 from support.figures import table
+from support.held_out import hold_out
 from support.labelled import find_labelled
 from support.machine import available_cores
 from support.pictures import Picture, read_picture
 from support.predict import load_classifier, logits
 from support.prompt import prompt, readable
-from support.tables import TABLES, ending
+from support.tables import TABLES, blocks, ending
 
 AT_ONCE = 1024               # examples: a file of any size needs no more memory than these
 
@@ -43,7 +43,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--checkpoint", type=Path, metavar="PATH",
         help="a .pt file or a run's folder [best.pt of logs/'s newest run]")
     add("--score", metavar="FILE", help="classify labelled examples: a .csv, .tsv or .jsonl file, "
-        "a folder of class folders, or a part of what the model was trained on, valid or test")
+        "a folder of class folders, or of what the model was trained on valid, test or train")
     add("--text", metavar="COLUMN", help="of --score's file [as in training]")
     add("--label", metavar="COLUMN", help="of --score's file [as in training]")
     add("--export", metavar="FOLDER", help="write the model as transformers reads it")
@@ -91,10 +91,10 @@ class Labeller:
         """What a line stands for: itself, or the picture that it is the path of."""
         return read_picture(Path(line.strip()), self.picture) if self.picture else line
 
-    def best(self, lines: list[str]) -> list[str]:
-        """Of each line its likeliest class, tab, probability; of an empty line an empty one."""
-        filled = [i for i, line in enumerate(lines) if line.strip()]
-        found, answers = [""] * len(lines), self([self.read(lines[i]) for i in filled]).max(-1)
+    def best(self, examples: list[str | np.ndarray | None]) -> list[str]:
+        """Of each example its likeliest class, tab, probability; of None an empty line."""
+        filled = [i for i, example in enumerate(examples) if example is not None]
+        found, answers = [""] * len(examples), self([examples[i] for i in filled]).max(-1)
         for i, p, label in zip(filled, *(answer.tolist() for answer in answers)):
             found[i] = f"{self.classes[label]}\t{p:.4f}"
         return found
@@ -113,26 +113,24 @@ def find_examples(args: argparse.Namespace, labeller: Labeller) -> tuple[Callabl
     is_part = args.score in PARTS and not Path(args.score).exists()
     known = flags if is_part or ending(Path(args.score)) in TABLES else {}   # a table's columns
     given = {name: getattr(args, name) or known.get(name, "") for name in ("text", "label")}
-    if is_part:
-        data = [flags[name] for name in ("data", "valid", "test")]
-        corpus, part = find_labelled(*data, **given, picture=labeller.picture), args.score
-    else:
-        corpus = find_labelled(args.score, **given, picture=labeller.picture)
-        part = next(part for part in ("test", "valid", "train") if part in corpus.parts)
+    data = [flags[name] for name in ("data", "valid", "test")] if is_part else [args.score]
+    corpus = find_labelled(*data, **given, picture=labeller.picture)
+    parts = hold_out(corpus)[0] if is_part else corpus.parts
+    first = next(part for part in ("test", "valid", "train") if part in parts)
+    part = args.score if is_part else first
     if corpus.kind != labeller.kind:
         refuse(f"--score {args.score}: {corpus.kind}s, but {labeller.path} knows {labeller.kind}s")
-    if part not in corpus.parts:
-        refuse(f"--score {part}: {corpus.name} has no such part, only {', '.join(corpus.parts)}")
-    return corpus.parts[part], f" of the {part} part" if len(corpus.parts) > 1 else ""
+    if part not in parts:
+        refuse(f"--score {part}: {corpus.name} has no such part, only {', '.join(parts)}")
+    return parts[part], f" of the {part} part" if len(parts) > 1 else ""
 
 
 def score(args: argparse.Namespace, labeller: Labeller) -> None:
     """Prints what a confusion matrix says of the model, and how long it took."""
     classes, (read, part) = labeller.classes, find_examples(args, labeller)
-    examples = read()
     number, n = {name: i for i, name in enumerate(classes)}, len(classes)
     counts, began = torch.zeros(n * n, dtype=torch.int64), time.perf_counter()
-    while block := list(islice(examples, AT_ONCE)):
+    for block in blocks(read(), AT_ONCE):
         given, names = map(list, zip(*block))
         if strange := set(names) - number.keys():
             refuse(f"--score {args.score}: the label {min(strange)!r} is none of the model's: "
@@ -162,13 +160,15 @@ def main() -> None:
         from support.pretrained import export
 
         export(args.export, labeller.model, labeller.saved)
+        print(f"{args.export}: {labeller.path}, as transformers reads it")
     elif args.example is not None:
         print(labeller.bars(readable(args.example)))
     elif sys.stdin.isatty():
         talk(labeller)
     else:
-        lines = read_lines("standard input", sys.stdin.buffer)
-        while block := list(islice(lines, AT_ONCE)):
+        examples = (labeller.read(line) if line.strip() else None
+                    for line in read_lines("standard input", sys.stdin.buffer))
+        for block in blocks(examples, AT_ONCE):
             print("\n".join(labeller.best(block)), flush=True)
     if labeller.cut:
         print(f"warning: {labeller.cut:,} of {labeller.seen:,} texts were cut at the "

@@ -12,7 +12,6 @@
 import argparse
 import sys
 import time
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -26,6 +25,7 @@ from support.fast import fast_dtype
 from support.machine import available_cores
 from support.pool import Pool
 from support.prompt import prompt, readable
+from support.tables import blocks
 from support.translation import bleu, load_translator
 
 AT_ONCE = 20_000             # lines: a file of any size needs no more memory than these
@@ -150,7 +150,7 @@ def main() -> None:
         talk(Translator(args))
     else:
         translator, lines = Translator(args), read_lines("standard input", sys.stdin.buffer)
-        while block := list(islice(lines, AT_ONCE)):
+        for block in blocks(lines, AT_ONCE):
             print("\n".join(translator(block)), flush=True)
 
 

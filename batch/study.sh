@@ -15,6 +15,13 @@ number=0 folders='' child='' under=''
 # shape LAYERS WIDTH INNER: flags of a small model; none where INIT names published weights.
 shape() { if [ -z "${INIT:-}" ]; then echo "--layers $1 --d-model $2 --d-ff $3"; fi; }
 
+# classifies FLAG...: whether DATA, INIT and these flags are for a classifier.
+classifies() {
+    case "${INIT:+--init} $*" in *--init* | *--label*) return ;; esac
+    python -c 'import sys; from support.labelled import is_labelled
+sys.exit(not is_labelled(sys.argv[1]))' "$DATA"
+}
+
 # quit MESSAGE STATUS
 quit() { echo "$STUDY: $1" >&2; exit "$2"; }
 

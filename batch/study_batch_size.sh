@@ -25,9 +25,9 @@ STUDY=${STUDY:-study-batch-size}
 . batch/study.sh
 # `peak` is the learning rate of a step of `at` tokens, or of `at` examples.
 count=tokens seen=${TOKENS:-160000} sizes=${BATCHES:-32 96 384 1024 4096} peak=0.004 at=4096
-case "$DATA $* ${INIT:+--init}" in *agnews* | *fashion-mnist* | kinds* | *--label* | *--init*)
-    count=size seen=${EXAMPLES:-16000} sizes=${BATCHES:-2 8 16 32 128} peak=0.001 at=64 ;;
-esac
+if classifies "$@"; then
+    count=size seen=${EXAMPLES:-16000} sizes=${BATCHES:-2 8 16 32 128} peak=0.001 at=64
+fi
 if [ "${INIT:-}" ]; then peak=0.00005 at=32; fi
 for size in $sizes; do
     lr=$(LC_ALL=C awk "BEGIN { printf \"%.2g\", $peak * sqrt($size / $at) }")

@@ -11,6 +11,7 @@ own.
 import os
 import pickle
 import shutil
+import warnings
 from pathlib import Path
 
 import torch
@@ -25,7 +26,9 @@ SCRIPTS = {"translation": "translate.py", "classification": "classify.py"}     #
 def load(path: Path) -> dict:
     """What a checkpoint file holds, on the CPU. Raises BadInput where it cannot be used."""
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")                # of a pickle's version, above our line
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if isinstance(checkpoint, dict) and checkpoint.get("format") == 1:
             raise BadInput(f"{path}: written by an older version of this project (format 1)")
         if not isinstance(checkpoint, dict) or checkpoint.get("format") != FORMAT:

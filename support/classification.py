@@ -134,7 +134,7 @@ class Classification:
         with torch.device("meta"):
             names = Classifier(self.config).state_dict().keys()
         self.weights = {name: value for name, value in found.weights.items() if name in names}
-        found.left_out += sorted(found.weights.keys() - names)
+        found.left_out += [found.names[name] for name in found.weights.keys() - names]
         if "positions" in names and not config.patch:
             self.weights["positions"] = self.weights["positions"][: args.max_length]
         last = max(name.rsplit(".", 1)[0] for name in names if name.startswith("head."))
@@ -144,12 +144,11 @@ class Classification:
             if len(order) == len(self.classes) and max(order) < len(self.weights[name]):
                 self.weights[name] = self.weights[name][order]
             else:                                          # made for other classes, or no mean
-                found.left_out.append(name)
+                found.left_out.append(found.names[name])
                 del self.weights[name]
         new = sorted(names - self.weights.keys())
-        self.started = f"{args.init}: new are {', '.join(new) or 'no weights'}" + (
-            f"; left out: {len(found.left_out)} ({', '.join(found.left_out[:3])} ...)"
-            if found.left_out else "")
+        self.started = (f"{args.init}: new are {', '.join(new) or 'no weights'}; left out: "
+                        f"{len(found.left_out)} ({', '.join(sorted(found.left_out))})")
 
     def part(self, part: str) -> Texts | Pictures:
         """The examples of train, valid or test, mapped from disk."""

@@ -8,7 +8,6 @@
 """
 
 import json
-import zlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -19,6 +18,7 @@ from tokenizers import Tokenizer
 
 from data import BPE, Batches, make_once, name_folder
 from support.errors import BadInput
+from support.held_out import hold_out
 from support.labelled import Labelled, classes_of
 from support.pictures import Picture, move
 
@@ -31,8 +31,8 @@ def prepare(corpus: Labelled, checksum: str, cache: Path, tokenizer: str, max_le
     """Encodes a labelled corpus into a folder that any number of processes can map.
 
     tokenizer: a serialized one, or "": then a byte-level BPE of `vocab_size` is trained, on lower
-    case. Without a validation part about 2,000 examples, at most one in 20, are held out of
-    training, chosen by a hash of the example so that equal ones stay together. Raises BadInput.
+    case. Without a validation part some examples are held out (support/held_out.py). Raises
+    BadInput.
     """
     for how in ("", tokenizer):                            # a given one may have been trained here
         made_of = [FORMAT, corpus.name, checksum, how, max_length, vocab_size,
@@ -50,34 +50,23 @@ def encode(corpus: Labelled, folder: Path, serialized: str, max_length: int,
     """Writes tokenizer.json, a few flat files for each part, and meta.json."""
     classes = classes_of(corpus)
     number = {name: i for i, name in enumerate(classes)}
-    count = sum(1 for _ in (corpus.labels.get("train") or corpus.parts["train"])())
-    held_out = 0 if "valid" in corpus.parts else max(20, count // 2000)      # one in so many
-
-    def split(part: str) -> Iterator[tuple]:
-        first = {}                                         # of each class one is kept to train on
-        for example, label in corpus.parts["train" if held_out and part == "valid" else part]():
-            code = zlib.crc32(example.encode() if corpus.kind == "text" else example.tobytes())
-            is_first = first.setdefault(label, code) == code
-            is_valid = held_out and code % held_out == 0 and not is_first
-            if not held_out or part == "test" or is_valid == (part == "valid"):
-                yield example, number[label]
-
+    parts, count = hold_out(corpus)
     meta = {"name": corpus.name, "kind": corpus.kind, "classes": classes,
-            "held_out": bool(held_out), "parts": {}}
+            "held_out": "valid" not in corpus.parts, "parts": {}}
     if corpus.kind == "text":
-        some = islice(split("train"), 0, None, -(-count // 1_000_000))     # a million are enough
+        some = islice(parts["train"](), 0, None, -(-count // 1_000_000))   # a million are enough
         texts = (text for text, _ in some)                 # "Oil" and "oil" are to be one word
         bpe = serialized or BPE.train(texts, vocab_size, lower=True).serialized
         (folder / "tokenizer.json").write_text(bpe, encoding="utf-8")
         tokenizer = Tokenizer.from_str(bpe)
-    for part in dict.fromkeys(["train", "valid", *corpus.parts]):
-        path = folder / part
+    for part, read in parts.items():
+        path, examples = folder / part, ((example, number[name]) for example, name in read())
         if corpus.kind == "text":
-            counts = write_texts(split(part), path, tokenizer, max_length)
+            counts = write_texts(examples, path, tokenizer, max_length)
         else:
-            counts = write_pictures(split(part), path)
+            counts = write_pictures(examples, path)
         if not counts["examples"]:
-            hint = " (--valid names some)" if held_out and part == "valid" else ""
+            hint = " (--valid names some)" if meta["held_out"] and part == "valid" else ""
             raise BadInput(f"{corpus.name}: the {part} part has no example{hint}")
         meta["parts"][part] = counts
     (folder / "meta.json").write_text(json.dumps(meta, indent=1))
@@ -98,13 +87,14 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str],
 
 def write_texts(examples: Iterator[tuple[str, int]], path: Path, tokenizer: Tokenizer,
                 max_length: int) -> dict:
-    """Writes PATH.ids, PATH.offsets and PATH.labels."""
-    counts = {"examples": 0, "cut": 0, "tokens": 0}
+    """Writes PATH.ids, PATH.offsets and PATH.labels. Raises BadInput if all texts are empty."""
+    counts, some = {"examples": 0, "cut": 0, "tokens": 0}, False
     with (open(f"{path}.ids", "wb") as ids, open(f"{path}.offsets", "wb") as offsets,
           open(f"{path}.labels", "wb") as labels):
         offsets.write(np.zeros(1, np.int64).tobytes())
         while block := list(islice(examples, BLOCK)):
             texts, numbers = zip(*block)
+            some = some or any(texts)
             encoded, cut = encode_texts(tokenizer, list(texts), max_length)
             lengths = np.array([len(text) for text in encoded], dtype=np.int64)
             ids.write(np.concatenate([np.array(text, np.int32) for text in encoded]).tobytes())
@@ -113,6 +103,8 @@ def write_texts(examples: Iterator[tuple[str, int]], path: Path, tokenizer: Toke
             counts["examples"] += len(block)
             counts["cut"] += cut
             counts["tokens"] += int(lengths.sum())
+    if counts["examples"] and not some:
+        raise BadInput(f"the texts of the {path.name} part are all empty")
     return counts
 
 

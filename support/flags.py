@@ -203,6 +203,7 @@ def complete(parsed: argparse.Namespace, restarted: str = "") -> argparse.Namesp
     for name in asked.keys() - CHANGEABLE if checkpoint else ():
         before = stored.get(name, defaults[name])          # a flag may be newer than the run
         if asked[name] != before:
+            before = "none" if before == "" else before
             raise BadInput(f"--{name.replace('_', '-')} {asked[name]}: {folder} was started with "
                            f"{before}; --resume {folder} remembers a run's flags")
     args = argparse.Namespace(**flags)

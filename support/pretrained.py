@@ -29,6 +29,7 @@ class Pretrained:
 
     config: ClassifierConfig
     weights: dict[str, Tensor]                   # by the Classifier's names
+    names: dict[str, str]                        # of each weight: what the file calls it
     new: list[str]                               # parameters of the Classifier that it lacks
     left_out: list[str]                          # tensors of its file that are not used
     tokenizer: str                               # serialized; "" for pictures
@@ -54,6 +55,8 @@ def read_folder(folder: str, classes: int = 0, image_size: int = 0) -> Pretraine
         names.setdefault(plain.replace("LayerNorm.beta", "LayerNorm.bias"), name)
     rows = {name: (*tensors[names[name]].shape, 0)[0] for name in names
             if name.rpartition(".")[0] in LAST}
+    if len({*rows.values()}) > 1:
+        raise BadInput(f"{path}: {', '.join(sorted(rows))} are not all of as many classes")
     classes = classes or max([2, *rows.values()])
     names = {name: names[name] for name in names if rows.get(name, classes) == classes}
     with refused(f"{path}/config.json: not of a model that can be used"):
@@ -79,19 +82,20 @@ def read_folder(folder: str, classes: int = 0, image_size: int = 0) -> Pretraine
     if config.pool == "first+second" and "cls_classifier.weight" in names:
         both = "cls_classifier", "distillation_classifier"           # the mean of their logits
         weight = [take(f"{name}.weight", classes, config.d_model) for name in both]
-        tensors["mean.weight"] = torch.cat(weight, dim=1) / 2
-        tensors["mean.bias"] = sum(take(f"{name}.bias", classes) for name in both) / 2
-        names |= {"classifier.weight": "mean.weight", "classifier.bias": "mean.bias"}
-    weights, new = {}, []
+        bias = [take(f"{name}.bias", classes) for name in both]
+        for part, mean in (("weight", torch.cat(weight, dim=1) / 2), ("bias", sum(bias) / 2)):
+            names[f"classifier.{part}"] = ", ".join(f"{name}.{part}" for name in both)
+            tensors[names[f"classifier.{part}"]] = mean
+    weights, new, called = {}, [], {}
     for name, parts in in_file(kind, config, state).items():
         if name.startswith("head.") and not all(source in names for source, _ in parts):
             new.append(name)
         elif said.get("qkv_bias") is False and name.endswith(("query.bias", "key_value.bias")):
             weights[name] = torch.zeros(state[name].shape)
         else:
-            rest = state[name].shape[1:]
-            weights[name] = torch.cat([take(source, *share.shape).reshape(-1, *rest)
-                                       for source, share in parts])
+            called[name] = ", ".join(names.get(source, source) for source, _ in parts)
+            whole = torch.cat([take(source, *share.shape) for source, share in parts])
+            weights[name] = whole.reshape(state[name].shape)
     if kind in ("bert", "roberta"):
         types = said.get("type_vocab_size", 2), config.d_model
         weights["positions"] += take("embeddings.token_type_embeddings.weight", *types)[0]
@@ -103,7 +107,7 @@ def read_folder(folder: str, classes: int = 0, image_size: int = 0) -> Pretraine
             weights[f"encoder.{n}.{module}.bias"] *= scale
     if ours.image_size != config.image_size:
         weights["positions"] = resize(weights["positions"], config, ours.image_size)
-    return Pretrained(ours, weights, new, sorted(tensors), picture=picture, labels=labels,
+    return Pretrained(ours, weights, called, new, sorted(tensors), picture=picture, labels=labels,
                       tokenizer="" if picture else read_tokenizer(path, config))
 
 
@@ -119,13 +123,12 @@ def resize(positions: Tensor, config: ClassifierConfig, image_size: int) -> Tens
 def export(folder: str, model: Classifier, saved: dict) -> None:
     """Writes a folder that transformers opens, with the same logits and names of classes.
 
-    saved: what the task saved: classes, and tokenizer or picture. Raises BadInput for a model that
-    no class of transformers computes.
+    saved: what the task saved. Raises BadInput where no class of transformers computes the model.
     """
     config, path, classes = model.config, Path(folder), saved["classes"]
     if not (kind := family_of(config)):
-        raise BadInput(f"{path}: no class of transformers computes this model; they do what began "
-                       f"with --init: a BERT, RoBERTa, DistilBERT, ViT, DeiT without a teacher")
+        raise BadInput(f"{path}: no class of transformers computes this model; they do a BERT, "
+                       f"RoBERTa, DistilBERT, ViT, DeiT without a teacher, with their own heads")
     tensors = {}
     for parts in in_file(kind, config, model.state_dict()).values():
         for name, share in parts:

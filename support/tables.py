@@ -7,6 +7,7 @@ import csv
 import gzip
 import json
 import re
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -38,6 +39,26 @@ def read_lines(path: Path | zipfile.Path | str, file=None) -> Iterator[str]:
         raise BadInput(f"{path}, line {number}: not UTF-8 (byte {byte:#04x})")
     except (EOFError, zlib.error, OSError, zipfile.BadZipFile, RuntimeError) as problem:
         raise BadInput(f"{path}: cannot be read ({problem})")      # RuntimeError: encrypted
+
+
+def blocks(items: Iterator, size: int) -> Iterator[list]:
+    """Lists of `size` items, at last a shorter one; of a BadInput's block what was read before it.
+
+    So one bad line in a file costs the answers to none of those above it.
+    """
+    block = []
+    try:
+        for item in items:
+            block.append(item)
+            if len(block) == size:
+                yield block
+                block = []
+    except BadInput:
+        if block:
+            yield block
+        raise
+    if block:
+        yield block
 
 
 def ending(path: Path) -> str:
@@ -108,7 +129,7 @@ def read_table(path: Path, asked: list[str],
             yield number, [one_line(cell) if isinstance(cell, str) else
                            "" if cell is None else json.dumps(cell) for cell in cells]
         return
-    columns, by_name = None, not all(name.isdecimal() for name in asked)
+    columns, width, by_name = None, sys.maxsize, not all(name.isdecimal() for name in asked)
     for number, row in read_rows(path):
         if columns is None:
             names = [cell.strip().lower() for cell in row]
@@ -120,7 +141,10 @@ def read_table(path: Path, asked: list[str],
                        else int(name) - 1 for name in asked]
             if by_name or {names[column] for column in columns
                            if 0 <= column < len(names)} <= HEADER:
+                width = len(row)
                 continue
+        if any(row[width:]):                               # a comma in a text without quotes?
+            raise BadInput(f"{path}, row {number}: {len(row)} columns, but the header has {width}")
         if not 0 <= min(columns) <= max(columns) < len(row):
             raise BadInput(f"{path}, row {number}: {len(row)} columns, "
                            f"column {max(columns, key=lambda c: (c < 0, c)) + 1} was asked for")

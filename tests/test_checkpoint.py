@@ -76,7 +76,7 @@ def test_what_is_saved_is_loaded(saved, model):
     assert os.listdir(saved.parent) == ["good.pt"]
 
 
-def test_a_file_that_is_no_checkpoint_is_refused(saved, model, tmp_path):
+def test_a_file_that_is_no_checkpoint_is_refused(saved, model, tmp_path, recwarn):
     def write(name, what):
         torch.save(what, tmp_path / name)
         return tmp_path / name
@@ -91,6 +91,8 @@ def test_a_file_that_is_no_checkpoint_is_refused(saved, model, tmp_path):
         assert "not a whole checkpoint" in refusal(checkpoint.load, write(name, what)), name
     assert "it may hold code" in refusal(checkpoint.load,
                                          write("code.pt", good | {"code": Code(tmp_path)}))
+    torch.save(good | {"code": Code(tmp_path)}, tmp_path / "four.pt", pickle_protocol=4)
+    assert refusal(checkpoint.load, tmp_path / "four.pt") and not recwarn.list         # a warning would be a second line
     assert not (tmp_path / "ran").exists()
     for size in (0, 1, 100, len(whole) // 2, len(whole) - 1):
         (tmp_path / "cut.pt").write_bytes(whole[:size])

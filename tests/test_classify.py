@@ -23,6 +23,8 @@ from model import Classifier, ClassifierConfig, initialize
 from support import checkpoint
 from support.errors import BadInput
 from support.figures import table
+from support.held_out import hold_out
+from support.labelled import find_labelled
 from support.pictures import Picture
 from support.predict import load_classifier, logits
 from support.pretrained import read_folder
@@ -204,8 +206,20 @@ def test_score_takes_a_part_of_what_the_model_was_trained_on(folder, answer, exa
     write_table(folder / "test.csv", rows)
     assert answer("--score", "test").out.startswith(expected_table(folder, rows))
     assert answer("--score", "test.csv").out.startswith(expected_table(folder, rows))
-    with pytest.raises(BadInput, match="--score valid: train has no such part, only train, test"):
-        answer("--score", "valid")
+
+
+def test_score_takes_the_examples_that_were_held_out(folder, answer, examples, tmp_path):
+    corpus = find_labelled(str(folder / "train.csv"), text="words", label="kind")
+    parts, count = hold_out(corpus)
+    held_out = [*parts["valid"]()]
+    assert 0 < len(held_out) < count / 10 and {*held_out} <= {*examples}
+    assert f"\n{len(held_out)} texts of the valid part, " in answer("--score", "valid").out
+    assert f"\n{count - len(held_out)} texts of the train part, " in answer("--score", "train").out
+    model, saved = load_classifier(folder / "logs" / "texts" / "best.pt")
+    flags = {"data": str(folder / "train.csv"), "valid": "", "test": "", "text": "words", "label": "kind"}
+    save(tmp_path / "logs" / "other", model, flags=flags, tokenizer=saved["tokenizer"])
+    with pytest.raises(BadInput, match="--score test: train has no such part, only train, valid"):
+        answer("--checkpoint", tmp_path / "logs" / "other", "--score", "test")
 
 
 def test_a_folder_with_a_test_part_alone_is_scored(answer, tmp_path):
@@ -271,6 +285,7 @@ def test_what_cannot_be_done_is_said_in_one_line(folder, tmp_path):
         err = done.stderr if isinstance(done.stderr, str) else done.stderr.decode()
         assert done.returncode == 2 and err.startswith("error: ") and err.count("\n") == 1, err
         assert expected in err
+        assert done.stdout.count(b"\n") == 1 if how else not done.stdout      # the line before the bad one has its answer
 
 
 def test_what_does_not_go_together_is_refused(folder, tmp_path, answer):
@@ -346,6 +361,9 @@ def test_pictures_are_named_by_their_paths(pictures, answer, monkeypatch):
         for given in ({}, {"lines": f"{path}\n".encode()}):
             with pytest.raises(BadInput, match=expected):
                 answer(*([] if given else [path]), **given)
+    (folder / "red.png").write_bytes((folder / "shown" / name / "1.png").read_bytes())
+    done = run_script("classify.py", cwd=folder, input=b"red.png\nno.png\nred.png\n")
+    assert (done.returncode, done.stdout) == (2, f"{name}\t{p:.4f}\n".encode())
 
 
 @pytest.mark.optional

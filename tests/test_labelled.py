@@ -11,6 +11,7 @@ import pytest
 from support import classification, corpora, labelled, phrasebook, translation
 from support.corpora import find_corpus
 from support.errors import BadInput
+from support.examples import prepare
 from support.labelled import Picture, classes_of, find_labelled, is_labelled, read_picture
 from test_data import Quiet, Server
 
@@ -57,6 +58,13 @@ def test_columns_by_name_several_are_joined(tmp_path):
     assert (corpus.name, corpus.kind) == ("a", "text")
     assert read(corpus) == [('Good, "cheap" Two lines', "5"), ("Bad", "1")]
     assert read(corpus) == read(corpus)                    # it can be read again
+
+
+def test_texts_that_are_all_empty_are_refused(tmp_path):
+    write_tree(tmp_path, {f"all/{name}/{i}.txt": "" for name in "ab" for i in range(3)})
+    with pytest.raises(BadInput, match="the texts of the train part are all empty"):
+        corpus = find_labelled(str(tmp_path / "all"))
+        prepare(corpus, corpus.checksum(), tmp_path, "", 16, None, 100)
 
 
 def test_a_table_may_be_packed_or_named_in_capitals(tmp_path):
@@ -109,6 +117,16 @@ def test_a_file_with_the_name_of_a_corpus_is_not_that_corpus(tmp_path, monkeypat
     (tmp_path / "phrasebook.tsv").write_text("Ja.\tYes.\n")
     assert find_corpus(str(tmp_path / "phrasebook.tsv"), src="1", tgt="2").name == "phrasebook-file" not in translation.PRESETS
     assert [name for _, name in read(find_labelled("./kinds"))] == ["a"]
+
+
+@pytest.mark.parametrize("name, mark", [("a.csv", ","), ("a.tsv", "\t")])
+def test_a_row_with_more_columns_than_the_header_is_refused(tmp_path, name, mark):
+    """A comma in a text without quotes would make a class of what follows it."""
+    rows = [("text", "label"), ("good", "pos"), ("well", "I liked it", "pos")]
+    (tmp_path / name).write_text("".join(mark.join(row) + "\n" for row in rows))
+    assert "row 3: 3 columns, but the header has 2" in refusal(read_all, tmp_path / name, label="label")
+    (tmp_path / name).write_text("".join(mark.join(row) + "\n" for row in [*rows[:2], ("bad", "neg", "")]))
+    assert read(find_labelled(str(tmp_path / name), label="label")) == [("good", "pos"), ("bad", "neg")]
 
 
 def test_columns_are_of_tables(tmp_path):

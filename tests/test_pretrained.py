@@ -459,7 +459,7 @@ def refused_without(folder, name) -> str:
     return message
 
 
-def test_tensors_that_are_missing_or_of_another_shape(folder):
+def test_tensors_that_are_missing_or_of_another_shape(folder, recwarn):
     file = folder / "model.safetensors"
     whole = read_safetensors(file)
     name = "bert.encoder.layer.1.intermediate.dense.bias"
@@ -470,6 +470,19 @@ def test_tensors_that_are_missing_or_of_another_shape(folder):
     ]:
         write_safetensors(file, tensors)
         assert said in refused(folder, 3)
+    for tensors, said in [
+            (whole | {"classifier.weight": torch.zeros(2, 16)}, "classifier.bias, classifier.weight are not all of as many"),
+            (whole | {name: torch.full((24,), torch.nan)}, f"{name} is no plain tensor of finite numbers"),
+    ]:
+        write_safetensors(file, tensors)
+        assert said in refused(folder)
+    file.unlink()
+    for odd in (torch.zeros(24).to_sparse(), torch.zeros(24, device="meta"), torch.zeros(24, dtype=torch.complex64)):
+        torch.save(whole | {name: odd}, folder / "pytorch_model.bin")
+        assert f"{name} is no plain tensor of finite numbers" in refused(folder, 3)
+    torch.save(whole, folder / "pytorch_model.bin", pickle_protocol=4)
+    assert "not a whole file of tensors" in refused(folder, 3) and not recwarn.list      # a warning would be a second line
+    (folder / "pytorch_model.bin").unlink()
     write_safetensors(file, whole | {"encoder.layer.0.output.dense.bias": torch.zeros(16), "z": torch.zeros(())})
     assert read_folder(folder).left_out == ["encoder.layer.0.output.dense.bias", "z"]     # one is there twice
 

@@ -103,6 +103,15 @@ def test_published_weights_are_of_a_classifier_so_its_steps_are_of_examples(fold
     assert "--batch-size 4 --lr 1.8e-05 " in one and "--batch-size 16 --lr 3.5e-05 " in two
 
 
+def test_folders_of_classes_are_of_a_classifier_and_other_names_are_not(folder, stubs):
+    for name, flag in (("reviews", "--batch-size 4 "), ("kindly", "--batch-tokens 4 ")):
+        (folder / name / "good").mkdir(parents=True)
+        (folder / name / "good" / ("1.txt" if name == "reviews" else "1.pdf")).write_text("x")
+        started = start(folder, "batch_size", first=stubs, DATA=name, BATCHES="4", STUDY=name)
+        assert finish(started)[::2] == (0, "")
+        assert flag in (folder / "commands.txt").read_text()
+
+
 def test_the_last_task_of_an_array_makes_the_picture(folder, stubs):
     """Also if the other's run was not finished when the last task started."""
     def task(number, **settings):
