@@ -392,7 +392,7 @@ def initialize(model: nn.Module, seed: int) -> None:
             nn.init.kaiming_uniform_(whole, nonlinearity="relu", generator=generator)
         elif whole.dim() > 1:
             nn.init.xavier_uniform_(whole, generator=generator)
-        if hasattr(parameter, "placements"):              # a DTensor: this process has a shard
+        if hasattr(parameter, "placements"):              # FSDP's DTensor: a shard is kept here
             from torch.distributed.tensor import distribute_tensor
 
             whole = distribute_tensor(whole.to(parameter.device), parameter.device_mesh,

@@ -65,7 +65,7 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     step = run.restore(model, optimizer)
     compiled = torch.compile(model) if args.compile else model
 
-    # --- The loop: one step of all processes a turn
+    # --- The loop: one step of all processes a turn; left: micro-batches still to come in it
     stopping = False
     while step < run.last and not stopping:
         seed_step(args.seed, step, rank)                   # dropout differs between processes
