@@ -116,12 +116,13 @@ def find_examples(args: argparse.Namespace, labeller: Labeller) -> tuple[Callabl
     data = [flags[name] for name in ("data", "valid", "test")] if is_part else [args.score]
     corpus = find_labelled(*data, **given, picture=labeller.picture)
     parts = hold_out(corpus)[0] if is_part else corpus.parts
-    first = next(part for part in ("test", "valid", "train") if part in parts)
-    part = args.score if is_part else first
+    part = args.score if is_part else [name for name in PARTS if name in parts][-1]
     if corpus.kind != labeller.kind:
         refuse(f"--score {args.score}: {corpus.kind}s, but {labeller.path} knows {labeller.kind}s")
     if part not in parts:
         refuse(f"--score {part}: {corpus.name} has no such part, only {', '.join(parts)}")
+    if is_part and part != "test" and corpus.checksum() != labeller.saved["checksum"]:
+        refuse(f"--score {part}: {corpus.name} has changed since the model was trained on it")
     return parts[part], f" of the {part} part" if len(parts) > 1 else ""
 
 

@@ -17,9 +17,12 @@ shape() { if [ -z "${INIT:-}" ]; then echo "--layers $1 --d-model $2 --d-ff $3";
 
 # classifies FLAG...: whether DATA, INIT and these flags are for a classifier.
 classifies() {
-    case "${INIT:+--init} $*" in *--init* | *--label*) return ;; esac
-    python -c 'import sys; from support.labelled import is_labelled
-sys.exit(not is_labelled(sys.argv[1]))' "$DATA"
+    python -c 'import argparse, sys; from support.labelled import is_labelled
+parser = argparse.ArgumentParser(allow_abbrev=False)
+for flag in ("--data", "--label", "--init"): parser.add_argument(flag, default="")
+args, _ = parser.parse_known_args()
+sys.exit(not (args.init or is_labelled(args.data, args.label)))' \
+        --data "$DATA" --init "${INIT:-}" "$@"
 }
 
 # quit MESSAGE STATUS

@@ -148,7 +148,7 @@ class Classification:
                 del self.weights[name]
         new = sorted(names - self.weights.keys())
         self.started = (f"{args.init}: new are {', '.join(new) or 'no weights'}; left out: "
-                        f"{len(found.left_out)} ({', '.join(sorted(found.left_out))})")
+                        f"{', '.join(sorted(found.left_out)) or 'none'}")
 
     def part(self, part: str) -> Texts | Pictures:
         """The examples of train, valid or test, mapped from disk."""

@@ -87,7 +87,7 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str],
 
 def write_texts(examples: Iterator[tuple[str, int]], path: Path, tokenizer: Tokenizer,
                 max_length: int) -> dict:
-    """Writes PATH.ids, PATH.offsets and PATH.labels. Raises BadInput if all texts are empty."""
+    """Writes PATH.ids, .offsets and .labels. Raises BadInput if all texts to train on are empty."""
     counts, some = {"examples": 0, "cut": 0, "tokens": 0}, False
     with (open(f"{path}.ids", "wb") as ids, open(f"{path}.offsets", "wb") as offsets,
           open(f"{path}.labels", "wb") as labels):
@@ -103,8 +103,8 @@ def write_texts(examples: Iterator[tuple[str, int]], path: Path, tokenizer: Toke
             counts["examples"] += len(block)
             counts["cut"] += cut
             counts["tokens"] += int(lengths.sum())
-    if counts["examples"] and not some:
-        raise BadInput(f"the texts of the {path.name} part are all empty")
+    if path.name == "train" and counts["examples"] and not some:
+        raise BadInput("the texts to train on are all empty")
     return counts
 
 

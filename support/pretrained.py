@@ -20,7 +20,7 @@ from support.families import FAMILIES, LAST, family_of, in_file, read_config
 from support.folder import (find_folder, read_json, read_preprocessor, read_tensors, read_tokenizer,
                             refused, write_json, write_preprocessor, write_tokenizer)
 from support.pictures import Picture
-from support.safetensors import write_safetensors
+from support.safetensors import in_fp32, write_safetensors
 
 
 @dataclass
@@ -77,7 +77,7 @@ def read_folder(folder: str, classes: int = 0, image_size: int = 0) -> Pretraine
             raise BadInput(f"{path}: the weights have no {name}, which config.json asks for")
         if tensor.shape != shape:
             raise BadInput(f"{path}: {name} is {list(tensor.shape)}, config.json says {[*shape]}")
-        return tensor.float()
+        return in_fp32(tensor, f"{path}: {name}")
 
     if config.pool == "first+second" and "cls_classifier.weight" in names:
         both = "cls_classifier", "distillation_classifier"           # the mean of their logits

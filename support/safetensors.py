@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from support.errors import BadInput
+
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
          "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
          "U8": torch.uint8, "BOOL": torch.bool}
@@ -56,3 +58,11 @@ def write_safetensors(path: Path, tensors: dict[str, Tensor]) -> None:
         file.write(len(header).to_bytes(8, "little") + header)
         for tensor in tensors.values():
             file.write(tensor.detach().cpu().float().contiguous().numpy())
+
+
+def in_fp32(tensor: Tensor, what: str) -> Tensor:
+    """The tensor in fp32. Raises BadInput unless it is a dense one of finite numbers."""
+    is_odd = tensor.is_meta or tensor.is_complex() or tensor.is_quantized
+    if is_odd or tensor.layout != torch.strided or not tensor.float().isfinite().all():
+        raise BadInput(f"{what} is no plain tensor of finite numbers")
+    return tensor.float()

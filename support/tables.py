@@ -141,9 +141,9 @@ def read_table(path: Path, asked: list[str],
                        else int(name) - 1 for name in asked]
             if by_name or {names[column] for column in columns
                            if 0 <= column < len(names)} <= HEADER:
-                width = len(row)
+                width = len(row) if by_name else width
                 continue
-        if any(row[width:]):                               # a comma in a text without quotes?
+        if any(cell.strip() for cell in row[width:]):      # a comma in a text without quotes?
             raise BadInput(f"{path}, row {number}: {len(row)} columns, but the header has {width}")
         if not 0 <= min(columns) <= max(columns) < len(row):
             raise BadInput(f"{path}, row {number}: {len(row)} columns, "

@@ -213,13 +213,16 @@ def test_score_takes_the_examples_that_were_held_out(folder, answer, examples, t
     parts, count = hold_out(corpus)
     held_out = [*parts["valid"]()]
     assert 0 < len(held_out) < count / 10 and {*held_out} <= {*examples}
-    assert f"\n{len(held_out)} texts of the valid part, " in answer("--score", "valid").out
-    assert f"\n{count - len(held_out)} texts of the train part, " in answer("--score", "train").out
     model, saved = load_classifier(folder / "logs" / "texts" / "best.pt")
     flags = {"data": str(folder / "train.csv"), "valid": "", "test": "", "text": "words", "label": "kind"}
-    save(tmp_path / "logs" / "other", model, flags=flags, tokenizer=saved["tokenizer"])
+    save(tmp_path / "run", model, flags=flags, tokenizer=saved["tokenizer"], checksum=corpus.checksum())
+    for part, number in (("valid", len(held_out)), ("train", count - len(held_out))):
+        assert f"\n{number} texts of the {part} part, " in answer("--checkpoint", tmp_path / "run", "--score", part).out
     with pytest.raises(BadInput, match="--score test: train has no such part, only train, valid"):
-        answer("--checkpoint", tmp_path / "logs" / "other", "--score", "test")
+        answer("--checkpoint", tmp_path / "run", "--score", "test")
+    save(tmp_path / "older", model, flags=flags, tokenizer=saved["tokenizer"], checksum="another")
+    with pytest.raises(BadInput, match="--score valid: train has changed since"):      # others are held out of it now
+        answer("--checkpoint", tmp_path / "older", "--score", "valid")
 
 
 def test_a_folder_with_a_test_part_alone_is_scored(answer, tmp_path):

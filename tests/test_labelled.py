@@ -62,7 +62,7 @@ def test_columns_by_name_several_are_joined(tmp_path):
 
 def test_texts_that_are_all_empty_are_refused(tmp_path):
     write_tree(tmp_path, {f"all/{name}/{i}.txt": "" for name in "ab" for i in range(3)})
-    with pytest.raises(BadInput, match="the texts of the train part are all empty"):
+    with pytest.raises(BadInput, match="the texts to train on are all empty"):
         corpus = find_labelled(str(tmp_path / "all"))
         prepare(corpus, corpus.checksum(), tmp_path, "", 16, None, 100)
 
@@ -125,7 +125,7 @@ def test_a_row_with_more_columns_than_the_header_is_refused(tmp_path, name, mark
     rows = [("text", "label"), ("good", "pos"), ("well", "I liked it", "pos")]
     (tmp_path / name).write_text("".join(mark.join(row) + "\n" for row in rows))
     assert "row 3: 3 columns, but the header has 2" in refusal(read_all, tmp_path / name, label="label")
-    (tmp_path / name).write_text("".join(mark.join(row) + "\n" for row in [*rows[:2], ("bad", "neg", "")]))
+    (tmp_path / name).write_text("".join(mark.join(row) + "\n" for row in [*rows[:2], ("bad", "neg", " ")]))
     assert read(find_labelled(str(tmp_path / name), label="label")) == [("good", "pos"), ("bad", "neg")]
 
 

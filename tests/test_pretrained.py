@@ -472,14 +472,16 @@ def test_tensors_that_are_missing_or_of_another_shape(folder, recwarn):
         assert said in refused(folder, 3)
     for tensors, said in [
             (whole | {"classifier.weight": torch.zeros(2, 16)}, "classifier.bias, classifier.weight are not all of as many"),
-            (whole | {name: torch.full((24,), torch.nan)}, f"{name} is no plain tensor of finite numbers"),
+            (whole | {name: torch.full((24,), torch.nan)}, f"{name[5:]} is no plain tensor of finite numbers"),
     ]:
         write_safetensors(file, tensors)
         assert said in refused(folder)
     file.unlink()
+    torch.save(whole | {"unused": torch.tensor([-torch.inf])}, folder / "pytorch_model.bin")
+    assert read_folder(folder, 3).left_out == ["unused"]
     for odd in (torch.zeros(24).to_sparse(), torch.zeros(24, device="meta"), torch.zeros(24, dtype=torch.complex64)):
         torch.save(whole | {name: odd}, folder / "pytorch_model.bin")
-        assert f"{name} is no plain tensor of finite numbers" in refused(folder, 3)
+        assert f"{name[5:]} is no plain tensor of finite numbers" in refused(folder, 3)
     torch.save(whole, folder / "pytorch_model.bin", pickle_protocol=4)
     assert "not a whole file of tensors" in refused(folder, 3) and not recwarn.list      # a warning would be a second line
     (folder / "pytorch_model.bin").unlink()

@@ -103,6 +103,13 @@ def test_published_weights_are_of_a_classifier_so_its_steps_are_of_examples(fold
     assert "--batch-size 4 --lr 1.8e-05 " in one and "--batch-size 16 --lr 3.5e-05 " in two
 
 
+def test_flags_say_whether_a_study_is_of_a_classifier(folder, stubs):
+    for number, (flags, expected) in enumerate({("--data", "kinds"): "--batch-size 4 ", ("--label-smoothing", "0.2"): "--batch-tokens 4 ",
+                                                ("--label", "b"): "--batch-size 4 "}.items()):
+        assert finish(start(folder, "batch_size", *flags, first=stubs, BATCHES="4", STUDY=f"s{number}"))[::2] == (0, "")
+        assert expected in (folder / "commands.txt").read_text().splitlines()[-2]
+
+
 def test_folders_of_classes_are_of_a_classifier_and_other_names_are_not(folder, stubs):
     for name, flag in (("reviews", "--batch-size 4 "), ("kindly", "--batch-tokens 4 ")):
         (folder / name / "good").mkdir(parents=True)
