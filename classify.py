@@ -1,7 +1,7 @@
 """Classifies with a trained model: at a prompt, one text or picture, a file, or a test set.
 
     python classify.py                                    # a prompt, until q
-    python classify.py "Das ist eine Frage?"              # one text
+    python classify.py "Wo wohnt der Mann?"               # one text
     python classify.py picture.png                        # one picture, with a model of pictures
     python classify.py < in.txt > out.txt                 # label, tab, probability of each line
     python classify.py --score test.csv                   # precision, recall, F1 and accuracy
