@@ -115,7 +115,7 @@ def find_examples(args: argparse.Namespace, labeller: Labeller) -> tuple[Callabl
     given = {name: getattr(args, name) or known.get(name, "") for name in ("text", "label")}
     data = [flags[name] for name in ("data", "valid", "test")] if is_part else [args.score]
     corpus = find_labelled(*data, **given, picture=labeller.picture)
-    parts = hold_out(corpus)[0] if is_part else corpus.parts
+    parts = hold_out(corpus)[0] if is_part and args.score != "test" else corpus.parts
     part = args.score if is_part else [name for name in PARTS if name in parts][-1]
     if corpus.kind != labeller.kind:
         refuse(f"--score {args.score}: {corpus.kind}s, but {labeller.path} knows {labeller.kind}s")

@@ -170,7 +170,7 @@ def main() -> None:
     plans = {mode: best(job, kind, mode, args.nodes, args.gpus_per_node, parts) for mode in modes}
     fewest = {mode: smallest(job, kind, mode, args.gpus_per_node, parts) for mode in modes}
     number, fitting = args.nodes * args.gpus_per_node, [p for p in plans.values() if p.fits]
-    size = f"{short(job.parameters / 10**6)} M parameters"
+    size = f"{short(job.parameters / 1e6)} M parameters"
     if not fitting:
         enough = [f"{NAMES[mode]} fits on {found}" for mode, found in fewest.items() if found]
         raise BadInput(f"{size} do not fit on {number} x {args.kind}; "

@@ -23,12 +23,17 @@ FORMAT = 2
 SCRIPTS = {"translation": "translate.py", "classification": "classify.py"}     # by kind of task
 
 
+def unpickle(path: Path, mmap: bool = False):
+    """What torch.save wrote, on the CPU; nothing in it is run. Raises what torch.load raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")                    # of a pickle's version: a second line
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+
+
 def load(path: Path) -> dict:
     """What a checkpoint file holds, on the CPU. Raises BadInput where it cannot be used."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")                # of a pickle's version, above our line
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        checkpoint = unpickle(path, mmap=True)
         if isinstance(checkpoint, dict) and checkpoint.get("format") == 1:
             raise BadInput(f"{path}: written by an older version of this project (format 1)")
         if not isinstance(checkpoint, dict) or checkpoint.get("format") != FORMAT:

@@ -1,15 +1,14 @@
 """The files of a Hugging Face folder, one by one; support/pretrained.py puts them together."""
 
 import json
-import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from tokenizers import BertWordPieceTokenizer, Tokenizer
 from torch import Tensor
 
 from model import ClassifierConfig
+from support.checkpoint import unpickle
 from support.corpora import read_lines
 from support.errors import BadInput
 from support.pictures import Picture
@@ -61,10 +60,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     with refused(f"{file}: not a whole file of tensors"):
         if file.suffix == ".safetensors":
             return read_safetensors(file)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")                # of a pickle's version, above our line
-            content = torch.load(file, map_location="cpu", weights_only=True)
-        return {str(name): tensor.detach() for name, tensor in content.items()}
+        return {str(name): tensor.detach() for name, tensor in unpickle(file).items()}
 
 
 def read_tokenizer(path: Path, config: ClassifierConfig) -> str:

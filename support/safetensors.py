@@ -63,6 +63,6 @@ def write_safetensors(path: Path, tensors: dict[str, Tensor]) -> None:
 def in_fp32(tensor: Tensor, what: str) -> Tensor:
     """The tensor in fp32. Raises BadInput unless it is a dense one of finite numbers."""
     is_odd = tensor.is_meta or tensor.is_complex() or tensor.is_quantized
-    if is_odd or tensor.layout != torch.strided or not tensor.float().isfinite().all():
+    if is_odd or tensor.layout != torch.strided or not (found := tensor.float()).isfinite().all():
         raise BadInput(f"{what} is no plain tensor of finite numbers")
-    return tensor.float()
+    return found

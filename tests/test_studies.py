@@ -111,7 +111,7 @@ def test_flags_say_whether_a_study_is_of_a_classifier(folder, stubs):
 
 
 def test_folders_of_classes_are_of_a_classifier_and_other_names_are_not(folder, stubs):
-    for name, flag in (("reviews", "--batch-size 4 "), ("kindly", "--batch-tokens 4 ")):
+    for name, flag in (("reviews", "--batch-size 4 "), ("kinds-of-things", "--batch-tokens 4 ")):
         (folder / name / "good").mkdir(parents=True)
         (folder / name / "good" / ("1.txt" if name == "reviews" else "1.pdf")).write_text("x")
         started = start(folder, "batch_size", first=stubs, DATA=name, BATCHES="4", STUDY=name)
