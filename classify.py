@@ -25,7 +25,7 @@ from support.fast import speed_up
 from support.figures import table
 from support.held_out import hold_out
 from support.labelled import find_labelled
-from support.machine import available_cores
+from support.machine import available_cores, find_device
 from support.pictures import Picture, read_picture
 from support.predict import load_classifier, logits
 from support.prompt import prompt, readable
@@ -50,21 +50,18 @@ def parse_arguments() -> argparse.Namespace:
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run [auto]")
     add("--threads", type=int, default=0, help="cores to compute on [all]")
     args = parser.parse_args()
-    has_gpu = torch.cuda.is_available()
     for wrong, message in [
         (sum(given is not None for given in (args.example, args.score, args.export)) > 1,
          "one thing at a time: a text or a picture, --score or --export"),
         ((args.text or args.label) and not args.score,
          "--text and --label name columns of the file to --score"),
-        (args.device == "cuda" and not has_gpu,
-         "--device cuda: there is no GPU here that PyTorch can use; --device cpu does without"),
         (args.export and (Path(args.export) / "config.json").exists(),
          f"--export {args.export}: there is a model already"),
         (args.threads < 0, f"--threads {args.threads}: a number of cores, or 0 for all"),
     ]:
         if wrong:
             refuse(message)
-    args.device = "cuda" if args.device == "cuda" or args.device == "auto" and has_gpu else "cpu"
+    args.device = find_device(args.device)
     return args
 
 

@@ -285,7 +285,7 @@ AT_ONCE = 1 << 20          # examples
 class Batches:
     """The steps of training: which examples each takes, and which of them each process takes.
 
-    examples: Pairs, or Texts or Pictures of support/examples.py.
+    examples: Pairs, or Texts or Pictures of support/examples.py; limits: see `group_by_length`.
     """
 
     def __init__(self, examples, batch_tokens: int, seed: int, batch_size: int = 0):

@@ -34,6 +34,7 @@ class LayerConfig:
     bias: bool = False         # in attention's projections
     activation: str = "relu"   # between the feed-forward layers
     epsilon: float = 1e-5      # of layer norm
+    KNOWN = {"norm": ("pre", "post"), "activation": ("relu", "gelu")}
 
     def __post_init__(self):
         for name in ("layers", "d_model", "heads", "d_ff", "max_length"):
@@ -46,7 +47,7 @@ class LayerConfig:
         for name in ("dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} is not in [0, 1)")
-        for name, known in (("norm", ("pre", "post")), ("activation", ("relu", "gelu"))):
+        for name, known in self.KNOWN.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} {getattr(self, name)!r} is none of {', '.join(known)}")
 
@@ -80,6 +81,8 @@ class ClassifierConfig(LayerConfig):
     pool: str = "mean"         # what stands for all tokens: see Classifier.pool
     head: str = ""             # a hidden layer before the last: "tanh" as in BERT, or "relu"
     head_dropout: float = 0.1
+    KNOWN = {**LayerConfig.KNOWN, "pool": ("mean", "first", "first+second", "first+mean"),
+             "positions": ("sinusoidal", "learned"), "head": ("", "tanh", "relu")}
 
     def __post_init__(self):
         super().__post_init__()
@@ -194,10 +197,7 @@ def cross_entropy(x: Tensor, weight: Tensor, target: Tensor,
 
 
 def sinusoids(positions: Tensor, d_model: int) -> Tensor:
-    """Positional encodings (section 3.5): (length, d_model), even columns sines, odd ones cosines.
-
-    positions: (length,), counted from 0.
-    """
+    """Positional encodings (section 3.5): (length,), from 0, to (length, d_model)."""
     even = torch.arange(0, d_model, 2, device=positions.device)
     angle = positions[:, None] * torch.exp(even * (-math.log(10000.0) / d_model))
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
@@ -313,7 +313,7 @@ class Classifier(nn.Module):
         self.norm = nn.LayerNorm(d, eps=config.epsilon)
         self.dropout = nn.Dropout(config.dropout)
         pooled = 2 * d if "+" in config.pool else d
-        hidden = [nn.Linear(d, d), nn.Tanh() if config.head == "tanh" else nn.ReLU()]
+        hidden = [nn.Linear(pooled, pooled), nn.Tanh() if config.head == "tanh" else nn.ReLU()]
         self.head = nn.Sequential(*hidden if config.head else [], nn.Dropout(config.head_dropout),
                                   nn.Linear(pooled, config.classes))
 
@@ -349,7 +349,7 @@ class Classifier(nn.Module):
         return (x * real[..., None]).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What the last layer returns, (batch, length, d_model), and which of it is no padding."""
+        """Of ids or pictures: (batch, length, d_model); and (batch, length), False at padding."""
         y = self.embed(x)
         real = torch.ones_like(y[..., 0], dtype=bool) if self.config.patch else x != self.config.pad
         y = self.dropout(self.norm(y.to(self.norm.weight)) if self.config.norm == "post" else y)

@@ -22,7 +22,7 @@ from support.checkpoint import find_checkpoint
 from support.corpora import read_lines, read_parallel
 from support.errors import BadInput, answer, make_parser, refuse
 from support.fast import fast_dtype
-from support.machine import available_cores
+from support.machine import available_cores, find_device
 from support.pool import Pool
 from support.prompt import prompt, readable
 from support.tables import blocks
@@ -46,21 +46,20 @@ def parse_arguments() -> argparse.Namespace:
     add("--engine", choices=("own", "ctranslate2"), default="own",
         help="what decodes: support/beam.py, or CTranslate2 in int8 on the CPU [own]")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run [auto]")
-    add("--procs", type=int, default=0, help="processes for a file [one for each core]")
+    add("--procs", type=int, default=0, help="processes for a file, of a core each [all cores]")
     add("--precision", choices=("auto", "bf16", "fp32", "int8"), metavar="{auto,bf16,fp32}",
         default="auto", help="of products [auto: bf16 on a GPU that has it, else fp32]")
     args = parser.parse_args()
-    has_gpu, ctranslate2 = torch.cuda.is_available(), args.engine == "ctranslate2"
+    ctranslate2 = args.engine == "ctranslate2"
     for wrong, message in [
         (not 1 <= args.n_best <= args.beam,
          f"--n-best {args.n_best} with --beam {args.beam}: it is from 1 to the beam"),
+        (args.score and args.text is not None, "one thing at a time: a sentence or --score"),
         (args.score and args.n_best > 1, "--score takes the best translation: leave out --n-best"),
         (args.attention and (not args.text or args.score or args.n_best > 1
                              or len(args.checkpoint) > 1),
          "--attention draws one model's best translation of one sentence: "
          "name it, and leave out --score, --n-best and a second --checkpoint"),
-        (args.device == "cuda" and not has_gpu,
-         "--device cuda: there is no GPU here that PyTorch can use; --device cpu does without"),
         (args.procs < 0, f"--procs {args.procs}: a number of processes, or 0 for one on each core"),
         (args.precision == "int8", "--precision int8: that is what --engine ctranslate2 is for"),
         (ctranslate2 and (len(args.checkpoint) > 1 or args.attention or args.device == "cuda"
@@ -70,8 +69,7 @@ def parse_arguments() -> argparse.Namespace:
     ]:
         if wrong:
             refuse(message)
-    if args.device == "auto":
-        args.device = "cuda" if has_gpu and not ctranslate2 else "cpu"
+    args.device = find_device(args.device, ("cpu",) if ctranslate2 else ("cpu", "cuda"))
     if args.precision == "auto":
         fast = args.device == "cuda" and fast_dtype("cuda") == torch.bfloat16
         args.precision = "bf16" if fast else "fp32"
@@ -83,7 +81,9 @@ class Translator:
 
     def __init__(self, args: argparse.Namespace):
         """args: the command line, as `parse_arguments` gives it. Raises BadInput."""
-        self.args = args
+        self.args, cores = args, available_cores()
+        procs = args.procs or cores
+        torch.set_num_threads(min(procs, cores))           # for one sentence, by this process
         self.paths = [find_checkpoint(p, "translation") for p in args.checkpoint or [None]]
         models, bpes, tasks = zip(*map(load_translator, self.paths))
         self.model, self.bpe, self.task = models[0], bpes[0], tasks[0]
@@ -94,7 +94,7 @@ class Translator:
         if 2 * args.beam > config.vocab_size:
             raise BadInput(f"--beam {args.beam}: more than half the vocabulary, "
                            f"{config.vocab_size}")
-        sizes = args.beam, args.n_best, args.procs or available_cores()
+        sizes = args.beam, args.n_best, procs
         if args.engine == "own":
             self.engine = Pool(models, *sizes, args.device, args.precision == "bf16")
         else:

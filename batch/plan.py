@@ -35,7 +35,7 @@ OWN = [
     ("--kind", str, "h100", f"of GPU: {', '.join(KINDS)}"),
     ("--nodes", int, 1, "machines"),
     ("--gpus-per-node", int, 8, "GPUs, or processes of a CPU, on each"),
-    ("--memory-gb", float, 0.0, "of a GPU, here and below in the place of the kind's"),
+    ("--memory-gb", float, 0.0, "of a GPU, here and below in the place of its own or measured"),
     ("--tflops", float, 0.0, "peak of a GPU in --precision"),
     ("--efficiency", float, 0.0, "share of --tflops that computing alone reaches"),
     ("--bandwidth-inside", float, 0.0, "GB/s, one way, between the GPUs of a node"),
@@ -79,11 +79,15 @@ def find_kind(args: argparse.Namespace) -> Kind:
             args.precision = "bf16" if "bfloat16" in str(fast_dtype("cpu")) else "fp32"
     elif args.precision != kind.precision and not args.tflops and not args.measure:
         raise BadInput(f"--precision {args.precision}: --tflops has to give {args.kind}'s peak")
+    return replace(kind, **given_figures(args))
+
+
+def given_figures(args: argparse.Namespace) -> dict[str, float]:
+    """The fields of a Kind that the command line gives, in bytes, FLOP/s and bytes/s."""
     given = {"memory": args.memory_gb * 1e9, "rate": args.tflops * 1e12,
              "efficiency": args.efficiency, "inside": args.bandwidth_inside * 1e9,
-             "adapter": args.bandwidth_between * 1e9}
-    given = {name: value for name, value in given.items() if value}
-    return replace(kind, **given, **{"adapters": 1} if "adapter" in given else {})
+             "adapter": args.bandwidth_between * 1e9, "adapters": bool(args.bandwidth_between)}
+    return {name: value for name, value in given.items() if value}
 
 
 def short(number: float) -> str:
@@ -164,7 +168,7 @@ def main() -> None:
             raise BadInput("--measure is of this machine's CPU: --kind cpu --nodes 1")
         from support.rates import measure
 
-        kind = measure(job, args.gpus_per_node)
+        kind = replace(measure(job, args.gpus_per_node), **given_figures(args))
     modes = ("cpu",) * (kind.cpu and args.nodes == 1) + MODES[: 3 if args.nodes > 1 else 2]
     parts = args.given.get("accumulate", 0)
     plans = {mode: best(job, kind, mode, args.nodes, args.gpus_per_node, parts) for mode in modes}

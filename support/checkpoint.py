@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from support.errors import BadInput
+from support.errors import BadInput, first_line
 
 FORMAT = 2
 SCRIPTS = {"translation": "translate.py", "classification": "classify.py"}     # by kind of task
@@ -52,8 +52,7 @@ def load(path: Path) -> dict:
         raise BadInput(f"{path}: refused, it is not a plain checkpoint "
                        f"(it may hold code, or be no checkpoint)")
     except (RuntimeError, EOFError, KeyError, TypeError, AttributeError, ValueError) as problem:
-        reason = str(problem).strip().splitlines()[0] if str(problem) else type(problem).__name__
-        raise BadInput(f"{path}: not a whole checkpoint ({reason[:90]})")
+        raise BadInput(f"{path}: not a whole checkpoint ({first_line(problem)})")
 
 
 def find_checkpoint(path: Path | None, kind: str) -> Path:
@@ -93,7 +92,7 @@ def save(path: Path, checkpoint: dict) -> None:
     except (OSError, RuntimeError) as problem:           # torch.save makes a full disk RuntimeError
         partial.unlink(missing_ok=True)
         kept = "; the one from before is whole" if path.is_file() else ""
-        reason = str(problem).splitlines()[0]
+        reason = first_line(problem, 200)
         raise BadInput(f"{path}: the checkpoint cannot be written ({reason}){kept}")
 
 

@@ -53,7 +53,7 @@ class Corpus:
 
     name: str
     parts: dict[str, Callable[[], Iterator[tuple[str, str]]]]
-    columns: tuple[str, str]
+    columns: tuple[str, ...]           # the languages; then the parts that another file replaced
     files: list[Path] = field(default_factory=list)        # what it is made from
 
     def checksum(self) -> str:
@@ -73,7 +73,11 @@ def find_corpus(data="phrasebook", valid="", test="", src="de", tgt="en") -> Cor
         from support import phrasebook                     # only here: translating does not need it
 
         book = cache(phrasebook.corpus)
-        readers = {part: (lambda part=part: iter(book()[part])) for part in PARTS}
+        if {src, tgt} != {"de", "en"}:
+            raise BadInput(f"--src {src} --tgt {tgt}: the phrasebook has de and en")
+        way = 1 if src == "de" else -1
+        readers = {part: (lambda part=part: (pair[::way] for pair in book()[part]))
+                   for part in PARTS}
         corpus = Corpus(data, readers, (src, tgt), [Path(phrasebook.__file__)])
     elif data == "multi30k" or Path(data).is_dir():
         folder = download(data, MULTI30K, MULTI30K_URL) if data == "multi30k" else Path(data)
@@ -125,6 +129,7 @@ def add_part(corpus: Corpus, part: str, spec: str, src: str, tgt: str) -> None:
 
 
 def find_file(path: str) -> Path | None:
+    """PATH or PATH.gz, whichever is there."""
     return next((Path(p) for p in (path, path + ".gz") if Path(p).is_file()), None)
 
 
@@ -146,7 +151,7 @@ def find_in_zip(path: Path, src: str, tgt: str) -> list[zipfile.Path]:
 def sha256(path: Path, unpacked: bool = False) -> str:
     """In hexadecimal, of what a .gz file holds if `unpacked`; empty where no whole file is."""
     try:
-        with (gzip.open if unpacked and path.suffix == ".gz" else open)(path, "rb") as file:
+        with (gzip.open if unpacked and path.suffix.lower() == ".gz" else open)(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except (FileNotFoundError, EOFError, zlib.error, gzip.BadGzipFile):
         return ""

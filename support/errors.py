@@ -6,15 +6,22 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
+from typing import NoReturn
 
 
 class BadInput(Exception):
     """The user's input cannot be used; the message says what is wrong, in one line."""
 
 
-def refuse(message: str) -> None:
-    """Raises BadInput, where only a call can stand."""
+def refuse(message: str) -> NoReturn:
+    """Raises BadInput, also where only a call can stand."""
     raise BadInput(message)
+
+
+def first_line(problem: Exception, most: int = 90) -> str:
+    """What an exception says, in one line of at most so many characters; else its type."""
+    lines = str(problem).strip().splitlines() or [type(problem).__name__]
+    return lines[0][:most]
 
 
 def make_parser(doc: str, usage: str) -> argparse.ArgumentParser:

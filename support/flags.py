@@ -11,6 +11,7 @@ import argparse
 import importlib.util
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from support.checkpoint import load_run
 from support.config_file import SHAPE, read_config
 from support.errors import BadInput
 from support.fast import fast_dtype
+from support.machine import find_device
 from support.prompt import readable
 from support.run_folder import LOGS, check_name, make_folder
 
@@ -77,7 +79,7 @@ FLAGS = {
         ("--recompute", bool, False, "keep no activations; the backward pass computes them again"),
         ("--profile", bool, False, "record three steps: step.png, memory.png and a trace"),
         ("--benchmark", bool, False, "time 200 steps, print tokens/s and MFU, save nothing"),
-        ("--peak-tflops", float, 0.0, "of one device, for MFU; 0: a known GPU's, else measured"),
+        ("--peak-tflops", float, 0.0, "of a process's GPU or cores, for MFU; 0: known or measured"),
     ],
     "run": [
         ("--config", str, "", "take flags from this YAML or JSON file; a run's config.json too"),
@@ -124,8 +126,13 @@ def parse_arguments(doc: str, devices: tuple = ("cpu", "cuda"), **extra) -> argp
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="In brackets: the default. Classifiers and some corpora begin with others (PRESETS\n"
                "in support/translation.py and support/classification.py).")
-    parser.error = lambda message: (
-        print(f"error: {message}; --help lists the flags", file=sys.stderr), sys.exit(2))
+
+    def error(message: str) -> None:
+        time.sleep(0 if os.environ.get("RANK", "0") == "0" else 4)     # rank 0 says it, for all
+        print(f"error: {message}; --help lists the flags", file=sys.stderr)
+        sys.exit(2)
+
+    parser.error = error
     added = [(f"--{name.replace('_', '-')}", *flag) for name, flag in extra.items()]
     defaults, kinds = {}, {}
     for heading, flags in (FLAGS | {"run": FLAGS["run"] + added}).items():
@@ -227,20 +234,10 @@ def check(args: argparse.Namespace, devices: tuple, defaults: dict) -> None:
     for name in ("tensorboard", "wandb"):
         if getattr(args, name) and not importlib.util.find_spec(name):
             raise BadInput(f"--{name}: it is not installed here: pip install {name}")
-    if args.device == "auto":
-        args.device = "cuda" if "cuda" in devices and torch.cuda.is_available() else "cpu"
-    if args.device not in devices:
-        raise BadInput(f"--device {args.device}: this script trains on {devices[0]} only")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise BadInput("--device cuda: there is no GPU here that PyTorch can use; "
-                       "--device cpu does without")
+    args.device = find_device(args.device, devices)
     processes, copies = int(os.environ.get("WORLD_SIZE", 1)), getattr(args, "mesh", 1)
     if processes % copies:
         raise BadInput(f"--mesh {copies}: {processes} processes are no multiple of it")
-    local, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
-    if args.device == "cuda" and local > gpus:
-        raise BadInput(f"--nproc-per-node {local}: there are {gpus} GPUs here, one for each "
-                       f"process; --device cpu does without")
     if args.precision == "auto":
         args.precision = "bf16" if fast_dtype(args.device) == torch.bfloat16 else "fp32"
     tasks.check(args, defaults)

@@ -11,6 +11,7 @@ from model import ClassifierConfig
 from support.checkpoint import unpickle
 from support.corpora import read_lines
 from support.errors import BadInput
+from support.log import write_json
 from support.pictures import Picture
 from support.safetensors import read_safetensors
 
@@ -113,10 +114,6 @@ def read_preprocessor(path: Path, channels: int, image_size: int) -> Picture:
         square = crop > 0 and ("height" in said["size"] if isinstance(said["size"], dict)
                                else kind.startswith("DeiT"))          # it makes of 256 a square
         return Picture(size, channels, resample, crop, mean, std, square)
-
-
-def write_json(path: Path, content: dict) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def write_tokenizer(path: Path, serialized: str, config: ClassifierConfig) -> None:

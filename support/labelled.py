@@ -78,7 +78,7 @@ class Labelled:
 def is_labelled(data: str, label: str = "") -> bool:
     """Whether --data names a labelled corpus: by names of files, without opening any."""
     folder = Path(data)
-    return bool(label) or data in NAMES or bool(
+    return bool(label) or data in NAMES or data not in ("phrasebook", "multi30k") and bool(
         find_idx(folder) or find_numbered(folder) or find_folders(folder))
 
 

@@ -95,6 +95,7 @@ class Log:
             write_json(self.folder / "config.json", self.about)
 
     def close(self) -> None:
+        """Closes metrics.csv and what --tensorboard and --wandb write."""
         self.metrics.close()
         self.trackers.close()
 

@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
+
+from support.collectives import from_rank_0, of_all
+from support.errors import BadInput
 
 # FLOP/s in bf16 without sparsity, by NVIDIA's data sheets; the first name that fits counts. No
 # sheet of the H200 NVL was found: it has the rate of the H100 NVL, which has the same chip.
@@ -44,29 +46,25 @@ def quota(cgroups: Path) -> int:
 def peak_rate(args, rank: int, world_size: int, cache: Path) -> float:
     """FLOP/s of all processes together, which MFU is a share of. A collective.
 
-    That is --peak-tflops or a known GPU's in bf16; else what they reach when all multiply large
-    matrices at the same time. It is measured once for a machine, and kept in `cache`.
+    That is --peak-tflops or rank 0's GPU's in bf16 where it is known, times the processes; else
+    what they reach when all multiply large matrices at the same time. It is measured once for a
+    machine, and kept in `cache`.
     """
-    if args.peak_tflops:
-        return args.peak_tflops * 1e12 * world_size
-    if args.device == "cuda" and args.precision == "bf16":
-        name = torch.cuda.get_device_name()
-        if known := next((peak for part, peak in PEAKS.items() if part in name), None):
-            return known * world_size
-    what = (f"{device_name(args.device)}, {world_size} x {torch.get_num_threads()} threads, "
-            f"{args.precision}, torch {torch.__version__}")
-    path, everyone = cache / "matrix_rates.json", [0.0]
-    if rank == 0:
+    name, path = device_name(args.device), cache / "matrix_rates.json"
+    what = (f"{name}, {world_size} x {torch.get_num_threads()} threads, {args.precision}, "
+            f"torch {torch.__version__}")
+    rate = args.peak_tflops * 1e12 * world_size
+    if not rate and args.device == "cuda" and args.precision == "bf16":
+        rate = world_size * next((peak for part, peak in PEAKS.items() if part in name), 0.0)
+    if not rate:
         with contextlib.suppress(OSError, ValueError, TypeError):
-            everyone = [float(json.loads(path.read_text()).get(what, 0))]
-    dist.broadcast_object_list(everyone)
-    if not everyone[0]:
-        rates = [None] * world_size
-        dist.all_gather_object(rates, matrix_rate(args.device, args.precision))
-        everyone = [sum(rates)]
+            rate = float(json.loads(path.read_text()).get(what, 0))
+    rate = from_rank_0(rate)           # another's GPU or cache may differ: all go the same way
+    if not rate:
+        rate = sum(of_all(matrix_rate(args.device, args.precision)))
         if rank == 0:
-            keep_rate(path, what, everyone[0])
-    return everyone[0]
+            keep_rate(path, what, rate)
+    return rate
 
 
 def keep_rate(path: Path, what: str, rate: float) -> None:
@@ -107,6 +105,25 @@ def peak_memory() -> float:
         return torch.cuda.max_memory_allocated() / 2**20
     kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kib / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def find_device(asked: str, known: tuple = ("cpu", "cuda")) -> str:
+    """What --device stands for: auto, or one of those that are known to the script.
+
+    Raises BadInput where it is not here, or not for each process that torchrun has started here.
+    """
+    if asked == "auto":
+        asked = "cuda" if "cuda" in known and torch.cuda.is_available() else "cpu"
+    if asked not in known:
+        raise BadInput(f"--device {asked}: this script trains on {known[0]} only")
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--device cuda: there is no GPU here that PyTorch can use; "
+                       "--device cpu does without")
+    local, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+    if asked == "cuda" and local > gpus:
+        raise BadInput(f"--nproc-per-node {local}: there are {gpus} GPUs here, one for each "
+                       f"process; --device cpu does without")
+    return asked
 
 
 def device_name(device: str) -> str:

@@ -130,7 +130,7 @@ def read_idx(path: Path, dimensions: int, whole: bool = True) -> np.ndarray | li
     """
     start = 4 + 4 * dimensions
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+        with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
             content = file.read() if whole else file.read(start)
     except (OSError, EOFError, zlib.error) as problem:
         raise BadInput(f"{path}: cannot be read ({problem})")

@@ -6,11 +6,12 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
 
+from support.palette import BLUE, GREEN, ORANGE, VERMILLION
 from support.planning import MOST, Job, Kind, best
 
-# The palette of Okabe and Ito (2008), which the colour-blind can tell apart; markers for print.
-STYLES = {"cpu": ("#E69F00", "D", "train_cpu.py"), "ddp": ("#0072B2", "o", "DDP"),
-          "fsdp": ("#D55E00", "s", "FSDP"), "mesh": ("#009E73", "^", "FSDP --mesh")}
+# The colours are for the screen, the markers for print.
+STYLES = {"cpu": (ORANGE, "D", "train_cpu.py"), "ddp": (BLUE, "o", "DDP"),
+          "fsdp": (VERMILLION, "s", "FSDP"), "mesh": (GREEN, "^", "FSDP --mesh")}
 STYLE = {"font.size": 8, "legend.fontsize": 8, "lines.linewidth": 1.2, "lines.markersize": 4,
          "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
          "grid.color": "0.9"}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from model import Classifier, ClassifierConfig
 from support.checkpoint import load
-from support.errors import BadInput
+from support.errors import BadInput, first_line
 from support.examples import encode_texts, normalize
 from support.pictures import Picture
 
@@ -21,8 +21,7 @@ def load_classifier(path: Path) -> tuple[Classifier, dict]:
         model = Classifier(ClassifierConfig(**saved["config"]))
         model.load_state_dict(content["model"])
     except Exception as problem:
-        reason = str(problem).strip().splitlines()[0] if str(problem) else type(problem).__name__
-        raise BadInput(f"{path}: not a whole checkpoint of a classifier ({reason[:90]})")
+        raise BadInput(f"{path}: not a whole checkpoint of a classifier ({first_line(problem)})")
     return model.eval(), saved
 
 

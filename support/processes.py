@@ -25,8 +25,8 @@ import torch.multiprocessing as mp
 from support import flags, slow
 from support.errors import BadInput, answer_bad_input
 from support.machine import available_cores
-from support.rendezvous import (interface_to, name_lost_processes, share_arguments,
-                                store_on_loopback, this_attempt, wait_for)
+from support.rendezvous import (hear, interface_to, name_lost_processes, share_arguments,
+                                store_on_loopback, tell, this_attempt)
 from support.stopping import STOPPING, Signals
 
 MEET = timedelta(minutes=1)        # the store is there before the processes: it answers, or is gone
@@ -48,29 +48,42 @@ def run(train: Callable, rank: int, world_size: int, store: dist.Store, args: Na
         return stopped
 
 
+def local_rank(rank: int) -> int:
+    """The number of a process on its node."""
+    return int(os.environ.get("LOCAL_RANK", rank))         # set by torchrun; else all are on one
+
+
 @contextmanager
-def rank_0_speaks_first(rank: int):
-    """What all processes run into, rank 0 says; the others give it time, and are ended with it."""
+def one_speaks(rank: int):
+    """Of what all processes run into, the first of each node says it; the rest are ended with it.
+
+    Rank 0 waits a second: where it is, there is the store, in which the others still read.
+    """
     try:
         yield
     except (BadInput, OSError):
-        if rank > 0:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            time.sleep(3)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(1 if rank == 0 else 4 if local_rank(rank) else 0)
         raise
 
 
 @contextmanager
 def rank_0_first(store: dist.Store, rank: int):
-    """Rank 0 runs the block before the others do: it downloads and encodes what they then find."""
+    """Rank 0 runs the block before the others: it downloads and encodes what they then find.
+
+    After it comes the first process of each other node, which may have a disk of its own.
+    """
+    node = os.environ.get("GROUP_RANK", "0")               # set by torchrun
     if rank > 0:
-        wait_for(store, "rank 0 is done")
+        hear(store, "prepared/0")
+    if local_rank(rank) > 0:
+        hear(store, f"prepared/{node}")
+        yield
     else:
         Signals.answer(lambda number, _: sys.exit(128 + number))      # removes what is half-written
-    yield
-    if rank == 0:
+        with tell(store, f"prepared/{node}"):
+            yield
         Signals.answer(signal.SIG_DFL)
-        store.set("rank 0 is done", "")
 
 
 # --- mp.spawn -------------------------------------------------------------------------------------
@@ -113,7 +126,7 @@ def spawn(train: Callable, args: Namespace) -> None:
 
 def worker(rank: int, train: Callable, args: Namespace, port: int, world_size: int) -> None:
     """One process of `spawn`."""
-    with answer_bad_input(), rank_0_speaks_first(rank):
+    with answer_bad_input(), one_speaks(rank):
         try:
             store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=MEET)
         except dist.DistError:                             # the parent was killed meanwhile
@@ -179,7 +192,7 @@ def torchrun(train: Callable, args: Namespace) -> None:
     `spawn` does.
     """
     rank = int(os.environ.get("RANK", 0))
-    with answer_bad_input(), rank_0_speaks_first(rank):
+    with answer_bad_input(), one_speaks(rank):
         if "RANK" not in os.environ:
             raise BadInput(f"start it with torchrun: torchrun --standalone --nproc-per-node 2 "
                            f"{' '.join(sys.argv)}")
@@ -191,12 +204,14 @@ def torchrun(train: Callable, args: Namespace) -> None:
             raise BadInput("torchrun has ended meanwhile")
         timeout = args.given.get("timeout", args.defaults["timeout"])
         shared.set_timeout(timedelta(seconds=timeout))
-        store = this_attempt(shared, rank, world_size, timeout)
         try:
+            store = this_attempt(shared, rank, world_size, timeout)
             args = share_arguments(args, shared, store, rank, world_size)
             shared.set_timeout(timedelta(seconds=args.timeout))     # --config may have another
             args.threads = torch.get_num_threads()      # torchrun sets OMP_NUM_THREADS=1 by default
             stopped = run(train, rank, world_size, store, args)
+        except dist.DistNetworkError:                      # the store is where process 0 is
+            raise BadInput("process 0 has ended: what its node prints says why")
         except (BadInput, OSError):
             if rank == 0 and shared.check(["folder"]):
                 forget_empty(shared.get("folder").decode())

@@ -21,6 +21,7 @@ import torch.multiprocessing as mp
 from torch.nn.utils import clip_grad_norm_
 
 from model import Transformer, initialize
+from support.errors import BadInput
 from support.fast import speed_up
 from support.footprint import FP32, Job
 from support.machine import available_cores, matrix_rate, peak_memory
@@ -114,7 +115,7 @@ def worker(rank: int, processes: int, port: int, job: Job, path: str) -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes,
-                            timeout=timedelta(seconds=120))
+                            timeout=timedelta(hours=1))   # while cores take turns at a large model
     from support import runs, tasks                        # noqa: the pages import them: they count
 
     found = {"base": peak_memory() * 2**20}
@@ -132,10 +133,13 @@ def worker(rank: int, processes: int, port: int, job: Job, path: str) -> None:
 
 
 def measure(job: Job, processes: int) -> Kind:
-    """The rates of this machine's CPU while so many processes train on it."""
+    """The rates of this machine's CPU while so many processes train on it. Raises BadInput."""
     store = store_on_loopback()
     with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
-        mp.spawn(worker, (processes, store.port, job, file.name), nprocs=processes)
+        try:
+            mp.spawn(worker, (processes, store.port, job, file.name), nprocs=processes)
+        except mp.ProcessExitedException as problem:
+            raise BadInput(f"--measure: {problem} (out of memory?)")
         found = json.load(file)
     # A straight line through both times: what a sentence takes, and what a pass takes besides. By
     # noise alone a sentence could seem to take less than at the peak, or even nothing.

@@ -19,7 +19,9 @@ import torch
 import torch.distributed as dist
 
 from support import flags
-from support.errors import BadInput
+from support.collectives import of_all
+from support.errors import BadInput, first_line
+from support.machine import find_device
 from support.stopping import Signals
 
 ROOT = Path(__file__).parents[1]
@@ -43,38 +45,52 @@ def wait_for(store: dist.Store, key: str) -> None:
         time.sleep(0.05)
 
 
+@contextmanager
+def tell(store: dist.Store, key: str):
+    """Sets a key once the block has ended: to nothing, or to the BadInput that it has raised."""
+    try:
+        yield
+    except BadInput as problem:
+        store.set(key, str(problem))
+        raise
+    store.set(key, "")
+
+
+def hear(store: dist.Store, key: str) -> None:
+    """Waits for the end of a block in another process; raises the BadInput that it has raised."""
+    wait_for(store, key)
+    if problem := store.get(key).decode():
+        raise BadInput(problem)
+
+
 def share_arguments(parsed: Namespace, shared: dist.Store, store: dist.Store, rank: int,
                     world_size: int) -> Namespace:
     """The complete arguments, the same in all processes: rank 0 sends its own.
 
     Every process compares its command line, code and versions with rank 0's, so that none trains
-    something else without a word. If one of them differs, all raise BadInput and say which. shared:
-    the store that outlives a restart of the processes; it names the run.
+    something else without a word. If one of them differs, or rank 0's cannot be, all raise BadInput
+    with the same message. shared: the store that outlives a restart of the processes; it names the
+    run.
     """
     mine = {"command line": parsed.given, "torch": torch.__version__, "code": checksum_of_code()}
     if rank == 0:
         restarted = shared.get("folder").decode() if shared.check(["folder"]) else ""
-        args = flags.complete(parsed, restarted)
-        shared.set("folder", args.folder)
-        store.set("arguments", json.dumps([mine, vars(args)]))
+        with tell(store, "checked/0"):
+            args = flags.complete(parsed, restarted)
+            shared.set("folder", args.folder)
+            store.set("arguments", json.dumps([mine, vars(args)]))
     else:
-        wait_for(store, "arguments")
+        hear(store, "checked/0")
         first, arguments = json.loads(store.get("arguments"))
-        args, problem = Namespace(**arguments), ""
-        if differs := [name for name in mine if mine[name] != first[name]]:
-            problem = (f"process {rank}, on {socket.gethostname()}, differs from process 0 in its "
-                       f"{differs[0]}: {mine[differs[0]]} instead of {first[differs[0]]}")
-        elif args.device == "cuda":
-            try:
-                flags.check(args, parsed.devices)          # of this node's GPUs
-            except BadInput as found:
-                problem = str(found)
-        store.set(f"problem/{rank}", problem)
+        args = Namespace(**arguments)
+        with tell(store, f"checked/{rank}"):
+            if differs := [name for name in mine if mine[name] != first[name]]:
+                raise BadInput(f"process {rank}, on {socket.gethostname()}, differs from process 0 "
+                               f"in its {differs[0]}: {mine[differs[0]]} instead of "
+                               f"{first[differs[0]]}")
+            find_device(args.device, parsed.devices)       # this node may have fewer GPUs
     for other in range(1, world_size):
-        wait_for(store, f"problem/{other}")
-        if problem := store.get(f"problem/{other}").decode():
-            time.sleep(1)                                  # the others read it, too
-            raise BadInput(problem)
+        hear(store, f"checked/{other}")
     return args
 
 
@@ -88,8 +104,7 @@ def checksum_of_code() -> str:
 
 def agree(**facts) -> None:
     """Ends the run, naming who differs, unless all processes state the same facts. A collective."""
-    stated = [None] * dist.get_world_size()
-    dist.all_gather_object(stated, (socket.gethostname(), facts))
+    stated = of_all((socket.gethostname(), facts))
     for other, (host, theirs) in enumerate(stated):
         for name in facts:
             if theirs[name] != stated[0][1][name]:
@@ -108,7 +123,7 @@ def this_attempt(store: dist.Store, rank: int, world_size: int, timeout: int) ->
     if rank > 0:
         try:
             store.wait([f"told/{own}"], timedelta(seconds=timeout))
-        except dist.DistError:
+        except dist.DistStoreError:
             raise BadInput(f"process 0 of {world_size} has not started within {timeout} seconds "
                            f"(--timeout)")
         attempt = dist.PrefixStore(store.get(f"told/{own}").decode(), store)
@@ -139,7 +154,7 @@ def name_lost_processes(store: dist.Store, rank: int, world_size: int):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if Signals.received:
             sys.exit(128 + Signals.received)
-        reason = str(problem).splitlines()[0][:200]
+        reason = first_line(problem, 200)
         try:
             store.set(f"noticed/{rank}", "")
             time.sleep(2)

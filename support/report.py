@@ -6,10 +6,10 @@ import statistics
 import time
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from support import checkpoint
+from support.collectives import of_all
 from support.log import write_json
 from support.machine import peak_memory
 from support.weights import put_weights
@@ -43,8 +43,7 @@ def finish(run, model: nn.Module) -> None:
     if run.writes:
         (run.folder / "best.pt").touch()                   # the newest: what translate.py takes
     figures, text = task.report(model, run.rank, run.world_size, run.folder)
-    memory = [None] * run.world_size
-    dist.all_gather_object(memory, peak_memory())
+    memory = of_all(peak_memory())
     if not run.writes:
         return
     with open(run.folder / "metrics.csv", newline="") as file:
@@ -80,8 +79,7 @@ def of_epoch(run, step: int) -> dict:
 
 def benchmark(run) -> None:
     """Prints how fast the steps were, and how much memory the largest process had. A collective."""
-    memory = [None] * run.world_size
-    dist.all_gather_object(memory, peak_memory())
+    memory = of_all(peak_memory())
     if not run.timed:
         return run.say("stopped before there was anything to measure")
     warm = run.timed[len(run.timed) // 4 :]
@@ -92,4 +90,5 @@ def benchmark(run) -> None:
 
 
 def minutes(seconds: float) -> str:
+    """90 seconds as 1:30."""
     return f"{int(seconds // 60)}:{int(seconds % 60):02d}"

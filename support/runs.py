@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from support import checkpoint, report, weights
+from support.collectives import from_rank_0
 from support.corpora import CACHE
 from support.errors import BadInput
 from support.log import Log
@@ -61,15 +62,14 @@ class Run:
         if self.writes:
             self.log = Log(self.folder, self.flags(), task["config"], model, self.columns)
             self.log.claim(is_new=not self.args.saved)
-        found, everyone = None, [(0, self.progress, "")]
+        found, start = None, (0, self.progress, "")
         if self.rank == 0 and self.args.saved:
             found = checkpoint.load_run(self.folder, hasattr(self.args, "sharded"))
             if found["step"] > self.last:
                 raise BadInput(f"{self.folder} is at step {found['step']} already")
             parts = str(self.folder / found["sharded"]) if "sharded" in found else ""
-            everyone = [(found["step"], self.progress | found["progress"], parts)]
-        dist.broadcast_object_list(everyone)
-        step, self.progress, parts = everyone[0]
+            start = found["step"], self.progress | found["progress"], parts
+        step, self.progress, parts = from_rank_0(start)
         if self.args.saved:
             weights.restore(model, optimizer, found, parts)
             self.stop_if_no_better(step)
@@ -140,7 +140,7 @@ class Run:
         if step % self.args.log_every == 0 or step % self.eval_every == 0 or step == self.last:
             progress["seconds"] = time.perf_counter() - self.began
             self.timed.append((speed, self.since[2] / self.since[0] / self.peak))
-            self.row = {"step": step, "epoch": (step - 1) // self.task.epoch_steps,
+            self.row = {"step": step, "epoch": -(-step // self.task.epoch_steps),
                         "seconds": f"{progress['seconds']:.2f}", "tokens": progress["tokens"],
                         "train_loss": f"{loss:.6f}",
                         "learning_rate": f"{learning_rate(step, self.args, self.last):.4e}",
@@ -216,7 +216,7 @@ class Run:
             gone = self.progress["seconds"]
             found = "".join(f", {name.replace('_', ' ')} {evaluated[name]:.4g}"
                             for name in self.columns if name in evaluated)
-            self.say(f"step {step}/{self.last}, epoch {row['epoch'] + 1}: "
+            self.say(f"step {step}/{self.last}, epoch {row['epoch']}: "
                      f"loss {float(row['train_loss']):.3f}{found}, "
                      f"{int(row['tokens_per_second']):,} tokens/s, {report.minutes(gone)} gone, "
                      f"{report.minutes((self.last - step) * gone / step)} left")

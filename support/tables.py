@@ -31,7 +31,7 @@ def read_lines(path: Path | zipfile.Path | str, file=None) -> Iterator[str]:
     """
     number = 0
     try:
-        with file or (gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
+        with file or (gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")) as file:
             for number, line in enumerate(file, 1):
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError as problem:

@@ -27,8 +27,9 @@ from data import BPE, PAD, Batches, Pairs, group_by_length, prepare, read_bpe, r
 from model import ModelConfig, Transformer
 from support.beam import translate_batch, translate_lines
 from support.checkpoint import load
+from support.collectives import from_rank_0, of_all
 from support.corpora import CACHE, find_corpus
-from support.errors import BadInput
+from support.errors import BadInput, first_line
 from support.fast import speed_up
 from support.footprint import flops
 from support.machine import available_cores
@@ -67,8 +68,7 @@ def load_translator(path: Path) -> tuple[Transformer, BPE, dict]:
         model.load_state_dict(content["model"])
         bpe = BPE(saved["bpe"])
     except Exception as problem:                           # tokenizers raises Exception itself
-        reason = str(problem).strip().splitlines()[0] if str(problem) else type(problem).__name__
-        raise BadInput(f"{path}: not a whole checkpoint of a translator ({reason[:90]})")
+        raise BadInput(f"{path}: not a whole checkpoint of a translator ({first_line(problem)})")
     return model.eval(), bpe, saved
 
 
@@ -151,9 +151,7 @@ class Translation:
             references = read_text(self.folder, part, "tgt")
             figures["bleu"], self.signature = bleu(self.translations, references)
         model.train(was_training)
-        everyone = [figures]
-        dist.broadcast_object_list(everyone)
-        return everyone[0]
+        return from_rank_0(figures)
 
     def translate(self, model: nn.Module, part: str, beam: int, rank: int,
                   world_size: int) -> list[str]:
@@ -161,16 +159,15 @@ class Translation:
         from support.weights import whole_copy             # slow to import: not for translate.py
 
         whole = whole_copy(model, lambda: Transformer(self.config).eval())
-        holding = [None] * world_size
-        dist.all_gather_object(holding, whole is not None)
+        holding = of_all(whole is not None)
         holders = [r for r in range(world_size) if holding[r]]
 
         def search(batches: list[list[list[int]]]) -> list:
-            found, shares = [], [None] * world_size
+            found = []
             for first in range(0, len(batches), len(holders)):       # --timeout is for one turn
                 turn = dict(zip(holders, batches[first : first + len(holders)]))
                 mine = translate_batch(whole, turn[rank], beam) if rank in turn else None
-                dist.all_gather_object(shares, mine)
+                shares = of_all(mine)
                 found += [shares[holder] for holder in turn]
             return found
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model
                                                      set_optimizer_state_dict, set_state_dict)
 from torch.distributed.tensor import DTensor
 
-from support.errors import BadInput
+from support.errors import BadInput, first_line
 
 # Whole weights: gathered to rank 0's CPU, and sent from there. All processes have to take part.
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -45,8 +45,7 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: dict
             set_model_state_dict(model, weights, options=FROM_RANK_0)
             set_optimizer_state_dict(model, optimizer, state, options=FROM_RANK_0)
     except (RuntimeError, KeyError, ValueError) as problem:
-        reason = str(problem).splitlines()[0][:200]
-        raise BadInput(f"the checkpoint does not fit the model ({reason})")
+        raise BadInput(f"the checkpoint does not fit the model ({first_line(problem, 200)})")
     except CheckpointException as problem:
         raise BadInput(f"{sharded}: not a whole checkpoint ({first_failure(problem)})")
 

@@ -305,7 +305,7 @@ class Soak:
         assert files[0] == files[1], f"left behind or missing: {sorted({*files[0]} ^ {*files[1]})}"
         for step, _, epoch, *figures in self.claims:
             row = rows[int(step) - 1]
-            true = [row["step"], int(row["epoch"]) + 1, *(row[name] or -1 for name in ("train_loss", "valid_loss", "valid_bleu"))]
+            true = [row["step"], int(row["epoch"]), *(row[name] or -1 for name in ("train_loss", "valid_loss", "valid_bleu"))]
             said = [step, epoch, *(figure or -1 for figure in figures)]
             if not all(math.isclose(float(a), float(b), rel_tol=1e-3, abs_tol=1e-6) for a, b in zip(said, true)):
                 self.wrong.append(f"said {said}, metrics.csv has {true}")

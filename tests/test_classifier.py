@@ -147,13 +147,15 @@ def test_dropout_is_where_it_is_said_to_be():
 @pytest.mark.parametrize("wrong, said", [
     (dict(stem=4), "patch 2: with a stem"), (dict(classes=1), "there is 1 class"),
     (dict(image_size=7), "image_size 7 is no multiple of patch 2"), (dict(image_size=0), "image_size 0"),
-    (dict(activation="tanh"), "activation 'tanh' is none of relu, gelu")])
+    (dict(activation="tanh"), "activation 'tanh' is none of relu, gelu"), (dict(pool="max"), "pool 'max' is none of mean, first"),
+    (dict(positions="rotary"), "positions 'rotary' is none of"), (dict(head="gelu"), "head 'gelu' is none of"), (dict(norm="mid"), "norm 'mid'")])
 def test_an_impossible_shape_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
         ClassifierConfig(**dict(classes=2) | PICTURES | wrong)
     assert ClassifierConfig(2, **PICTURES).channels == 3
     ClassifierConfig(2, **PICTURES | dict(patch=1, image_size=1))
     ClassifierConfig(2, image_size=7)                      # of texts: it means nothing
+    assert make_model(vocab_size=9, pool="first+mean", head="tanh").logits(torch.ones(2, 3, dtype=torch.long)).shape[0] == 2
 
 
 def test_weights_have_the_sizes_that_training_needs():

@@ -1,5 +1,6 @@
 """Sentence pairs from archives as OPUS gives them, and from .jsonl."""
 
+import gzip
 import zipfile
 
 import pytest
@@ -30,6 +31,18 @@ def test_a_zip_in_moses_format_is_read_where_it_is(tmp_path):
     assert list(back.parts["train"]()) == [pair[::-1] for pair in PAIRS]
     assert back.checksum() != find_corpus(data).checksum()
     assert [path.name for path in tmp_path.iterdir()] == ["de-en.txt.zip"]     # nothing is unpacked
+
+
+def test_the_phrasebook_goes_both_ways():
+    pairs, back = (list(find_corpus(src=src, tgt=tgt).parts["test"]()) for src, tgt in (("de", "en"), ("en", "de")))
+    assert pairs == [pair[::-1] for pair in back] and len({src for src, _ in pairs} & {src for src, _ in back}) < len(pairs) / 10
+    with pytest.raises(BadInput, match="^--src en --tgt fr: the phrasebook has de and en$"):
+        find_corpus(src="en", tgt="fr")
+
+
+def test_a_packed_file_may_end_in_capitals(tmp_path):
+    (tmp_path / "ROWS.TSV.GZ").write_bytes(gzip.compress(b"de\ten\nJa.\tYes.\n"))
+    assert list(find_corpus(str(tmp_path / "ROWS.TSV.GZ")).parts["train"]()) == [("Ja.", "Yes.")]
 
 
 def test_a_zip_that_cannot_be_read_is_refused_in_one_line(tmp_path):

@@ -432,7 +432,7 @@ def test_the_validation_part_has_several_names(tmp_path, train, name):
     assert read(find_labelled(str(tmp_path)), "valid") == [(name, "a"), (name, "b")]
 
 
-def test_what_is_labelled_is_known_without_reading(tmp_path):
+def test_what_is_labelled_is_known_without_reading(tmp_path, monkeypatch):
     for data in ("agnews", "fashion-mnist", "kinds"):
         assert is_labelled(data, "")
     write_tree(tmp_path, {"train.de": "a", "train.en": "b", "old/x/1.txt": "", "notes/1.txt": "",
@@ -441,6 +441,9 @@ def test_what_is_labelled_is_known_without_reading(tmp_path):
                  f"{tmp_path}/pairs.tsv", f"{tmp_path}/nothing"):
         assert not is_labelled(data, "")
     assert is_labelled(f"{tmp_path}/pairs.tsv", "2")
+    write_tree(tmp_path, {"phrasebook/notes/1.txt": "", "own/notes/1.txt": ""})
+    monkeypatch.chdir(tmp_path)                            # a built-in name goes before a folder's
+    assert is_labelled("own") and not is_labelled("phrasebook") and is_labelled("./phrasebook")
 
 
 # --- Pictures

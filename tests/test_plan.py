@@ -345,6 +345,12 @@ def test_given_figures_take_the_place_of_the_kinds(capsys, monkeypatch):
     assert faster != said(capsys, monkeypatch, "--nodes", "2", "--data", "multi30k")[1]
 
 
+def test_given_figures_take_the_place_of_measured_ones(capsys, monkeypatch):
+    monkeypatch.setattr(rates, "measure", lambda job, processes: KINDS["cpu"])
+    status, output, _ = said(capsys, monkeypatch, "--kind", "cpu", "--gpus-per-node", "2", "--measure", "--memory-gb", "3")
+    assert status == 0 and re.search(r"fits in 3 +yes", output), output
+
+
 @pytest.mark.parametrize("few, recompute, seconds", [(1.0, False, 4), (2.5, False, 4), (1.0, True, None), (4.5, False, 4)])
 def test_what_was_measured_is_what_is_planned(monkeypatch, few, recompute, seconds):
     """Also where noise makes a quarter of the sentences slower than all of them; --recompute costs more than was measured."""

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from support import processes
+from support import processes, rendezvous
 from support.errors import BadInput
 from support.rendezvous import name_lost_processes, this_attempt
 from support.stopping import STOPPING
@@ -100,6 +100,35 @@ def test_a_process_whose_parent_has_died_before_they_met_ends(monkeypatch, capfd
         processes.torchrun(None, Namespace(given={}, defaults={"timeout": 600}))
     assert ended.value.code == (1 if how == "spawn" else 2) and time.monotonic() - began < 20
     assert how == "spawn" or capfd.readouterr().err.endswith("error: torchrun has ended meanwhile\n")
+
+
+def test_the_first_of_each_node_goes_before_the_others_there(monkeypatch):
+    store, order = dist.HashStore(), []
+
+    def enter(rank, node, local):
+        monkeypatch.setenv("GROUP_RANK", str(node))
+        monkeypatch.setenv("LOCAL_RANK", str(local))
+        with processes.rank_0_first(store, rank):
+            order.append(rank)
+
+    class Waits(Exception):
+        pass
+
+    def wait_for(store, key):
+        if not store.check([key]):
+            raise Waits
+
+    monkeypatch.setattr(rendezvous, "wait_for", wait_for)
+    everyone = {(rank, rank // 2, rank % 2) for rank in range(4)}
+    for turn in ([0], [1, 2], [3]):
+        for process in sorted(everyone, reverse=True):
+            if process[0] not in turn and process[0] not in order:
+                with pytest.raises(Waits):
+                    enter(*process)
+        for process in sorted(everyone):
+            if process[0] in turn:
+                enter(*process)
+    assert order == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("rank, missing", [(1, 0), (0, 1)])

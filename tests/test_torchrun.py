@@ -1,5 +1,6 @@
 """train_ddp.py and train_fsdp.py as torchrun starts them: stopping, dying, hanging, refusing; two at once, two nodes."""
 
+import json
 import os
 import random
 import re
@@ -12,6 +13,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import kill
 from conftest import (NETWORK, ROOT, SMALL, children_of, mathematics, read_metrics, run_script, wait_for,
@@ -19,6 +21,7 @@ from conftest import (NETWORK, ROOT, SMALL, children_of, mathematics, read_metri
 from parity import command
 from support.errors import BadInput
 from support.flags import complete, parse_arguments
+from support.rendezvous import checksum_of_code, share_arguments
 
 
 def start(folder, mode, procs, *flags, **how):
@@ -113,6 +116,24 @@ def test_more_processes_than_gpus(monkeypatch):
         complete(parse_arguments(""))
 
 
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_node_that_has_fewer_gpus_than_rank_0s(monkeypatch, gpus):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(sys, "argv", ["train_ddp.py"])
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    store, parsed = dist.HashStore(), parse_arguments("")
+    mine = {"command line": {}, "torch": torch.__version__, "code": checksum_of_code()}
+    store.set("checked/0", "")
+    store.set("arguments", json.dumps([mine, parsed.defaults | {"device": "cuda"}]))
+    if gpus == 2:
+        assert share_arguments(parsed, store, store, 1, 2).device == "cuda"
+    else:
+        with pytest.raises(BadInput, match="--nproc-per-node 2: there are 1 GPUs here"):
+            share_arguments(parsed, store, store, 1, 2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode, number", [("ddp", signal.SIGTERM), ("fsdp", signal.SIGINT)])
 def test_a_signal_to_torchrun_saves_one_step_everywhere(tmp_path, corpus_flags, mode, number):
@@ -164,12 +185,12 @@ def test_torchrun_on_two_nodes_restarts_when_one_has_lost_its_process(tmp_path, 
     assert [int(row["step"]) for row in read_metrics(tmp_path / "logs/two")] == list(range(1, 151))
 
 
-def start_nodes(folders, flags, *, script="train_ddp.py", restarts=3):
-    """Two torchrun of one process each, on loopback, each in a folder of its own, with its own flags."""
+def start_nodes(folders, flags, *, script="train_ddp.py", restarts=3, procs=1):
+    """Two torchrun of one process or more each, on loopback, each in a folder of its own, with its own flags."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return [subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
+    return [subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", str(procs),
                               "--max-restarts", str(restarts), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}",
                               "--rdzv-conf", f"is_host={not node}", "--local-addr", "127.0.0.1",
                               ROOT / script, "--device", "cpu", *map(str, own)],
@@ -206,6 +227,21 @@ def test_two_nodes_without_a_shared_disk_go_on_from_the_same_step(tmp_path, pair
     calm = start(tmp_path / "calm", "ddp", 2, *flags)
     assert ends(calm, 120)[0] and calm.returncode == 0
     assert mathematics(read_metrics(first / "logs/two")) == mathematics(read_metrics(tmp_path / "calm/logs/two"))
+
+
+@pytest.mark.parametrize("wrong", [pytest.param(["--data", "uneven"], id="corpus"), pytest.param(["--lr", "-1"], id="flag", marks=pytest.mark.slow),
+                                   pytest.param(["--lrr", "1"], id="no flag", marks=pytest.mark.slow)])
+def test_what_rank_0_refuses_each_node_says_once(tmp_path, pairs, wrong):
+    """The store is where rank 0 is: without its word the other node would know that it is gone, not why."""
+    folders = two_folders(tmp_path, pairs)
+    for folder in folders:
+        (folder / "uneven.de").write_text("Ein Haus.\nEin Hund.\n")
+        (folder / "uneven.en").write_text("A house.\n")
+    nodes = start_nodes(folders, [["--data", "own", *SMALL, *wrong]] * 2, restarts=0, procs=2)
+    said = [[line for line in ends(node, 90)[1].splitlines() if "error:" in line] for node in nodes]
+    assert all(node.returncode for node in nodes)
+    assert len(said[0]) == 1 and said[0][0].startswith("error: ") and "Traceback" not in said[0][0]
+    assert said[1] == said[0] or wrong[0] == "--lrr"
 
 
 @pytest.mark.parametrize("what", ["learning rate", pytest.param("corpus", marks=pytest.mark.slow)])

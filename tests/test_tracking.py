@@ -124,7 +124,10 @@ def test_an_evaluation_within_an_epoch_is_in_its_record(tmp_path, train):
     rows = json.loads((tmp_path / "logs/seen/summary.json").read_text())["epochs"]
     evaluated = {int(row["step"]): float(row["valid_loss"]) for row in read_metrics(tmp_path / "logs/seen") if row["valid_loss"]}
     assert rows[-1]["step"] == 45 and rows[0]["step"] > 9 and any(row["step"] % 7 for row in rows[:-1])
+    of_step = {int(row["step"]): int(row["epoch"]) for row in read_metrics(tmp_path / "logs/seen")}
+    assert of_step[1] == 1
     for row in rows:
+        assert of_step[row["step"]] == row["epoch"]
         assert row["valid_loss"] == pytest.approx(evaluated[max(step for step in evaluated if step <= row["step"])], abs=1e-6)
 
 

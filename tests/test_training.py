@@ -322,7 +322,7 @@ def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(tmp_path, monkeypa
         return {1.0: {"accuracy": 0.9, "loss": 0.3}, 3.0: {"accuracy": 0.8, "loss": loss_of_mean}}[float(model.weight.detach())]
 
     monkeypatch.setattr(report, "put_weights", lambda model, weights: model.load_state_dict(weights))
-    monkeypatch.setattr(report.dist, "all_gather_object", lambda found, mine: found.__setitem__(0, mine))
+    monkeypatch.setattr(report, "of_all", lambda mine: [mine])
     task = SimpleNamespace(figures=("accuracy",), evaluate=evaluate, report=lambda *_: ({"test_accuracy": 0.7}, ""))
     report.finish(SimpleNamespace(
         task=task, writes=True, folder=tmp_path, rank=0, world_size=1, args=SimpleNamespace(average=2), last=4, began=0, say=print,
@@ -400,23 +400,27 @@ def test_mfu_is_the_models_operations_over_those_that_the_hardware_could_do(tmp_
 @pytest.mark.parametrize("name, tflops", [("NVIDIA H200", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA L40S", 362), ("NVIDIA L4", 121)])
 def test_the_peak_of_a_known_gpu(monkeypatch, name, tflops):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: name)
+    monkeypatch.setattr(machine, "from_rank_0", lambda rate: rate)
     args = SimpleNamespace(peak_tflops=0.0, device="cuda", precision="bf16")
     assert machine.peak_rate(args, 0, 2, Path("nowhere")) == 2 * tflops * 1e12
+    # On another node there may be one that is not known: all go by rank 0's, and none is left waiting.
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA GeForce RTX 4090")
+    monkeypatch.setattr(machine, "from_rank_0", lambda rate: rate + 2 * tflops * 1e12)
+    assert machine.peak_rate(args, 1, 2, Path("nowhere")) == 2 * tflops * 1e12
 
 
 def test_the_peak_is_measured_by_all_processes_once_for_a_machine(monkeypatch, tmp_path):
-    def gather(rates, rate):
-        rates[:] = [rate] * len(rates)
-
     measured = iter([1e9, 5e9])                            # the second would be another machine's
-    monkeypatch.setattr(machine.dist, "broadcast_object_list", lambda everyone: None)
-    monkeypatch.setattr(machine.dist, "all_gather_object", gather)
+    processes = [2]
+    monkeypatch.setattr(machine, "from_rank_0", lambda rate: rate)
+    monkeypatch.setattr(machine, "of_all", lambda rate: [rate] * processes[0])
     monkeypatch.setattr(machine, "matrix_rate", lambda *_: next(measured))
     args = SimpleNamespace(peak_tflops=0.0, device="cpu", precision="fp32")
     assert [machine.peak_rate(args, 0, 2, tmp_path) for _ in range(3)] == [2e9] * 3
+    processes[0] = 3
     assert machine.peak_rate(args, 0, 3, tmp_path) == 15e9          # three processes are another case
     (tmp_path / "matrix_rates.json").write_text("spoilt")
-    measured = iter([1e9])
+    measured, processes[0] = iter([1e9]), 2
     assert machine.peak_rate(args, 0, 2, tmp_path) == 2e9
 
 

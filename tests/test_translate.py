@@ -184,6 +184,7 @@ def test_what_does_not_go_together_is_refused(trained, tmp_path, answer):
         ([*engine, "--attention", "a.png"], "without --attention"),
         (["Hallo", "--attention", "a.png", "--checkpoint", best, "--checkpoint", best], "one model's best"),
         ([*engine, "--precision", "bf16"], "in int8"),
+        (["Hallo", "--score", "a.de", "a.en"], "one thing at a time"),
         (["--score", os.devnull + ".de", os.devnull], "cannot be read"),
     ]:
         with pytest.raises(BadInput) as problem:

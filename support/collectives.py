@@ -1,0 +1,17 @@
+"""Small things that processes tell each other: any values that can be pickled."""
+
+import torch.distributed as dist
+
+
+def of_all(value) -> list:
+    """What each process has given, in the order of ranks. A collective."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def from_rank_0(value):
+    """What process 0 has given; what the others give is passed over. A collective."""
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
