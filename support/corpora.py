@@ -78,7 +78,8 @@ def find_corpus(data="phrasebook", valid="", test="", src="de", tgt="en") -> Cor
         way = 1 if src == "de" else -1
         readers = {part: (lambda part=part: (pair[::way] for pair in book()[part]))
                    for part in PARTS}
-        corpus = Corpus(data, readers, (src, tgt), [Path(phrasebook.__file__)])
+        columns = (src, tgt) if way == 1 else (src, tgt, "turned")    # it once was not
+        corpus = Corpus(data, readers, columns, [Path(phrasebook.__file__)])
     elif data == "multi30k" or Path(data).is_dir():
         folder = download(data, MULTI30K, MULTI30K_URL) if data == "multi30k" else Path(data)
         corpus = Corpus(own_name(folder, ("phrasebook",)), {}, (src, tgt))

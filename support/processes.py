@@ -48,9 +48,11 @@ def run(train: Callable, rank: int, world_size: int, store: dist.Store, args: Na
         return stopped
 
 
-def local_rank(rank: int) -> int:
-    """The number of a process on its node."""
-    return int(os.environ.get("LOCAL_RANK", rank))         # set by torchrun; else all are on one
+def place(rank: int) -> tuple[int, str]:
+    """A process's number on its node, and the node's, as torchrun counts; else all are on one."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:                # not another launcher's variables
+        return int(os.environ["LOCAL_RANK"]), os.environ["GROUP_RANK"]
+    return rank, "0"
 
 
 @contextmanager
@@ -63,8 +65,14 @@ def one_speaks(rank: int):
         yield
     except (BadInput, OSError):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(1 if rank == 0 else 4 if local_rank(rank) else 0)
+        time.sleep(1 if rank == 0 else 4 if place(rank)[0] else 0)
         raise
+
+
+def leave(number: int, _frame) -> None:
+    """Ends the process by SystemExit; a second signal would end what that removes on its way."""
+    Signals.answer(lambda *_: None)
+    sys.exit(128 + number)
 
 
 @contextmanager
@@ -73,14 +81,14 @@ def rank_0_first(store: dist.Store, rank: int):
 
     After it comes the first process of each other node, which may have a disk of its own.
     """
-    node = os.environ.get("GROUP_RANK", "0")               # set by torchrun
+    local_rank, node = place(rank)
     if rank > 0:
         hear(store, "prepared/0")
-    if local_rank(rank) > 0:
+    if local_rank > 0:
         hear(store, f"prepared/{node}")
         yield
     else:
-        Signals.answer(lambda number, _: sys.exit(128 + number))      # removes what is half-written
+        Signals.answer(leave)                              # removes what is half-written
         with tell(store, f"prepared/{node}"):
             yield
         Signals.answer(signal.SIG_DFL)
@@ -212,9 +220,10 @@ def torchrun(train: Callable, args: Namespace) -> None:
             stopped = run(train, rank, world_size, store, args)
         except dist.DistNetworkError:                      # the store is where process 0 is
             raise BadInput("process 0 has ended: what its node prints says why")
-        except (BadInput, OSError):
-            if rank == 0 and shared.check(["folder"]):
-                forget_empty(shared.get("folder").decode())
+        except (BadInput, OSError, SystemExit):
+            with suppress(dist.DistError):                 # the store may be gone
+                if rank == 0 and shared.check(["folder"]):
+                    forget_empty(shared.get("folder").decode())
             raise
     # At Python's own end a thread of Gloo's may still hold a tensor, and abort: leave at once.
     sys.stdout.flush()

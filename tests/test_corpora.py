@@ -36,6 +36,7 @@ def test_a_zip_in_moses_format_is_read_where_it_is(tmp_path):
 def test_the_phrasebook_goes_both_ways():
     pairs, back = (list(find_corpus(src=src, tgt=tgt).parts["test"]()) for src, tgt in (("de", "en"), ("en", "de")))
     assert pairs == [pair[::-1] for pair in back] and len({src for src, _ in pairs} & {src for src, _ in back}) < len(pairs) / 10
+    assert find_corpus(src="en", tgt="de").columns != ("en", "de")     # the encoded one has another name than when it was not turned
     with pytest.raises(BadInput, match="^--src en --tgt fr: the phrasebook has de and en$"):
         find_corpus(src="en", tgt="fr")
 

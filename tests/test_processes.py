@@ -104,6 +104,7 @@ def test_a_process_whose_parent_has_died_before_they_met_ends(monkeypatch, capfd
 
 def test_the_first_of_each_node_goes_before_the_others_there(monkeypatch):
     store, order = dist.HashStore(), []
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
 
     def enter(rank, node, local):
         monkeypatch.setenv("GROUP_RANK", str(node))
@@ -129,6 +130,23 @@ def test_the_first_of_each_node_goes_before_the_others_there(monkeypatch):
             if process[0] in turn:
                 enter(*process)
     assert order == [0, 1, 2, 3]
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")              # another launcher's variables, under train_cpu.py
+    store = dist.HashStore()
+    for rank in range(3):
+        enter(rank, 1, 1)
+    assert order == [0, 1, 2, 3, 0, 1, 2]
+
+
+def test_a_second_signal_does_not_end_what_the_first_removes():
+    with pytest.raises(SystemExit) as ended:
+        with processes.rank_0_first(dist.HashStore(), 0):
+            try:
+                signal.raise_signal(signal.SIGINT)
+                time.sleep(1)
+            finally:
+                signal.raise_signal(signal.SIGTERM)
+                removed = True
+    assert ended.value.code == 128 + signal.SIGINT and removed
 
 
 @pytest.mark.parametrize("rank, missing", [(1, 0), (0, 1)])
