@@ -41,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
     add("example", nargs="?", metavar="TEXT",
         help="a text, or the path of a picture [a prompt, or standard input]")
     add("--checkpoint", type=Path, metavar="PATH",
-        help="a .pt file or a run's folder [best.pt of logs/'s newest run]")
+        help="a .pt file or a run's folder [logs/'s newest classifier's best.pt]")
     add("--score", metavar="FILE", help="classify labelled examples: a .csv, .tsv or .jsonl file, "
         "a folder of class folders, or of what the model was trained on valid, test or train")
     add("--text", metavar="COLUMN", help="of --score's file [as in training]")

@@ -38,7 +38,7 @@ def parse_arguments() -> argparse.Namespace:
     add("text", nargs="?", metavar="TEXT", help="a sentence [a prompt, or standard input]")
     add("--checkpoint", action="append", type=Path, metavar="PATH", default=[],
         help="a .pt file or a run's folder; several with one vocabulary: an ensemble "
-             "[best.pt of logs/'s newest run]")
+             "[logs/'s newest translator's best.pt]")
     add("--beam", type=int, default=4, help="hypotheses kept while searching; 1 is greedy [4]")
     add("--n-best", type=int, default=1, help="translations to show, with their scores [1]")
     add("--score", nargs=2, metavar=("SRC", "REF"), help="translate SRC and score it against REF")
