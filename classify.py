@@ -28,6 +28,7 @@ from support.labelled import find_labelled
 from support.machine import available_cores, find_device
 from support.pictures import Picture, read_picture
 from support.predict import load_classifier, logits
+from support.pretrained import export
 from support.prompt import prompt, readable
 from support.tables import TABLES, blocks, ending
 
@@ -108,8 +109,8 @@ def find_examples(args: argparse.Namespace, labeller: Labeller) -> tuple[Callabl
     """The reader of what --score names, and which of several parts it is. Raises BadInput."""
     flags = load(labeller.path)["flags"]
     is_part = args.score in PARTS and not Path(args.score).exists()
-    known = flags if is_part or ending(Path(args.score)) in TABLES else {}   # a table's columns
-    given = {name: getattr(args, name) or known.get(name, "") for name in ("text", "label")}
+    columns = flags if is_part or ending(Path(args.score)) in TABLES else {}
+    given = {name: getattr(args, name) or columns.get(name, "") for name in ("text", "label")}
     data = [flags[name] for name in ("data", "valid", "test")] if is_part else [args.score]
     corpus = find_labelled(*data, **given, picture=labeller.picture)
     parts = hold_out(corpus)[0] if is_part and args.score != "test" else corpus.parts
@@ -117,9 +118,13 @@ def find_examples(args: argparse.Namespace, labeller: Labeller) -> tuple[Callabl
     if corpus.kind != labeller.kind:
         refuse(f"--score {args.score}: {corpus.kind}s, but {labeller.path} knows {labeller.kind}s")
     if part not in parts:
-        refuse(f"--score {part}: {corpus.name} has no such part, only {', '.join(parts)}")
+        refuse(f"--score {part}: {corpus.name} has no such part, only "
+               f"{', '.join({**parts, **hold_out(corpus)[0]})}")
     if is_part and part != "test" and corpus.checksum() != labeller.saved["checksum"]:
         refuse(f"--score {part}: {corpus.name} has changed since the model was trained on it")
+    same = Path(args.score).resolve() == Path(flags["data"]).resolve()
+    if same and part == "train" and not is_part:
+        return parts[part], ", which the model was trained on"
     return parts[part], f" of the {part} part" if len(parts) > 1 else ""
 
 
@@ -155,8 +160,6 @@ def main() -> None:
     if args.score is not None:
         score(args, labeller)
     elif args.export:
-        from support.pretrained import export
-
         export(args.export, labeller.model, labeller.saved)
         print(f"{args.export}: {labeller.path}, as transformers reads it")
     elif args.example is not None:

@@ -1,4 +1,4 @@
-"""The end of a run: which weights it keeps, how good they are, and what it took."""
+"""What a run says first, and at its end: which weights it keeps, how good, and what it took."""
 
 import csv
 import json
@@ -11,8 +11,19 @@ from torch import nn
 from support import checkpoint
 from support.collectives import of_all
 from support.log import write_json
-from support.machine import peak_memory
+from support.machine import device_name, peak_memory
 from support.weights import put_weights
+
+
+def beginning(run) -> str:
+    """The data, who computes, and whether the learning rate will ever get up."""
+    args = run.args
+    lines = [str(run.task), f"processes: {run.world_size}, threads of each: "
+             f"{torch.get_num_threads()}, {device_name(args.device)}, {args.precision}"]
+    if args.warmup > run.last and not (args.saved or args.benchmark):
+        lines.append(f"warning: {run.last} steps are less than the warm-up's {args.warmup}, so the "
+                     f"learning rate stays low: --warmup 0 takes a tenth of the run")
+    return "\n".join(lines)
 
 
 def finish(run, model: nn.Module) -> None:
@@ -22,6 +33,7 @@ def finish(run, model: nn.Module) -> None:
     validation part is lower. The highest of many accuracies is partly luck, which the loss has less
     of. `model` is left with them.
     """
+    run.say("scoring the best weights")
     task, first = run.task, run.task.figures[0]
 
     def score(weights: dict | None) -> dict[str, float]:

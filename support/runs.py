@@ -48,7 +48,7 @@ class Run:
         self.timed = []                                    # (tokens/s, MFU) of each row
         self.since = [0.0, 0, 0.0]                         # seconds, tokens, FLOPs since a row
         self.row = self.bar = self.log = self.profile = None
-        self.say(str(task))
+        self.say(report.beginning(self))
 
     # --- Beginning and going on
 
@@ -214,7 +214,7 @@ class Run:
         self.log.write(row | {name: f"{value:.6f}" for name, value in evaluated.items()})
         if evaluated or self.bar is None and step % (10 * self.args.log_every) == 0:
             gone = self.progress["seconds"]
-            found = "".join(f", {name.replace('_', ' ')} {evaluated[name]:.4g}"
+            found = "".join(f", {name.replace('_', ' ')} {round(evaluated[name], 4):.4g}"
                             for name in self.columns if name in evaluated)
             self.say(f"step {step}/{self.last}, epoch {row['epoch']}: "
                      f"loss {float(row['train_loss']):.3f}{found}, "

@@ -206,6 +206,7 @@ def test_score_takes_a_part_of_what_the_model_was_trained_on(folder, answer, exa
     write_table(folder / "test.csv", rows)
     assert answer("--score", "test").out.startswith(expected_table(folder, rows))
     assert answer("--score", "test.csv").out.startswith(expected_table(folder, rows))
+    assert "texts, which the model was trained on, " in answer("--score", "train.csv").out
 
 
 def test_score_takes_the_examples_that_were_held_out(folder, answer, examples, tmp_path):
@@ -218,7 +219,7 @@ def test_score_takes_the_examples_that_were_held_out(folder, answer, examples, t
     save(tmp_path / "run", model, flags=flags, tokenizer=saved["tokenizer"], checksum=corpus.checksum())
     for part, number in (("valid", len(held_out)), ("train", count - len(held_out))):
         assert f"\n{number} texts of the {part} part, " in answer("--checkpoint", tmp_path / "run", "--score", part).out
-    with pytest.raises(BadInput, match="--score test: train has no such part, only train"):
+    with pytest.raises(BadInput, match="--score test: train has no such part, only train, valid"):
         answer("--checkpoint", tmp_path / "run", "--score", "test")
     save(tmp_path / "older", model, flags=flags, tokenizer=saved["tokenizer"], checksum="another")
     with pytest.raises(BadInput, match="--score valid: train has changed since"):      # others are held out of it now
@@ -341,7 +342,7 @@ def pictures(tmp_path, monkeypatch):
     model = Classifier(ClassifierConfig(classes=7, patch=4, image_size=8, layers=1, d_model=16,
                                         heads=2, d_ff=16, positions="learned", max_length=1))
     initialize(model, 1)
-    save(tmp_path / "logs" / "pictures", model, picture=asdict(Picture(size=8)))
+    save(tmp_path / "logs" / "pictures", model, flags={"data": "shapes"}, picture=asdict(Picture(size=8)))
     image.new("RGB", (20, 10), (250, 0, 0)).save(tmp_path / "red.png")
     (tmp_path / "broken.png").write_bytes((tmp_path / "red.png").read_bytes()[:45])
     red = np.zeros((3, 8, 8), np.uint8)
