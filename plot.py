@@ -163,6 +163,8 @@ def main() -> None:
         try:
             if path.is_file():
                 runs += read_study(path) or refuse(f"{path}: no rows")
+            elif (path / "runs.csv").is_file() and not (path / "config.json").is_file():
+                refuse(f"{path}: a study, whose table is {path / 'runs.csv'}")
             else:
                 runs.append(read_run(path, [run["run"] for run in runs]))
         except (ValueError, TypeError, KeyError, csv.Error) as problem:

@@ -91,5 +91,5 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
 
 
 if __name__ == "__main__":
-    args = parse_arguments(__doc__, devices=("cpu",), procs=(int, 0, "processes; 0: 1 to 8"))
+    args = parse_arguments(__doc__, devices=("cpu",), procs=(int, 0, "processes; 0: up to 8"))
     spawn(train, args)                                     # starts the processes, and waits

@@ -62,6 +62,8 @@ def find_checkpoint(path: Path | None, kind: str) -> Path:
     raises BadInput.
     """
     if path:
+        if path.is_dir() and not (path / "best.pt").is_file():
+            raise BadInput(f"{path}: it has no best.pt, the weights that training leaves there")
         path = path / "best.pt" if path.is_dir() else path
         script = SCRIPTS.get(str(load(path)["task"].get("kind")), SCRIPTS[kind])
         if script != SCRIPTS[kind]:

@@ -88,7 +88,8 @@ def find_corpus(data="phrasebook", valid="", test="", src="de", tgt="en") -> Cor
             if prefix:
                 add_part(corpus, part, str(prefix), src, tgt)
         if "train" not in corpus.parts:
-            raise BadInput(f"{folder}: no train.{src} and train.{tgt} in this folder")
+            raise BadInput(f"{folder}: no train.{src} and train.{tgt} in this folder; "
+                           f"of other files name the PREFIX: {folder}/NAME for NAME.{src}")
         if all(sha256(folder / name) == check for name, (_, check) in MULTI30K.items()):
             corpus.name = "multi30k"
     else:

@@ -51,12 +51,21 @@ def answer_bad_input():
         sys.exit(130)
 
 
+@contextmanager
+def reader_may_leave():
+    """Ends the block where what reads the output has left, as `| head` does; the rest is lost."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def answer(main: Callable[[], None]) -> None:
     """Runs a script that only reads a model and prints: whenever it ends, nothing is lost."""
     with answer_bad_input():
         try:
-            main()
-        except BrokenPipeError:                            # `| head` has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            with reader_may_leave():
+                main()
         except KeyboardInterrupt:
             os._exit(130)                                  # at once: nobody needs what is begun

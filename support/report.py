@@ -2,8 +2,11 @@
 
 import csv
 import json
+import os
 import statistics
+import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -75,7 +78,20 @@ def finish(run, model: nn.Module) -> None:
         "peak_memory_mib": {"largest_process": round(max(memory)),
                             "all_processes": round(sum(memory))},
         "epochs": epochs} | profile)
-    run.say(f"\n{text}\n{minutes(seconds)} in all; {run.folder}/ has the log and the checkpoints.")
+    run.say(f"\n{text}\n{minutes(seconds)} in all; {run.folder}/ has the log, and in best.pt the "
+            f"weights.")
+
+
+def stopped(run, step: int) -> None:
+    """Says how a run that was stopped goes on."""
+    command, flags = "python", ""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        command = f"torchrun --standalone --nproc-per-node {run.world_size}"
+        if os.environ["GROUP_WORLD_SIZE"] != "1":          # each node has a command of its own
+            command = "torchrun ..."
+        flags = " --device cpu" if run.args.device == "cpu" else ""
+    run.say(f"stopped and saved at step {step}; go on with: "
+            f"{command} {Path(sys.argv[0]).name} --resume {run.folder}{flags}")
 
 
 def of_epoch(run, step: int) -> dict:

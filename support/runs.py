@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 import sys
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from support import checkpoint, report, weights
 from support.collectives import from_rank_0
 from support.corpora import CACHE
-from support.errors import BadInput
+from support.errors import BadInput, reader_may_leave
 from support.log import Log
 from support.machine import peak_rate
 from support.profiling import Profile
@@ -224,8 +223,8 @@ class Run:
     def say(self, text: str) -> None:
         """A line from rank 0, above the progress bar."""
         if self.rank == 0:
-            (self.bar.write if self.bar is not None else print)(text)
-            sys.stdout.flush()
+            with reader_may_leave():
+                (self.bar.write if self.bar is not None else print)(text)
 
     def close(self) -> None:
         """Ends what this run has open."""
@@ -241,9 +240,7 @@ class Run:
         if self.args.benchmark:
             report.benchmark(self)
         elif stopping:
-            command = "torchrun ..." if "TORCHELASTIC_RUN_ID" in os.environ else "python"
-            self.say(f"stopped and saved at step {step}; "
-                     f"go on with: {command} {Path(sys.argv[0]).name} --resume {self.folder}")
+            report.stopped(self, step)
         else:
             report.finish(self, model)
         self.close()

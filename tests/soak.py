@@ -245,7 +245,7 @@ class Soak:
             return kind == FULL and (not found[1] or there)
         if line == "error: a file cannot be written: No space left on device":
             return kind == FULL
-        if found := re.match(rf"stopped and saved at step (\d+); go on with: (?:python|torchrun \.\.\.) train_\w+\.py --resume {where}$", line):
+        if found := re.match(rf"stopped and saved at step (\d+); go on with: (?:python|torchrun [-\w. ]+) train_\w+\.py --resume {where}(?: --device cpu)?$", line):
             step = torch.load(self.run / "last.pt", weights_only=True)["step"] if there else 0
             return kind in (*SIGNALS, KILL_PARENT) and (int(found[1]) == step or goes_on and int(found[1]) < step)
         if found := re.match(r"step (\d+)/(\d+), epoch (\d+): loss ([\d.]+)(?:, valid loss ([\d.]+), valid bleu ([\d.e-]+))?, [\d,]+ tokens/s, ", line):

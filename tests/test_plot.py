@@ -366,6 +366,8 @@ def test_studies_that_cannot_be_drawn(tmp_path, content):
     """Empty, no rows, something else, a column missing, words, bytes, nothing to compare."""
     (tmp_path / "study.csv").write_text(content)
     assert "study.csv" in refused("study.csv", cwd=tmp_path)
+    write_study(tmp_path / "runs.csv", [])
+    assert f"a study, whose table is {tmp_path / 'runs.csv'}" in refused(tmp_path, cwd=tmp_path)
 
 
 def test_bad_use(tmp_path):

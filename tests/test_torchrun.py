@@ -142,7 +142,7 @@ def test_a_signal_to_torchrun_saves_one_step_everywhere(tmp_path, corpus_flags, 
     os.kill(run.pid, number)
     output, _ = ends(run)
     assert run.returncode != 0
-    step = int(re.search(r"stopped and saved at step (\d+); go on with: torchrun \.\.\. train_", output)[1])
+    step = int(re.search(r"stopped and saved at step (\d+); go on with: torchrun --standalone --nproc-per-node \d train_", output)[1])
     checkpoint = torch.load(tmp_path / "logs/stopped/last.pt", weights_only=True)
     assert checkpoint["step"] == step == int(read_metrics(tmp_path / "logs/stopped")[-1]["step"])
     until = str(step + 7)

@@ -70,6 +70,27 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, train):
     assert all(torch.equal(states[0][name]["exp_avg"], states[1][name]["exp_avg"]) for name in states[0])
 
 
+def test_what_reads_the_output_may_leave(tmp_path, corpus_flags):
+    """As `| head` does: the run goes on to its end, and says nothing of it."""
+    flags = [*corpus_flags, *SMALL, "--procs", "2", "--steps", "4", "--name", "unread"]
+    with subprocess.Popen([sys.executable, str(ROOT / "train_cpu.py"), *flags], cwd=tmp_path,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        run.stdout.close()
+        _, err = run.communicate(timeout=300)
+    assert (run.returncode, err) == (0, b"")
+    assert (tmp_path / "logs/unread/summary.json").is_file()
+
+
+def test_a_run_says_who_computes_and_whether_its_rate_gets_up():
+    args = SimpleNamespace(device="cpu", precision="fp32", warmup=100, saved=None, benchmark=False)
+    run = SimpleNamespace(task="pairs", args=args, world_size=3, last=99)
+    first, second, warning = report.beginning(run).split("\n")
+    assert first == "pairs" and second.startswith("processes: 3, threads of each: ") and second.endswith(", fp32")
+    assert "99 steps are less than the warm-up's 100" in warning
+    run.last = 100
+    assert report.beginning(run).split("\n") == [first, second]
+
+
 def test_what_a_run_leaves(trained):
     run = trained / "logs" / "first"
     config, summary = (json.loads((run / f"{name}.json").read_text()) for name in ("config", "summary"))

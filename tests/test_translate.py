@@ -156,6 +156,7 @@ def test_what_cannot_be_done_is_said_in_one_line(trained, tmp_path):
     for folder, flags, how, expected in [
         (tmp_path, ["Hallo"], {}, "train one, in a few minutes: python train_cpu.py"),
         (trained, ["Hallo", "--beam", "many"], {}, "--help lists the flags"),
+        (trained, ["Hallo", "--checkpoint", "logs"], {}, "logs: it has no best.pt"),
         (trained, [], {"input": b"gut\nsch\xf6n\n"}, "standard input, line 2: not UTF-8"),
     ]:
         done = run(folder, *flags, **how)
