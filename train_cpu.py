@@ -60,13 +60,13 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
         sums = torch.zeros(2, dtype=torch.float64, device=device)   # nll, requests to stop
         for left, batch in task.batches(step, rank, world_size, args.accumulate, device):
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-                loss, nll = compiled(*batch)
+                loss, nll = compiled(*batch)               # sums; nll: without label smoothing
             (loss / targets).backward()                    # gradients add up over micro-batches
             sums[0] += nll
 
         # --- Synchronize: sums over all processes
         dist.all_reduce(gradients)
-        sums[1] = stop_requested()
+        sums[1] = stop_requested()                         # of one: all stop after this step
         dist.all_reduce(sums)
         nll, stopping = sums.tolist()
 

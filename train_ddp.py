@@ -32,7 +32,7 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     # --- Processes: who takes part
     device, backend = torch.device("cpu"), "gloo"
     if args.device == "cuda":
-        # LOCAL_RANK, not the rank: every node numbers its GPUs from 0. NCCL sends GPU tensors.
+        # LOCAL_RANK: each node counts its GPUs from 0. Gloo sends CPU tensors, NCCL GPU ones.
         device, backend = torch.device("cuda", int(os.environ["LOCAL_RANK"])), "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(device)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size,
@@ -63,12 +63,12 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
         for left, batch in task.batches(step, rank, world_size, args.accumulate, device):
             replica.require_backward_grad_sync = not left  # only the last one sends gradients
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-                loss, nll = compiled(*batch)
+                loss, nll = compiled(*batch)               # sums; nll: without label smoothing
             (loss * world_size / targets).backward()       # DDP and FSDP average the gradients
             sums[0] += nll
 
         # --- Synchronize: sums over all processes
-        sums[1] = stop_requested()
+        sums[1] = stop_requested()                         # of one: all stop after this step
         dist.all_reduce(sums)
         nll, stopping = sums.tolist()
 

@@ -276,6 +276,7 @@ def test_the_mean_of_all_tokens_in_the_place_of_a_head(tmp_path, table, publishe
         export(tmp_path / "out", model, saved["task"])
 
 
+@pytest.mark.slow
 def test_the_mean_gets_a_last_layer_of_its_own(tmp_path, pictures):
     """A published one of the same classes is for the first token; DeiT's and DINOv2's are even wider."""
     config = ClassifierConfig(4, patch=4, channels=1, image_size=8, layers=1, d_model=16, heads=2, d_ff=24, max_length=1,

@@ -299,7 +299,7 @@ def test_what_does_not_go_together_is_refused(folder, tmp_path, answer):
     torch.save(content | {"task": content["task"] | {"config": config}}, tmp_path / "shape.pt")
     for flags, expected in [
         (["dog", "--checkpoint", "no.pt"], "no.pt"),
-        (["dog", "--checkpoint", tmp_path], "best.pt: No such file"),
+        (["dog", "--checkpoint", tmp_path], "it has no best.pt"),
         (["dog", "--checkpoint", tmp_path / "zero.pt"], "zero.pt: not a whole checkpoint"),
         (["dog", "--checkpoint", tmp_path / "shape.pt"], "not a whole checkpoint of a classifier"),
         (["dog", "--score", "test"], "one thing at a time"),

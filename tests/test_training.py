@@ -295,6 +295,7 @@ def test_a_run_goes_on_without_what_it_has_lost(tmp_path, train):
     assert summary["averaged_checkpoints"] == 1 and (tmp_path / "logs/r/best.ct2.77.partial").is_dir()
 
 
+@pytest.mark.slow
 def test_a_name_goes_on_with_its_run_or_refuses_other_flags(tmp_path, train):
     """The same words again do the right thing; a run whose checkpoint is lost is not overwritten."""
     how = ["--name", "r", "--eval-every", "4"]
@@ -359,6 +360,7 @@ def test_logs_that_cannot_be_written(tmp_path, train):
     assert done.returncode == 2 and done.stderr.startswith("error: logs: cannot be written") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_the_last_checkpoint_of_the_one_before(tmp_path, train):
     """The lock comes first: a run that was killed may still save, and nothing of that is lost."""
     run, later = tmp_path / "logs/r", tmp_path / "later.pt"
