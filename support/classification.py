@@ -6,7 +6,6 @@ support/translation.py says what the interface of a task is.
 import csv
 import json
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ import torch
 import torch.distributed as dist
 from tokenizers import Tokenizer
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from data import group_by_length
 from model import Classifier, ClassifierConfig
@@ -31,7 +29,7 @@ from support.schedule import freeze
 
 # What to begin with for a corpus; a flag that is given wins.
 ANY = dict(schedule="linear", warmup=0, label_smoothing=0.0, average=1, weight_decay=0.01,
-           epochs=5, lr=1e-3, batch_tokens=4096, vocab_size=8000, max_length=256)
+           epochs=5, lr=1e-3, batch_tokens=4096, vocab_size=8000, max_length=256, patch=4)
 FINE_TUNED = ANY | dict(lr=1.5e-4, epochs=2, batch_size=64, max_length=128)
 PRESETS = {
     "kinds": dict(vocab_size=1000, layers=1, d_model=64, d_ff=128, epochs=2, lr=3e-3,
@@ -69,6 +67,8 @@ class Classification:
             tokenizer, picture = found.tokenizer, found.picture
         else:
             tokenizer, picture = "", None
+            if args.pool != "init":
+                raise BadInput(f"--pool {args.pool}: it is for the weights that --init names")
         corpus = find_labelled(*(getattr(args, name) for name in CORPUS_FLAGS), picture)
         self.name, self.checksum = corpus.name, corpus.checksum()
         if saved and saved["checksum"] != self.checksum:
@@ -79,8 +79,9 @@ class Classification:
         self.meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
         self.classes, self.tokenizer = self.meta["classes"], ""
         if not self.picture:
-            if args.stem or args.image_size:
-                raise BadInput("--stem and --image-size are for pictures, and these are texts")
+            if args.stem or args.image_size or args.patch != ANY["patch"]:
+                raise BadInput("--patch, --stem and --image-size are for pictures, and these are "
+                               "texts")
             self.tokenizer = (self.folder / "tokenizer.json").read_text(encoding="utf-8")
         if args.init and not saved:
             self.take(found)
@@ -176,10 +177,8 @@ class Classification:
     def model(self) -> Classifier:
         """The model to train, with fast parts in place, its weights not yet initialized."""
         args = self.args
-        model = speed_up(Classifier(self.config), args.device, args.precision == "bf16")
-        if args.recompute:
-            for layer in model.layers():
-                layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        model = speed_up(Classifier(self.config), args.device, args.precision == "bf16",
+                         args.recompute)
         freeze(model, args.freeze)
         return model
 

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from support.errors import BadInput
 
-# In a run's record: which run it was, not what kind.
-NOT_TAKEN = {"name", "resume", "config", "folder", "threads"}
+# What belongs to a machine: a run that goes on does not remember it.
+OF_THE_MACHINE = {"device", "mesh", "sharded", "peak_tflops", "delay_ms", "netem", "profile"}
+# In a run's record: where it was made, and which run it was, not what kind.
+NOT_TAKEN = OF_THE_MACHINE - {"mesh", "sharded"} | {"name", "resume", "config", "folder", "threads"}
 # A run's record has them beside --init too, where nothing looks at them.
 SHAPE = ("layers", "d_model", "heads", "d_ff", "norm", "patch", "stem", "vocab_size")
 OF_ONE_PAGE = {"procs", "sharded", "mesh"}                 # other pages pass them over

@@ -10,10 +10,12 @@ import ctypes
 import math
 import os
 import sys
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from model import Attention, Transformer, scaled_dot_product
 
@@ -25,8 +27,11 @@ torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, Tru
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
 
 
-def speed_up(model: nn.Module, device: str, bf16: bool) -> nn.Module:
-    """Changes `model`, which is to run on `device`, so that it computes the same in less time."""
+def speed_up(model: nn.Module, device: str, bf16: bool, recompute: bool = False) -> nn.Module:
+    """Changes `model`, which is to run on `device`, so that it computes the same in less time.
+
+    Or in more time, if `recompute`, but less memory: of a layer only its inputs are kept.
+    """
     for module in list(model.modules()):
         if isinstance(module, Attention):
             # PyTorch's fused kernel; but in bf16 on a CPU it is far slower for short sentences.
@@ -39,6 +44,8 @@ def speed_up(model: nn.Module, device: str, bf16: bool) -> nn.Module:
                 setattr(module, name, FastDropout(child.p).train(child.training))
     if isinstance(model, Transformer):
         model.loss = SummedCrossEntropy.apply
+    for layer in model.layers() if recompute else ():
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     return model
 
 

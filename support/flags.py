@@ -3,8 +3,9 @@
     args = parse_arguments(__doc__)                       # reads the command line, and nothing else
     args = complete(args)                           # rank 0 alone: reads checkpoints, names the run
 
-A flag's value is, in this order: what the command line says, what the resumed run was started with,
-what is best for the corpus (PRESETS of the task), the default.
+A flag's value is, in this order: what the command line says, what the --config file does, what the
+resumed run was started with but for OF_THE_MACHINE, what is best for the corpus (PRESETS of the
+task), the default.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import torch
 
 from support import tasks
 from support.checkpoint import load_run
-from support.config_file import SHAPE, read_config
+from support.config_file import OF_THE_MACHINE, SHAPE, read_config
 from support.errors import BadInput
 from support.fast import fast_dtype
 from support.machine import find_device
@@ -96,13 +97,11 @@ FLAGS = {
         ("--netem", bool, False, "batch/netem.sh delays the network itself: do not wait"),
     ],
 }
-# What may change when a run goes on; any other flag would change the result.
+# What may change when a run goes on; with any other flag it would be another run.
 CHANGEABLE = {"accumulate", "average", "benchmark", "compile", "config", "delay_ms", "device",
               "epochs", "eval_every", "log_every", "mesh", "name", "netem", "patience",
               "peak_tflops", "precision", "procs", "profile", "recompute", "resume", "save_every",
               "sharded", "steps", "tensorboard", "threads", "timeout", "wandb"}
-# Of the changeable flags, those that a run does not remember: they belong to a machine.
-OF_THE_MACHINE = {"device", "mesh", "sharded", "peak_tflops", "delay_ms", "netem", "profile"}
 MOST = 2**31 - 1
 # The least and the most of each number; others are checked by ModelConfig.
 BOUNDS = {"vocab_size": (1, 10**7), "max_length": (1, 32_767), "d_model": (1, 65_536),
@@ -150,7 +149,7 @@ def add_flag(parser, flag: str, kind: type | tuple, shown, text: str) -> str:
     parser: or a group of one; shown: its default, for the help alone.
     """
     if kind is bool:
-        how = {"action": "store_true"}
+        how = {"action": argparse.BooleanOptionalAction}   # --no-FLAG takes back what is remembered
     elif isinstance(kind, tuple):
         how = {"choices": kind}
     else:

@@ -42,7 +42,8 @@ class Log:
             for left in self.folder.glob("*.partial"):     # by a run that was killed while it wrote
                 if left.is_file():                         # else translate.py converts a model
                     left.unlink()
-            for kept in self.folder.glob("step-*.pt"):
+            (self.folder / "summary.json").unlink(missing_ok=True)    # it is made longer
+            for kept in self.folder.glob("step-[0-9]*.pt"):
                 if int(kept.stem[5:]) > step:
                     kept.unlink()
             path, partial, rows = self.folder / "metrics.csv", self.folder / "metrics.partial", []

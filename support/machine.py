@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import resource
+import socket
 import sys
 import time
 from pathlib import Path
@@ -51,8 +52,8 @@ def peak_rate(args, rank: int, world_size: int, cache: Path) -> float:
     machine, and kept in `cache`.
     """
     name, path = device_name(args.device), cache / "matrix_rates.json"
-    what = (f"{name}, {world_size} x {torch.get_num_threads()} threads, {args.precision}, "
-            f"torch {torch.__version__}")
+    what = (f"{socket.gethostname()}, {name}, {world_size} x {torch.get_num_threads()} threads, "
+            f"{args.precision}, torch {torch.__version__}")
     rate = args.peak_tflops * 1e12 * world_size
     if not rate and args.device == "cuda" and args.precision == "bf16":
         rate = world_size * next((peak for part, peak in PEAKS.items() if part in name), 0.0)

@@ -13,6 +13,6 @@ STEP = {"batch": (GREY, ""), "forward": (SKY, ""), "backward": (BLUE, ""),
         "optimizer": (GREEN, ""), "exposed": ("white", ""), "waiting": (PALE, ""),
         "all-gather": (YELLOW, "...."), "reduce-scatter": (ORANGE, r"\\\\\\"),
         "all-reduce": (ORANGE, "//////")}
-# In memory: the name in summary.json, and its colour.
+# In memory: the name in profile.json, and its colour.
 MEMORY = {"parameters": YELLOW, "gradients": ORANGE, "optimizer_state": GREEN, "activations": SKY,
           "all_else": PALE}

@@ -21,12 +21,12 @@ so a translator that has learned the rules can be right about sentences that it 
 """
 
 import argparse
-import os
 import random
 import re
-import sys
 from functools import lru_cache
 from typing import NamedTuple
+
+from support.errors import reader_may_leave
 
 Pair = tuple[str, str]      # German, English
 
@@ -1652,12 +1652,9 @@ def main() -> None:
     parser.add_argument("pairs", nargs="?", type=int, default=20, help="how many (20)")
     parser.add_argument("--seed", type=int, default=1, help="which (1)")
     arguments = parser.parse_args()
-    try:
+    with reader_may_leave():
         for german, english in corpus(arguments.seed, arguments.pairs, 0, 0)["train"]:
             print(german, english, sep="\t")
-        sys.stdout.flush()
-    except BrokenPipeError:                             # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -80,9 +80,10 @@ KINDS = {
     # PCIe 4.0 x 16 and NCCL's hop over it; Google Cloud's G2 machines have at most 100 Gb/s.
     "l4": Kind(24e9, PEAKS["L4"], 0.3e12, 32e9, 12.5e9, 1, hop=5.7e-6, launch=LAUNCH),
     # A core as in logs/README.md (AMD EPYC, bf16), with about the MFU of logs/*/summary.json; 4 GB,
-    # bandwidths and hops are guesses. --measure replaces all but those between nodes.
+    # bandwidths and hops are guesses; gather and scatter as once measured. --measure replaces all
+    # but those between nodes.
     "cpu": Kind(4e9, 220e9, 5e9, 2e9, 1.25e9, 1, hop=1e-4, hop_between=2e-4, efficiency=0.5,
-                cpu=True),
+                cpu=True, gather=2.0, scatter=2.5),
 }
 
 

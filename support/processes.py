@@ -37,6 +37,8 @@ MEET = timedelta(minutes=1)        # the store is there before the processes: it
 def run(train: Callable, rank: int, world_size: int, store: dist.Store, args: Namespace) -> bool:
     """Calls `train` in this process, with all around it that is not training."""
     torch.set_num_threads(args.threads)
+    # Also for groups that others make, such as those of --mesh: else they wait for 30 minutes.
+    dist.distributed_c10d.default_pg_timeout = timedelta(seconds=args.timeout)
     slow.delay_exchanges(0 if args.netem else args.delay_ms / 1000)
     Signals.parent = os.getppid()
     Signals.answer(signal.SIG_DFL)
@@ -183,7 +185,10 @@ def watch(workers: mp.ProcessContext, folder: str, early: list[int]) -> None:
 
 
 def forget_empty(folder: str) -> None:
-    """Removes a run's folder if nothing has been written to it."""
+    """Removes a run's folder if nothing but a lock has been written to it."""
+    with suppress(OSError):
+        if folder and os.listdir(folder) == [".lock"]:
+            os.unlink(f"{folder}/.lock")
     for path in (Path(folder), Path(folder).parent) if folder else ():
         with suppress(OSError):
             path.rmdir()
@@ -216,7 +221,7 @@ def torchrun(train: Callable, args: Namespace) -> None:
             store = this_attempt(shared, rank, world_size, timeout)
             args = share_arguments(args, shared, store, rank, world_size)
             shared.set_timeout(timedelta(seconds=args.timeout))     # --config may have another
-            args.threads = torch.get_num_threads()      # torchrun sets OMP_NUM_THREADS=1 by default
+            args.threads = torch.get_num_threads()      # torchrun gives each of several one
             stopped = run(train, rank, world_size, store, args)
         except dist.DistNetworkError:                      # the store is where process 0 is
             raise BadInput("process 0 has ended: what its node prints says why")

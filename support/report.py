@@ -13,6 +13,7 @@ from torch import nn
 
 from support import checkpoint
 from support.collectives import of_all
+from support.config_file import OF_THE_MACHINE
 from support.log import write_json
 from support.machine import device_name, peak_memory
 from support.weights import put_weights
@@ -46,7 +47,7 @@ def finish(run, model: nn.Module) -> None:
     best = checkpoint.load(run.folder / "best.pt") if run.writes else {"model": None}
     valid = score(best["model"])
     if run.args.average > 1:
-        paths = sorted(run.folder.glob("step-*.pt"))[-run.args.average :] if run.writes else []
+        paths = sorted(run.folder.glob("step-[0-9]*.pt"))[-run.args.average :] if run.writes else []
         mean = checkpoint.mean_weights(paths) if paths else best["model"]     # none was kept
         if (found := score(mean))["loss"] < valid["loss"]:
             valid, best = found, {"model": mean}
@@ -66,7 +67,7 @@ def finish(run, model: nn.Module) -> None:
     seconds, epochs = time.perf_counter() - run.began, run.progress["epochs"]
     if run.progress["epoch"]["seconds"]:                   # the last epoch is not finished
         epochs = [*epochs, of_epoch(run, run.last)]
-    median = {name: statistics.median(float(row[name]) for row in rows)
+    median = {name: statistics.median([float(row[name]) for row in rows] or [0.0])
               for name in ("tokens_per_second", "mfu")}
     path = run.folder / "profile.json"
     profile = {"profile": json.loads(path.read_text())} if path.is_file() else {}
@@ -83,13 +84,18 @@ def finish(run, model: nn.Module) -> None:
 
 
 def stopped(run, step: int) -> None:
-    """Says how a run that was stopped goes on."""
+    """Says how a stopped run goes on, with those of its flags that it does not remember."""
     command, flags = "python", ""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    usual = ("mesh", 1), ("device", "cuda" if torchrun else "cpu")
+    for name in sorted(OF_THE_MACHINE - {"profile"}):
+        value = getattr(run.args, name, None)
+        if value and (name, value) not in usual:
+            flags += f" --{name.replace('_', '-')}" + f" {value}" * (value is not True)
+    if torchrun:
         command = f"torchrun --standalone --nproc-per-node {run.world_size}"
         if os.environ["GROUP_WORLD_SIZE"] != "1":          # each node has a command of its own
             command = "torchrun ..."
-        flags = " --device cpu" if run.args.device == "cpu" else ""
     run.say(f"stopped and saved at step {step}; go on with: "
             f"{command} {Path(sys.argv[0]).name} --resume {run.folder}{flags}")
 

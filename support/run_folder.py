@@ -11,7 +11,8 @@ LOGS = Path("logs")
 
 
 def check_name(name: str) -> str:
-    """The name of a run, if it stays within logs/. Raises BadInput."""
+    """The name of a run, if it stays within logs/, which it may begin with. Raises BadInput."""
+    name = name.removeprefix(f"{LOGS}/")
     if name and not re.fullmatch(r"[\w.+=,@-]+(/[\w.+=,@-]+)*", name) or ".." in name.split("/"):
         raise BadInput(f"--name {name!r}: letters, digits and ._-+=,@ only; / for folders in logs/")
     return name

@@ -170,7 +170,7 @@ class Run:
                 checkpoint.save(self.folder / "best.pt", best)
         if self.writes and self.args.average > 1:          # as many as will be averaged
             checkpoint.save(self.folder / f"step-{step:07d}.pt", self.content(step, whole))
-            for old in sorted(self.folder.glob("step-*.pt"))[: -self.args.average]:
+            for old in sorted(self.folder.glob("step-[0-9]*.pt"))[: -self.args.average]:
                 old.unlink()
         self.stop_if_no_better(step)
         self.begin_step()

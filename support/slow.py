@@ -17,8 +17,9 @@ EXCHANGES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "a
 def delay_exchanges(seconds: float) -> None:
     """Has every all-reduce, all-gather and reduce-scatter of this process wait so long first.
 
-    The waiting is not overlapped with computing, as a network's latency may be: this is what it
-    costs at most. DistributedDataParallel waits before each of its buckets.
+    But for the all-reduce of FSDP's norm, which DTensor sends by itself. The waiting is not
+    overlapped with computing, as a network's latency may be: this is what it costs at most.
+    DistributedDataParallel waits before each of its buckets.
     """
     if not seconds:
         return

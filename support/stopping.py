@@ -16,7 +16,9 @@ class Signals:
     @classmethod
     def answer(cls, how) -> None:
         for number in STOPPING:
-            signal.signal(number, how)
+            # nohup has SIGHUP ignored, so that a run survives the end of its terminal.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, how)
 
     @classmethod
     def note(cls, number: int, _frame) -> None:

@@ -14,14 +14,12 @@ A task is what a page trains; the pages know nothing else of it. Its interface:
 
 import json
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from data import BPE, PAD, Batches, Pairs, group_by_length, prepare, read_bpe, read_text
 from model import ModelConfig, Transformer
@@ -36,8 +34,8 @@ from support.machine import available_cores
 
 # What is best for a corpus of this size, found on its validation part; a flag that is given wins.
 PRESETS = {
-    "phrasebook": dict(vocab_size=3000, layers=2, batch_tokens=3072, epochs=5, warmup=300, lr=3e-3,
-                       dropout=0.05, average=2),
+    "phrasebook": dict(vocab_size=3000, layers=2, d_model=128, d_ff=512, batch_tokens=3072,
+                       epochs=5, warmup=300, lr=4e-3, dropout=0.05, average=2),
     "multi30k": dict(vocab_size=6000, d_ff=512, batch_tokens=3072, epochs=30, warmup=500, lr=2.5e-3,
                      dropout=0.3, weight_decay=0.1, average=8),
 }
@@ -114,11 +112,9 @@ class Translation:
 
     def model(self) -> Transformer:
         """The model to train, with fast parts in place, its weights not yet initialized."""
-        model = speed_up(Transformer(self.config), self.args.device, self.args.precision == "bf16")
-        if self.args.recompute:
-            for layer in model.layers():
-                layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-        return model
+        args = self.args
+        return speed_up(Transformer(self.config), args.device, args.precision == "bf16",
+                        args.recompute)
 
     @torch.no_grad()                                       # FSDP cannot gather in inference mode
     def evaluate(self, model: nn.Module, part: str, rank: int, world_size: int,
@@ -158,7 +154,7 @@ class Translation:
         """Translations of a part, shared out among the processes that can hold a whole model."""
         from support.weights import whole_copy             # slow to import: not for translate.py
 
-        whole = whole_copy(model, lambda: Transformer(self.config).eval())
+        whole = whole_copy(model, lambda: speed_up(Transformer(self.config), "cpu", False).eval())
         holding = of_all(whole is not None)
         holders = [r for r in range(world_size) if holding[r]]
 

@@ -208,6 +208,8 @@ def test_kill_9_loses_nothing(tmp_path, table):
     (["--data", "kinds", "--src", "en"], "--src is for translation"),
     pytest.param(["--data", "kinds", "--crop", "1"], "for pictures", marks=pytest.mark.slow),
     (["--data", "kinds", "--init", "nowhere"], "nowhere"),
+    pytest.param(["--data", "kinds", "--patch", "8"], "for pictures", marks=pytest.mark.slow),
+    pytest.param(["--data", "kinds", "--pool", "mean"], "--pool mean: it is for the weights", marks=pytest.mark.slow),
     (["--data", "PICTURES", "--hide", "0.1"], "for texts"),
     (["--data", "PICTURES", "--patch", "2", "--stem", "8"], "patch 2: with a stem"),
     pytest.param(["--data", "kinds", "--stem", "8"], "for pictures", marks=pytest.mark.slow),

@@ -68,6 +68,13 @@ def test_what_another_page_has_recorded_is_passed_over(tmp_path):
     assert read_config(path, KINDS | {"mesh": int}) == {"lr": 1.0, "mesh": 2}
 
 
+def test_of_a_record_what_belongs_to_a_machine_is_passed_over(tmp_path):
+    flags = {"lr": 1.0, "device": "cuda", "peak_tflops": 9.0, "delay_ms": 5.0, "netem": True, "profile": True}
+    kinds = KINDS | {"device": ("auto", "cpu", "cuda"), "delay_ms": float, "profile": bool}
+    assert read_config(write(tmp_path, "config.json", json.dumps({"mode": "ddp", "flags": flags})), kinds) == {"lr": 1.0}
+    assert read_config(write(tmp_path, "a.yaml", "device: cpu\nlr: 1"), kinds) == {"device": "cpu", "lr": 1.0}
+
+
 def test_a_file_that_is_no_record_may_name_the_run(tmp_path):
     assert read_config(write(tmp_path, "a.yaml", "name: mine\nlr: 1"), KINDS) == {"name": "mine", "lr": 1.0}
     path = write(tmp_path, "b.yaml", "flags:\n  name: mine\nmodel:\n  d_model: 64\n")     # a heading like any other

@@ -327,7 +327,10 @@ def test_a_plan_from_end_to_end(capsys, monkeypatch, tmp_path):
 @pytest.mark.parametrize("nodes, meet", [(1, "torchrun --standalone --nproc-per-node"),
                                          (2, "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --nproc-per-node")])
 def test_its_command_says_where_nodes_without_gpus_meet(capsys, monkeypatch, nodes, meet):
-    status, output, _ = said(capsys, monkeypatch, "--kind", "cpu", "--nodes", str(nodes), "--gpus-per-node", "2", "--layers", "12")
+    flags = ["--kind", "cpu", "--nodes", str(nodes), "--gpus-per-node", "2", "--layers", "12"]
+    if nodes == 1:                                         # too little for any but FSDP
+        flags += ["--memory-gb", "0.3"]
+    status, output, _ = said(capsys, monkeypatch, *flags)
     assert status == 0 and f" {meet} 2 train_" in output
 
 

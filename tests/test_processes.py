@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 from support import processes, rendezvous
 from support.errors import BadInput
 from support.rendezvous import name_lost_processes, this_attempt
-from support.stopping import STOPPING
+from support.stopping import STOPPING, Signals
 
 TOUCH = "the processes have lost touch with each other"
 
@@ -83,6 +83,27 @@ def test_who_was_killed_is_named(monkeypatch, tmp_path, killed, saved):
     assert ended.value.code == (f"error: process {killed} of 3 was killed (SIGKILL); "
                                 + (f"go on with: python train_cpu.py --resume {folder}" if saved else "nothing was saved"))
     assert folder.exists() == saved                      # an empty folder is removed
+
+
+def test_a_folder_with_a_lock_alone_is_empty(tmp_path):
+    for name, files in {"written": [".lock", "metrics.csv"], "locked": [".lock"]}.items():
+        (tmp_path / name).mkdir()
+        for file in files:
+            (tmp_path / name / file).touch()
+        processes.forget_empty(str(tmp_path / name))
+    assert [path.name for path in tmp_path.iterdir()] == ["written"]
+    assert (tmp_path / "written" / ".lock").exists()
+
+
+def test_what_nohup_ignores_stays_ignored():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for how in (Signals.note, signal.SIG_DFL):
+        Signals.answer(how)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGINT) == how
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    Signals.answer(Signals.note)
+    assert signal.getsignal(signal.SIGHUP) == Signals.note
 
 
 @pytest.mark.parametrize("how", ["spawn", "torchrun"])

@@ -276,19 +276,19 @@ def test_kill_9_again_and_again(tmp_path, corpus_flags, mode):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["cpu", "ddp"])
-def test_a_process_that_hangs_is_named(tmp_path, corpus_flags, mode):
-    flags = [*corpus_flags, *SMALL, "--save-every", "5", "--steps", "100000", "--timeout", "5", "--name", "hanging"]
+@pytest.mark.parametrize("mode, size, more", [("cpu", 3, []), ("ddp", 3, []), ("fsdp", 4, ["--mesh", "2"])])
+def test_a_process_that_hangs_is_named(tmp_path, corpus_flags, mode, size, more):
+    flags = [*corpus_flags, *SMALL, "--save-every", "5", "--steps", "100000", "--timeout", "5", "--name", "hanging", *more]
     with open(tmp_path / "errors", "w") as errors:
-        run = subprocess.Popen(command(mode, 3, *flags), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=errors)
+        run = subprocess.Popen(command(mode, size, *flags), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=errors)
     wait_for(lambda: (tmp_path / "logs/hanging/last.pt").exists())
     victim = max(workers_of(run.pid))
     rank = rank_of(victim)                                 # now, while all of them live
     os.kill(victim, signal.SIGSTOP)
     try:
-        said = lambda: re.search(r"^error: process (\d) of 3 has died or does not answer",
+        said = lambda: re.search(rf"^error: process (\d) of {size} has died or does not answer",
                                  (tmp_path / "errors").read_text(), re.MULTILINE)
-        wait_for(said, 30)
+        wait_for(said, 60)
         assert int(said()[1]) == rank
     finally:
         os.kill(victim, signal.SIGKILL)                    # torchrun would do so after half a minute

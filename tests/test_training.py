@@ -81,6 +81,30 @@ def test_what_reads_the_output_may_leave(tmp_path, corpus_flags):
     assert (tmp_path / "logs/unread/summary.json").is_file()
 
 
+@pytest.mark.parametrize("nodes, flags, expected", [
+    (0, {}, "python train_cpu.py --resume logs/r"),
+    (0, {"delay_ms": 2.5, "profile": True, "mesh": 1}, "python train_cpu.py --resume logs/r --delay-ms 2.5"),
+    (1, {"mesh": 2, "sharded": True, "device": "cpu"},
+     "torchrun --standalone --nproc-per-node 4 train_cpu.py --resume logs/r --device cpu --mesh 2 --sharded"),
+    (2, {"device": "cuda"}, "torchrun ... train_cpu.py --resume logs/r")])
+def test_a_stopped_run_says_how_it_goes_on(monkeypatch, nodes, flags, expected):
+    monkeypatch.setattr(sys, "argv", ["train_cpu.py"])
+    if nodes:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+        monkeypatch.setenv("GROUP_WORLD_SIZE", str(nodes))
+    args, said = SimpleNamespace(**{"device": "", "delay_ms": 0.0} | flags), []
+    report.stopped(SimpleNamespace(args=args, world_size=4, folder="logs/r", say=said.append), 7)
+    assert said == [f"stopped and saved at step 7; go on with: {expected}"]
+
+
+def test_flags_that_are_remembered_can_be_taken_back(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text("recompute: true\ncompile: true\n")
+    monkeypatch.setattr(sys, "argv", ["train_cpu.py", "--config", "a.yaml", "--no-recompute", "--name", "logs/deep/x"])
+    args = complete(parse_arguments("", devices=("cpu",)))
+    assert (args.recompute, args.compile, args.folder) == (False, True, "logs/deep/x")
+
+
 def test_a_run_says_who_computes_and_whether_its_rate_gets_up():
     args = SimpleNamespace(device="cpu", precision="fp32", warmup=100, saved=None, benchmark=False)
     run = SimpleNamespace(task="pairs", args=args, world_size=3, last=99)
@@ -288,10 +312,13 @@ def test_a_run_goes_on_without_what_it_has_lost(tmp_path, train):
     another.parent.mkdir()
     shutil.copy(best, another)
     (tmp_path / "logs/r/best.ct2.77.partial").mkdir()
+    (tmp_path / "logs/r/step-mine.pt").touch()
+    (tmp_path / "logs/r/metrics.csv").unlink()
     done = run_script("train_cpu.py", "--resume", "logs/r", "--average", "3", cwd=tmp_path)
     assert done.returncode == 0 and not done.stderr, done.stderr
     summary = json.loads((tmp_path / "logs/r/summary.json").read_text())
     assert best.stat().st_mtime > another.stat().st_mtime  # so translate.py takes this run
+    assert summary["median_tokens_per_second"] == 0 and (tmp_path / "logs/r/step-mine.pt").is_file()
     assert summary["averaged_checkpoints"] == 1 and (tmp_path / "logs/r/best.ct2.77.partial").is_dir()
 
 

@@ -258,7 +258,9 @@ def test_ctranslate2_finds_what_beam_search_finds(copier, tmp_path, beam, comput
         expected = translate_batch(copier, batch, beam)
         for ids, ours, theirs in zip(batch, expected, found, strict=True):
             assert theirs[0][1] == ours[0][1] == ids and len(theirs) == min(beam, 2)
-            assert theirs[0][0] == pytest.approx(ours[0][0], rel=0.2, abs=0.01)
+            # Eight bits are coarse, on a CPU without instructions for them coarser still.
+            near = 0.05 if compute_type == "int8" else 0.001
+            assert theirs[0][0] == pytest.approx(ours[0][0], rel=0.2, abs=near)
 
 
 @pytest.mark.optional
