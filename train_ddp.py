@@ -68,14 +68,14 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
             sums[0] += nll
 
         # --- Synchronize: sums over all processes
-        sums[1] = stop_requested()                         # of one: all stop after this step
+        sums[1] = stop_requested()                         # one asks, and all stop together
         dist.all_reduce(sums)
         nll, stopping = sums.tolist()
 
         # --- Step: the same in every process; --clip 0 measures the norm, and clips nothing
         norm = float(clip_grad_norm_(parameters, args.clip or math.inf))
         for group in optimizer.param_groups:
-            group["lr"] = lr * group["scale"]              # 1, or of a head --head-lr / --lr
+            group["lr"] = lr * group["scale"]              # of a head: --head-lr / --lr; else 1
         optimizer.step()
         optimizer.zero_grad()
         step += 1
