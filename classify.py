@@ -122,7 +122,7 @@ def find_examples(args: argparse.Namespace, labeller: Labeller) -> tuple[Callabl
                f"{', '.join({**parts, **hold_out(corpus)[0]})}")
     if is_part and part != "test" and corpus.checksum() != labeller.saved["checksum"]:
         refuse(f"--score {part}: {corpus.name} has changed since the model was trained on it")
-    same = Path(args.score).resolve() == Path(flags["data"]).resolve()
+    same = Path(args.score).resolve() == Path(flags.get("data", "")).resolve()
     if same and part == "train" and not is_part:
         return parts[part], ", which the model was trained on"
     return parts[part], f" of the {part} part" if len(parts) > 1 else ""

@@ -96,8 +96,8 @@ def set_scales(axes, x: str, y: str, lines: Lines, loss_unit: str) -> None:
     few = {"nbins": 5, "steps": (1, 2, 5, 10)}
     axes.xaxis.set_major_locator(FixedLocator(tried, nbins=5) if log_x
                                  else MaxNLocator(**few, integer=x == "step"))
-    low, high = axes.get_ylim()
-    marks = (1, 1.5, 2, 3, 4, 5, 7) if high < 100 * low else (1,)   # of a decade
+    low, high = axes.get_ylim()                            # marks: of a decade
+    marks = (1, 1.5, 2, 3, 4, 5, 7) if high < 20 * low else (1, 2, 5) if high < 200 * low else (1,)
     axes.yaxis.set_major_locator(LogLocator(subs=marks) if log_y else MaxNLocator(**few))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:,g}"))

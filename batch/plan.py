@@ -129,7 +129,7 @@ def table(plans: dict[str, Plan], fewest: dict[str, int], args: argparse.Namespa
 def command(plan: Plan, args: argparse.Namespace) -> str:
     """How to start the chosen plan: the lines of its SBATCH file that change, or a command."""
     flags = [f"--{name.replace('_', '-')} {value}" if value is not True else f"--{name}"
-             for name, value in args.given.items()
+             for name, value in args.given.items() if value is not False
              if name in SHARED and name not in ("accumulate", "delay_ms") or name == "data"]
     flags += [f"--accumulate {plan.accumulate}"] * (plan.accumulate > 1)
     flags += [f"--mesh {plan.nodes}"] * (plan.mode == "mesh")

@@ -79,7 +79,7 @@ class Classification:
         self.meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
         self.classes, self.tokenizer = self.meta["classes"], ""
         if not self.picture:
-            if args.stem or args.image_size or args.patch != ANY["patch"]:
+            if args.stem or args.image_size or args.patch != ANY["patch"] and not saved:
                 raise BadInput("--patch, --stem and --image-size are for pictures, and these are "
                                "texts")
             self.tokenizer = (self.folder / "tokenizer.json").read_text(encoding="utf-8")

@@ -56,7 +56,8 @@ def reader_may_leave():
     """Ends the block where what reads the output has left, as `| head` does; the rest is lost."""
     try:
         yield
-        sys.stdout.flush()
+        if sys.stdout:                                     # else it was closed before the start
+            sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -32,17 +32,18 @@ class Log:
             "python": platform.python_version(), "torch": torch.__version__,
             "started": time.strftime("%Y-%m-%d %H:%M:%S"), "saved": False}
 
-    def open(self, args, progress: dict, step: int) -> None:
+    def open(self, args, progress: dict, step: int, last: int) -> None:
         """Removes from the folder what comes after `step`, the last one done; opens metrics.csv.
 
-        progress: what travels in the checkpoint. Raises BadInput where the folder cannot be
-        written.
+        progress: what travels in the checkpoint; last: the step that the run now ends at. Raises
+        BadInput where the folder cannot be written.
         """
         try:
             for left in self.folder.glob("*.partial"):     # by a run that was killed while it wrote
                 if left.is_file():                         # else translate.py converts a model
                     left.unlink()
-            (self.folder / "summary.json").unlink(missing_ok=True)    # it is made longer
+            if step < last:                                # a run that has ended is made longer
+                (self.folder / "summary.json").unlink(missing_ok=True)
             for kept in self.folder.glob("step-[0-9]*.pt"):
                 if int(kept.stem[5:]) > step:
                     kept.unlink()

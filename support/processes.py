@@ -6,6 +6,7 @@
 Both call train(rank, world_size, store, args) in every process. It returns whether it was stopped.
 """
 
+import fcntl
 import logging
 import os
 import signal
@@ -186,8 +187,9 @@ def watch(workers: mp.ProcessContext, folder: str, early: list[int]) -> None:
 
 def forget_empty(folder: str) -> None:
     """Removes a run's folder if nothing but a lock has been written to it."""
-    with suppress(OSError):
-        if folder and os.listdir(folder) == [".lock"]:
+    with suppress(OSError), open(f"{folder}/.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)   # else another run has it
+        if os.listdir(folder) == [".lock"]:
             os.unlink(f"{folder}/.lock")
     for path in (Path(folder), Path(folder).parent) if folder else ():
         with suppress(OSError):

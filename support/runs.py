@@ -79,7 +79,7 @@ class Run:
         if self.args.profile:
             self.profile = Profile(self, model, optimizer, step)
         if self.writes:
-            self.log.open(self.args, self.progress, step)
+            self.log.open(self.args, self.progress, step, self.last)
         if self.rank == 0 and sys.stderr.isatty():
             from tqdm import tqdm
 

@@ -16,7 +16,7 @@ class Signals:
     @classmethod
     def answer(cls, how) -> None:
         for number in STOPPING:
-            # nohup has SIGHUP ignored, so that a run survives the end of its terminal.
+            # nohup has SIGHUP ignored: train_cpu.py survives the end of its terminal.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, how)
 

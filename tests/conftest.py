@@ -8,6 +8,7 @@ import atexit
 import csv
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from pathlib import Path
 # Encoded corpora go to a folder of this test run, also those of the scripts that it starts.
 os.environ["XDG_CACHE_HOME"] = CACHE = tempfile.mkdtemp(prefix="tests-")
 atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)               # nohup ignores it, also for what tests start
 # Threads that wait for one another sleep at once: beside other work, those that spin take many times as long.
 os.environ["OMP_WAIT_POLICY"] = "passive"
 ROOT = Path(__file__).parents[1]

@@ -307,7 +307,7 @@ class Soak:
             row = rows[int(step) - 1]
             true = [row["step"], int(row["epoch"]), *(row[name] or -1 for name in ("train_loss", "valid_loss", "valid_bleu"))]
             said = [step, epoch, *(figure or -1 for figure in figures)]
-            if not all(math.isclose(float(a), float(b), rel_tol=1e-3, abs_tol=1e-6) for a, b in zip(said, true)):
+            if not all(math.isclose(float(a), float(b), rel_tol=1e-3, abs_tol=1e-4) for a, b in zip(said, true)):
                 self.wrong.append(f"said {said}, metrics.csv has {true}")
         strange = [line for line in sorted(self.others - calm.others) if not re.search(r" in all; logs/run/ has", line)]
         self.wrong += [f"a calm run does not say: {line}" for line in strange]
