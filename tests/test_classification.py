@@ -210,8 +210,8 @@ def test_kill_9_loses_nothing(tmp_path, table):
     (["--data", "kinds", "--init", "nowhere"], "nowhere"),
     pytest.param(["--data", "kinds", "--patch", "8"], "for pictures", marks=pytest.mark.slow),
     pytest.param(["--data", "kinds", "--pool", "mean"], "--pool mean: it is for the weights", marks=pytest.mark.slow),
-    (["--data", "PICTURES", "--hide", "0.1"], "for texts"),
-    (["--data", "PICTURES", "--patch", "2", "--stem", "8"], "patch 2: with a stem"),
+    pytest.param(["--data", "PICTURES", "--hide", "0.1"], "for texts", marks=pytest.mark.slow),
+    pytest.param(["--data", "PICTURES", "--patch", "2", "--stem", "8"], "patch 2: with a stem", marks=pytest.mark.slow),
     pytest.param(["--data", "kinds", "--stem", "8"], "for pictures", marks=pytest.mark.slow),
 ])
 def test_what_cannot_be_is_said_in_one_line(tmp_path, table, pictures, flags, expected):
@@ -303,6 +303,7 @@ def test_texts_have_one_process_and_pictures_several(pictures):
     assert "procs" not in classification.presets(flags | {"data": pictures[1]})
 
 
+@pytest.mark.slow
 def test_a_folder_that_names_more_classes_than_it_has_rows_for(tmp_path, table, published):
     """Its last layer is left out, as one for other classes is; the table's classes are among the names."""
     folder = shutil.copytree(published[0], tmp_path / "bert")

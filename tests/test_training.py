@@ -70,6 +70,7 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, train):
     assert all(torch.equal(states[0][name]["exp_avg"], states[1][name]["exp_avg"]) for name in states[0])
 
 
+@pytest.mark.slow
 def test_what_reads_the_output_may_leave(tmp_path, corpus_flags):
     """As `| head` does: the run goes on to its end, and says nothing of it."""
     flags = [*corpus_flags, *SMALL, "--procs", "2", "--steps", "4", "--name", "unread"]
@@ -304,6 +305,7 @@ def test_going_on_keeps_the_rows_and_refuses_another_corpus(tmp_path, train, pai
     assert done.returncode == 2 and "has changed since the run was started" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_what_it_has_lost(tmp_path, train):
     """Checkpoints to average were not kept, or were removed; a folder is translate.py's, converting a model."""
     how = ["--name", "r", "--eval-every", "2"]
