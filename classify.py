@@ -119,7 +119,7 @@ def find_examples(args: argparse.Namespace, labeller: Labeller) -> tuple[Callabl
         refuse(f"--score {args.score}: {corpus.kind}s, but {labeller.path} knows {labeller.kind}s")
     if part not in parts:
         refuse(f"--score {part}: {corpus.name} has no such part, only "
-               f"{', '.join({**parts, **hold_out(corpus)[0]})}")
+               f"{', '.join(hold_out(corpus)[0])}")
     if is_part and part != "test" and corpus.checksum() != labeller.saved["checksum"]:
         refuse(f"--score {part}: {corpus.name} has changed since the model was trained on it")
     same = Path(args.score).resolve() == Path(flags.get("data", "")).resolve()

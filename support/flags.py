@@ -77,7 +77,7 @@ FLAGS = {
     "speed": [
         ("--precision", ("auto", "fp32", "bf16"), "auto", "of products; auto: bf16 where fast"),
         ("--compile", bool, False, "torch.compile the model"),
-        ("--recompute", bool, False, "keep no activations; the backward pass computes them again"),
+        ("--recompute", bool, False, "keep few activations; the backward pass computes them again"),
         ("--profile", bool, False, "record three steps: step.png, memory.png and a trace"),
         ("--benchmark", bool, False, "time 200 steps, print tokens/s and MFU, save nothing"),
         ("--peak-tflops", float, 0.0, "of a process's GPU or cores, for MFU; 0: known or measured"),

@@ -83,7 +83,7 @@ KINDS = {
     # bandwidths and hops are guesses; gather and scatter as once measured. --measure replaces all
     # but those between nodes.
     "cpu": Kind(4e9, 220e9, 5e9, 2e9, 1.25e9, 1, hop=1e-4, hop_between=2e-4, efficiency=0.5,
-                cpu=True, gather=2.0, scatter=2.5),
+                cpu=True, gather=2.3, scatter=2.9),
 }
 
 
