@@ -71,7 +71,7 @@ class Labeller:
 
     def __init__(self, args: argparse.Namespace):
         """args: the command line, as `parse_arguments` gives it. Raises BadInput."""
-        torch.set_num_threads(args.threads or available_cores())
+        torch.set_num_threads(min(args.threads or available_cores(), available_cores()))
         self.path = find_checkpoint(args.checkpoint, "classification")
         model, self.saved = load_classifier(self.path)
         self.model = speed_up(model.to(args.device), args.device, bf16=False)

@@ -107,10 +107,11 @@ class Translator:
     def __call__(self, lines: list[str]) -> list[str]:
         """One translation for each line; or its n best, a line each: score, tab, translation."""
         longest = self.model.config.max_length - 1
-        answers = translate_lines(self.bpe, lines, longest, self.engine.search)
-        if self.args.n_best == 1:
+        answers, n = translate_lines(self.bpe, lines, longest, self.engine.search), self.args.n_best
+        if n == 1:
             return [hypotheses[0][1] for hypotheses in answers]
-        return ["\n".join(f"{score:.3f}\t{text}" for score, text in hypotheses)
+        # n lines for each, also where it has one translation: it is blank, or came in pieces.
+        return ["\n".join(f"{score:.3f}\t{text}" for score, text in (hypotheses * n)[:n])
                 for hypotheses in answers]
 
 

@@ -1,7 +1,7 @@
 # What the four studies share. DATA: the corpus; INIT: a folder of published weights to begin with.
-# A study sets STUDY and sources this file, then calls `run` for each
-# run and `picture` at the end. Ctrl-C, a failure or a time limit ends the study. Started again with
-# the same flags, it goes on where it stopped and does not repeat finished runs.
+# A study sets STUDY and sources this file, then calls `run` for each run and `picture` at the end.
+# Ctrl-C, a failure or a time limit ends the study. Started again with the same flags, it goes on
+# where it stopped and does not repeat finished runs.
 DATA=${DATA:-phrasebook} DEVICE=${DEVICE:-cpu} STUDY=${STUDY#logs/}
 if [ "$DEVICE" = cuda ]; then MODE=ddp; else MODE=cpu; fi     # unless the study compares modes
 if [ -f .venv/bin/activate ]; then . .venv/bin/activate; fi   # EDIT: or module load, conda activate

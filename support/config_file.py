@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from support.errors import BadInput
+from support.errors import BadInput, first_line
 
 # What belongs to a machine: a run that goes on does not remember it.
 OF_THE_MACHINE = {"device", "mesh", "sharded", "peak_tflops", "delay_ms", "netem", "profile"}
@@ -41,7 +41,7 @@ def read_config(path: str, kinds: dict, init: str = "") -> dict:
     except ImportError:
         raise BadInput(f"--config {path}: PyYAML is not installed here: pip install pyyaml")
     except Exception as problem:                           # YAML's errors are of many lines
-        raise BadInput(f"--config {path}: {str(problem).splitlines()[0]}")
+        raise BadInput(f"--config {path}: {first_line(problem, 200)}")
     passed_over, flags = OF_ONE_PAGE - kinds.keys(), {}
     if isinstance(content, dict) and {"mode", "flags"} <= content.keys():     # a run's record
         content, passed_over = content["flags"], passed_over | NOT_TAKEN
@@ -84,5 +84,6 @@ def checked(path: str, name: str, value, kind):
             pass
     elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
-    wanted = "one of " + ", ".join(kind) if isinstance(kind, tuple) else kind.__name__
+    wanted = "one of " + ", ".join(kind) if isinstance(kind, tuple) else (
+        "text, unless it is put in quotes" if kind is str else kind.__name__)
     raise BadInput(f"--config {path}: {name} is {value!r}, not {wanted}")

@@ -102,7 +102,7 @@ def find_corpus(data="phrasebook", valid="", test="", src="de", tgt="en") -> Cor
 
 
 def own_name(path: Path, built_in: tuple) -> str:
-    """The name of a corpus of one's own; not that of a built-in one, by which PRESETS go."""
+    """The name of a user's corpus: none of `built_in`, which would select that one's PRESETS."""
     name = path.resolve().name.split(".")[0]
     return name + "-file" * (name in built_in)
 

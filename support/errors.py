@@ -64,6 +64,7 @@ def reader_may_leave():
 
 def answer(main: Callable[[], None]) -> None:
     """Runs a script that only reads a model and prints: whenever it ends, nothing is lost."""
+    sys.stdin = sys.stdin or open(os.devnull)              # it was closed before the start
     with answer_bad_input():
         try:
             with reader_may_leave():

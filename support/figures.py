@@ -37,7 +37,10 @@ def per_class(confusion: Tensor | np.ndarray, classes: list[str]) -> list[dict]:
 
 
 def table(confusion: Tensor | np.ndarray, classes: list[str]) -> str:
-    """The figures to print: a line for each class, then the means over classes and accuracy."""
+    """The figures to print: a line for each class, the means over classes, and accuracy.
+
+    Of up to ten classes the confusion matrix, too.
+    """
     found, examples = figures(confusion), f"{as_array(confusion).sum():,}"
     rows = [["class", "precision", "recall", "F1", "examples"]]
     rows += [[each["name"], *(f"{each[rate]:.4f}" for rate in RATES), f"{each['support']:,}"]
@@ -45,10 +48,20 @@ def table(confusion: Tensor | np.ndarray, classes: list[str]) -> str:
     means = [["mean", *(f"{found[rate]:.4f}" for rate in RATES), examples],
              ["weighted mean", *(f"{found[f'weighted_{rate}']:.4f}" for rate in RATES), examples],
              ["accuracy", "", "", f"{found['accuracy']:.4f}", examples]]
-    first, *widths = [max(map(len, column)) for column in zip(*rows, *means)]
-    lines = ["  ".join([name.ljust(first), *map(str.rjust, cells, widths)])
-             for name, *cells in rows + means]
-    return "\n".join([*lines[: len(rows)], "", *lines[len(rows) :]])
+    lines = aligned(rows + means)
+    lines.insert(len(rows), "")
+    if len(classes) <= 10:
+        counts = [[f"of {name}", *(f"{count:,}" for count in row)]
+                  for name, row in zip(classes, as_array(confusion))]
+        lines += ["", *aligned([["taken for", *classes], *counts])]
+    return "\n".join(lines)
+
+
+def aligned(rows: list[list[str]]) -> list[str]:
+    """The lines of a table: the first column to the left, the others to the right."""
+    first, *widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join([name.ljust(first), *map(str.rjust, cells, widths)])
+            for name, *cells in rows]
 
 
 def as_array(confusion) -> np.ndarray:

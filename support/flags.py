@@ -199,8 +199,9 @@ def complete(parsed: argparse.Namespace, restarted: str = "") -> argparse.Namesp
                    if name in defaults}                    # "procs" is a flag of train_cpu.py alone
         if "batch_tokens" in given:                        # it was asked for: no other size wins
             presets = presets | {"batch_size": 0}
-        usual = defaults | presets
-        flags = asked = usual | given
+        # On another machine --name goes on in the precision that "auto" was on the first, too.
+        kept = {"precision": stored["precision"]} if checkpoint else {}
+        flags = asked = defaults | presets | kept | given
         for name in SHAPE if flags["init"] else ():
             if name in given:
                 file = "" if name in parsed.given else f"--config {given['config']}: "

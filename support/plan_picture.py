@@ -64,4 +64,4 @@ def draw(job: Job, kind: Kind, modes: tuple[str, ...], per_node: int, path: Path
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    figure.savefig(path, format="png")

@@ -30,6 +30,7 @@ def make_folder(folder: Path, corpus: str) -> str:
                 raise BadInput(f"{folder} is a run whose checkpoint last.pt is missing: it cannot "
                                f"go on, and is not overwritten; choose another --name")
             return str(folder)
+        corpus = re.sub(r"[^\w.+=,@-]", "-", corpus) or "run"      # to be typed after --resume
         for number in itertools.count(1):
             try:
                 (folder / f"{corpus}-{number}").mkdir()

@@ -62,7 +62,7 @@ def save_sharded(folder: Path, name: str, weights: dict, state: dict) -> None:
 def first_failure(problem: CheckpointException) -> str:
     """What went wrong in the first process in which something did, in a line."""
     rank, (failure, _) = min(problem.failures.items())
-    return f"process {rank}: {str(failure).strip().splitlines()[0][:150]}"
+    return f"process {rank}: {first_line(failure, 150)}"
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -111,6 +111,24 @@ def run_script(script, *flags, cwd, timeout=300, **how):
     return subprocess.run(command, cwd=cwd, timeout=timeout, capture_output=True, text=text, **how)
 
 
+@pytest.fixture
+def refusal(tmp_path, monkeypatch):
+    """refusal(*flags) is what train_cpu.py says to them, in its one line, without being started."""
+    from support.errors import BadInput
+    from support.flags import complete, parse_arguments
+    from support.tasks import find_task
+
+    def say(*flags):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["train_cpu.py", *flags])
+        with pytest.raises(BadInput) as problem:
+            find_task(complete(parse_arguments("", devices=("cpu",), procs=(int, 0, "processes")))).model()
+        assert "\n" not in str(problem.value)
+        return str(problem.value)
+
+    return say
+
+
 def read_metrics(run) -> list[dict]:
     with open(run / "metrics.csv", newline="") as file:
         return list(csv.DictReader(file))

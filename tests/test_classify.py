@@ -280,16 +280,10 @@ def test_the_newest_classifier_is_taken(folder, tmp_path, monkeypatch, answer):
         assert f"; use python {other} --checkpoint logs/{path}/best.pt" in str(problem.value)
 
 
-def test_what_cannot_be_done_is_said_in_one_line(folder, tmp_path):
-    for where, flags, how, expected in [
-        (tmp_path, ["dog"], {}, "train one, in a few minutes: python train_cpu.py --data kinds"),
-        (folder, [], {"input": b"gut\nsch\xf6n\n"}, "standard input, line 2: not UTF-8"),
-    ]:
-        done = run_script("classify.py", *flags, cwd=where, **how)
-        err = done.stderr if isinstance(done.stderr, str) else done.stderr.decode()
-        assert done.returncode == 2 and err.startswith("error: ") and err.count("\n") == 1, err
-        assert expected in err
-        assert done.stdout.count(b"\n") == 1 if how else not done.stdout      # the line before the bad one has its answer
+def test_what_cannot_be_done_is_said_in_one_line(folder):
+    done = run_script("classify.py", cwd=folder, input=b"gut\nsch\xf6n\n")
+    assert done.returncode == 2 and re.fullmatch(rb"error: standard input, line 2: not UTF-8.*\n", done.stderr), done.stderr
+    assert done.stdout.count(b"\n") == 1                   # the line before the bad one has its answer
 
 
 def test_what_does_not_go_together_is_refused(folder, tmp_path, answer):
@@ -360,7 +354,7 @@ def test_pictures_are_named_by_their_paths(pictures, answer, monkeypatch):
     (folder / "shown" / name).mkdir(parents=True)
     (folder / "red.png").rename(folder / "shown" / name / "1.png")
     out = answer("--score", "shown").out
-    assert re.search(r"accuracy +1.0000 +1\n\n1 pictures, ", out)
+    assert re.search(r"accuracy +1.0000 +1\n\ntaken for", out) and "\n\n1 pictures, " in out
     for path, expected in (("broken.png", "broken.png: not a whole"), ("no.png", "no such file")):
         for given in ({}, {"lines": f"{path}\n".encode()}):
             with pytest.raises(BadInput, match=expected):

@@ -33,6 +33,7 @@ def test_the_record_of_a_run_starts_another_run(tmp_path):
     ("a.yaml", "epochs: true", "epochs is True, not int"),
     ("a.yaml", "lr: fast", "lr is 'fast', not float"),
     ("a.yaml", "lr: 1" + "0" * 400, "lr is 10+, not float"),
+    ("a.yaml", "name: 1", "name is 1, not text, unless it is put in quotes"),
     ("a.yaml", "flip: maybe", "flip is 'maybe', not one of no, yes"),
     ("a.yaml", "a: [1", "while parsing a flow sequence"),
     ("a.yaml", "- 1", "no flags in it"),

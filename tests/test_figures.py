@@ -42,7 +42,10 @@ def test_large_counts_stay_exact():
 
 def test_the_table_has_a_row_a_class_and_is_aligned():
     lines = table(np.array(PETS) * 1000, NAMES).splitlines()
-    assert len(lines) == 1 + 3 + 1 + 3 and len({len(line) for line in lines if line}) == 1
+    assert len(lines) == 1 + 3 + 1 + 3 + 1 + 4 and len({len(line) for line in lines[:8] if line}) == 1
+    counts = [line.split() for line in lines[-4:]]
+    assert counts[0] == ["taken", "for", *NAMES] and [row[:2] for row in counts[1:]] == [["of", name] for name in NAMES]
+    assert [[int(cell.replace(",", "")) for cell in row[2:]] for row in counts[1:]] == (np.array(PETS) * 1000).tolist()
     rows = {line[:13].strip(): line[13:].split() for line in lines}
     assert rows["dog"] == ["0.8000", "0.8000", "0.8000", "5,000"]
     assert rows["mean"] == ["0.4667", "0.5167", "0.4889", "10,000"]

@@ -10,7 +10,7 @@ from conftest import SMALL, read_metrics, run_script
 
 
 FEW = (("cpu", 2, 1), ("ddp", 2, 1), ("fsdp", 2, 2))
-MANY = (("cpu", 4, 2), ("ddp", 1, 2), ("ddp", 3, 4), ("fsdp", 2, 4), ("fsdp", 3, 1))
+MANY = (("cpu", 4, 2), ("ddp", 3, 4), ("fsdp", 2, 4), ("fsdp", 3, 1))
 
 
 @pytest.mark.parametrize("cases", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])

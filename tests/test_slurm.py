@@ -188,33 +188,37 @@ def test_files_differ_only_where_the_hardware_does():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cpu", "2node"])
-def test_a_job_near_its_time_limit_saves_and_goes_on(slurm, folder, corpus_flags, name):
-    """Once the job trains, its time limit becomes a minute, with the signal half a minute earlier.
+def test_jobs_near_their_time_limit_save_and_go_on(slurm, folder, corpus_flags):
+    """Once a job trains, its time limit becomes a minute, with the signal half a minute earlier.
 
-    When it has started again, it gets enough time for the rest.
+    When it has started again, it gets enough time for the rest. Two jobs, which do so at the same time.
     """
     # A step has two exchanges, so 700 steps take 70 seconds or more: longer than until the signal.
     flags = ["--device", "cpu", "--steps", "700", "--delay-ms", "50", "--log-every", "10",
              "--eval-every", "1000"]
-    job = submit(slurm, folder, "--time=20", "--signal=B:USR1@30", f"batch/{name}.sbatch",
-                 *corpus_flags, *SMALL, *flags)
-    run = folder / "logs" / f"slurm-{job}"
-    wait_until(slurm, folder, job, lambda: (run / "metrics.csv").exists() and read_metrics(run))
-    minutes, seconds = map(int, re.search(r"RunTime=00:(\d+):(\d+)", show(slurm, job)).groups())
-    # Slurm looks at limits twice a minute, so the signal comes up to half a minute early: at once,
-    # if the limit is a minute.
-    limit = minutes + (1 if seconds < 25 else 2)
-    assert slurm("scontrol", "update", f"JobId={job}", f"TimeLimit={limit}").returncode == 0
-    wait_until(slurm, folder, job, lambda: "Restarts=0" not in show(slurm, job))
-    assert (run / "last.pt").exists() and not (run / "summary.json").exists()
-    assert slurm("scontrol", "update", f"JobId={job}", "TimeLimit=20").returncode == 0
-    wait_until(slurm, folder, job, lambda: state(slurm, job) == "COMPLETED", 600)
-    assert "stopped and saved at step" in output(folder)
-    assert "Restarts=0" not in show(slurm, job)
-    assert [path.name for path in folder.glob("logs/*/")] == [run.name]
-    assert [int(row["step"]) for row in read_metrics(run)] == list(range(10, 701, 10))
-    assert (run / "summary.json").exists()
+    runs = {}
+    for name in ("cpu", "2node"):
+        job = submit(slurm, folder, "--time=20", "--signal=B:USR1@30", "--cpus-per-task=1",
+                     f"batch/{name}.sbatch", *corpus_flags, *SMALL, *flags)
+        runs[job] = folder / "logs" / f"slurm-{job}"
+    for job, run in runs.items():
+        wait_until(slurm, folder, job, lambda: (run / "metrics.csv").exists() and read_metrics(run))
+        minutes, seconds = map(int, re.search(r"RunTime=00:(\d+):(\d+)", show(slurm, job)).groups())
+        # Slurm looks at limits twice a minute, so the signal comes up to half a minute early: at
+        # once, if the limit is a minute.
+        limit = minutes + (1 if seconds < 25 else 2)
+        assert slurm("scontrol", "update", f"JobId={job}", f"TimeLimit={limit}").returncode == 0
+    for job, run in runs.items():
+        wait_until(slurm, folder, job, lambda: "Restarts=0" not in show(slurm, job))
+        assert (run / "last.pt").exists() and not (run / "summary.json").exists()
+        assert slurm("scontrol", "update", f"JobId={job}", "TimeLimit=20").returncode == 0
+    for job, run in runs.items():
+        wait_until(slurm, folder, job, lambda: state(slurm, job) == "COMPLETED", 600)
+        assert "Restarts=0" not in show(slurm, job)
+        assert [int(row["step"]) for row in read_metrics(run)] == list(range(10, 701, 10))
+        assert (run / "summary.json").exists()
+    assert output(folder).count("stopped and saved at step") == 2
+    assert {path.name for path in folder.glob("logs/*/")} == {run.name for run in runs.values()}
 
 
 @pytest.mark.slow

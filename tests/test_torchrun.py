@@ -75,8 +75,6 @@ def test_without_torchrun_it_says_what_to_type(tmp_path, mode):
     done = run_script(f"train_{mode}.py", "--device", "cpu", cwd=tmp_path, env=environment)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert re.match(rf"error: .*torchrun --standalone --nproc-per-node 2 .*train_{mode}.py --device cpu", done.stderr)
-    done = run_script(f"train_{mode}.py", "--help", cwd=tmp_path, env=environment)
-    assert done.returncode == 0 and "--accumulate" in done.stdout and not done.stderr
 
 
 @pytest.mark.slow
@@ -244,7 +242,8 @@ def test_what_rank_0_refuses_each_node_says_once(tmp_path, pairs, wrong):
     assert said[1] == said[0] or wrong[0] == "--lrr"
 
 
-@pytest.mark.parametrize("what", ["learning rate", pytest.param("corpus", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["learning rate", "corpus"])
 def test_nodes_that_differ_train_nothing(tmp_path, pairs, what):
     folders = two_folders(tmp_path, pairs, same=what != "corpus")
     flags = ["--data", "own", *SMALL, "--steps", "10", "--name", "two"]
@@ -307,9 +306,9 @@ from support.processes import torchrun
 from train_fsdp import train
 translate_batch = translation.translate_batch
 def slowly(*args):
-    time.sleep(2)
+    time.sleep(2.2)
     return translate_batch(*args)
-beam.sort_into_batches.__defaults__ = 6, 4096              # 10 batches of the 60 sentences
+beam.sort_into_batches.__defaults__ = 10, 4096             # 6 batches of the 60 sentences
 translation.translate_batch = slowly
 torchrun(train, parse_arguments("", sharded=(bool, False, ""), mesh=(int, 1, "")))
 """)

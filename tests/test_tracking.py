@@ -13,7 +13,7 @@ from conftest import read_metrics
 from support import flags as flag_table
 from support.errors import BadInput
 
-FLAGS = ["--save-every", "5", "--eval-every", "10"]
+KEY = "0123456789abcdef" * 2 + "01234567"                   # of the length of a real one
 
 
 def expected(run) -> dict[tuple[str, int], float]:
@@ -21,20 +21,25 @@ def expected(run) -> dict[tuple[str, int], float]:
     return {(name, int(row["step"])): float(value) for row in read_metrics(run) for name, value in row.items() if name != "step" and value != ""}
 
 
-def train_in_two_parts(tmp_path, train, *flags, **how):
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory, train):
     """A run that is stopped after 12 steps, and resumed: the last row of its first part is written again."""
-    for part in (["--name", "seen", "--steps", "12", *flags], ["--resume", "logs/seen", "--steps", "20"]):
-        done = train(tmp_path, *FLAGS, *part, **how) if "--name" in part else train(tmp_path, *part, **how)
+    pytest.importorskip("tensorboard", reason="pip install tensorboard")
+    pytest.importorskip("wandb", reason="pip install wandb")
+    folder = tmp_path_factory.mktemp("seen")
+    offline = os.environ | {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_API_KEY": KEY}
+    for part in (["--name", "seen", "--steps", "12", "--save-every", "5", "--eval-every", "10", "--procs", "2", "--tensorboard", "--wandb", "translator"],
+                 ["--resume", "logs/seen", "--steps", "20"]):
+        done = train(folder, *part, env=offline)
         assert done.returncode == 0, done.stderr
-    return tmp_path / "logs" / "seen"
+    return folder / "logs" / "seen"
 
 
 @pytest.mark.slow
-def test_tensorboard_reads_what_metrics_csv_has(tmp_path, train):
-    pytest.importorskip("tensorboard", reason="pip install tensorboard")
+def test_tensorboard_reads_what_metrics_csv_has(seen):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = train_in_two_parts(tmp_path, train, "--procs", "2", "--tensorboard")
+    run = seen
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     found = {(name, event.step): event.value for name in events.Tags()["scalars"] for event in events.Scalars(name)}
     assert json.loads(events.Tensors("config/text_summary")[-1].tensor_proto.string_val[0])["world_size"] == 2
@@ -65,13 +70,9 @@ def wandb_records(path):
 
 
 @pytest.mark.slow
-def test_wandb_offline_has_what_metrics_csv_has(tmp_path, train):
-    pytest.importorskip("wandb", reason="pip install wandb")
-
-    key = "0123456789abcdef" * 2 + "01234567"               # of the length of a real one
-    run = train_in_two_parts(tmp_path, train, "--procs", "2", "--wandb", "translator",
-                             env=os.environ | {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_API_KEY": key})
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
+def test_wandb_offline_has_what_metrics_csv_has(seen):
+    run = seen
+    assert not [path for path in run.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
     found, ids, config = {}, set(), {}
     for file in sorted(run.glob("wandb/offline-run-*/run-*.wandb"), key=lambda file: file.stat().st_mtime):
         for record in wandb_records(file):
@@ -116,12 +117,19 @@ def test_a_finished_run_that_is_resumed_is_as_it_was(tmp_path, train):
 
 
 @pytest.mark.slow
-def test_an_evaluation_within_an_epoch_is_in_its_record(tmp_path, train):
-    """Where evaluations do not fall on the ends of epochs, the latest before one counts; also across a stop."""
+def test_the_record_of_each_epoch(tmp_path, train):
+    """Evaluations do not fall on the ends of epochs: the latest before one counts. Also across a stop in an epoch's middle."""
     how = ["--batch-tokens", "2048", "--eval-every", "7"]
     assert train(tmp_path, "--name", "seen", "--steps", "9", *how).returncode == 0
     assert train(tmp_path, "--resume", "logs/seen", "--steps", "45").returncode == 0
-    rows = json.loads((tmp_path / "logs/seen/summary.json").read_text())["epochs"]
+    assert train(tmp_path, "--name", "whole", "--steps", "45", *how).returncode == 0
+    rows, whole = (json.loads((tmp_path / f"logs/{name}/summary.json").read_text())["epochs"] for name in ("seen", "whole"))
+    timed = {"seconds", "samples_per_second", "tokens_per_second", "memory_mib"}
+    assert [{k: v for k, v in row.items() if k not in timed} for row in rows] == [{k: v for k, v in row.items() if k not in timed} for row in whole]
+    assert [row["epoch"] for row in rows] == list(range(1, len(rows) + 1))
+    for row in rows:
+        assert 0 <= row["token_accuracy"] <= 1 and row["train_loss"] > 0 and row["valid_bleu"] >= 0
+        assert all(row[name] > 0 for name in timed)
     evaluated = {int(row["step"]): float(row["valid_loss"]) for row in read_metrics(tmp_path / "logs/seen") if row["valid_loss"]}
     assert rows[-1]["step"] == 45 and rows[0]["step"] > 9 and any(row["step"] % 7 for row in rows[:-1])
     of_step = {int(row["step"]): int(row["epoch"]) for row in read_metrics(tmp_path / "logs/seen")}
@@ -129,20 +137,3 @@ def test_an_evaluation_within_an_epoch_is_in_its_record(tmp_path, train):
     for row in rows:
         assert of_step[row["step"]] == row["epoch"]
         assert row["valid_loss"] == pytest.approx(evaluated[max(step for step in evaluated if step <= row["step"])], abs=1e-6)
-
-
-@pytest.mark.slow
-def test_the_record_of_each_epoch(tmp_path, train):
-    """Also across a stop in the middle of an epoch, and with a last epoch that is not finished."""
-    assert train(tmp_path, "--name", "seen", "--steps", "12").returncode == 0
-    steps = json.loads((tmp_path / "logs/seen/summary.json").read_text())["epochs"][0]["step"]      # of one epoch, or 12
-    until = str(2 * steps + 3)
-    assert train(tmp_path, "--resume", "logs/seen", "--steps", until).returncode == 0
-    assert train(tmp_path, "--name", "whole", "--steps", until).returncode == 0
-    parts, whole = (json.loads((tmp_path / f"logs/{name}/summary.json").read_text())["epochs"] for name in ("seen", "whole"))
-    timed = {"seconds", "samples_per_second", "tokens_per_second", "memory_mib"}
-    assert [{k: v for k, v in row.items() if k not in timed} for row in parts] == [{k: v for k, v in row.items() if k not in timed} for row in whole]
-    assert [row["epoch"] for row in whole] == list(range(1, len(whole) + 1)) and whole[-1]["step"] == int(until)
-    for row in whole:
-        assert 0 <= row["token_accuracy"] <= 1 and row["valid_loss"] > 0 and all(row[name] > 0 for name in timed)
-        assert row["train_loss"] > 0 and row["valid_bleu"] >= 0

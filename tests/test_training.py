@@ -186,7 +186,8 @@ def test_a_signal_while_the_processes_start_ends_the_run_too(started, number):
     wait_for(lambda: not alive(workers), 10)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_all_processes_have_started_is_kept_for_them(tmp_path, small_corpus, number):
     """It may come to any thread: a mask of the main one alone lets it through."""
     early = tmp_path / "early.py"
@@ -235,8 +236,7 @@ def answered_in_one_line(done, expected) -> bool:
 
 def test_bad_flags_are_answered_in_one_line(tmp_path, train):
     for flags, expected in [(["--data", "nowhere"], "nowhere.de: no such file"),
-                            (["--procs", "10000"], "--procs 10000: at most 4 for each of the"),
-                            (["--layer", "3"], "unrecognized arguments: --layer")]:
+                            (["--procs", "10000"], "--procs 10000: at most 4 for each of the")]:
         done = train(tmp_path, *flags)
         assert answered_in_one_line(done, expected), done.stderr
         assert not (tmp_path / "logs").exists()
@@ -262,32 +262,25 @@ def test_bad_flags_are_answered_in_one_line(tmp_path, train):
     (["--crop", "2"], "--crop is for classifiers"),
     (["--flip", "yes"], "--flip is for classifiers"),
 ])
-def test_flags_that_cannot_be_are_refused(tmp_path, monkeypatch, flags, expected):
-    """As in the page, without starting it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train_cpu.py", *flags])
-    with pytest.raises(BadInput) as problem:
-        complete(parse_arguments("", devices=("cpu",), procs=(int, 0, "processes")))
-    assert expected in str(problem.value) and "\n" not in str(problem.value)
+def test_flags_that_cannot_be_are_refused(tmp_path, refusal, flags, expected):
+    assert expected in refusal(*flags)
     assert not (tmp_path / "logs").exists()
 
 
 @pytest.mark.slow
-def test_resume_refuses_another_shape_and_a_spoilt_checkpoint(tmp_path, trained):
+def test_resume_refuses_another_shape_and_a_spoilt_checkpoint(tmp_path, trained, refusal):
     shutil.copytree(trained / "logs", tmp_path / "logs")
     before = (tmp_path / "logs/first/metrics.csv").read_bytes()
-    done = run_script("train_cpu.py", "--resume", "logs/first", "--d-model", "64", cwd=tmp_path)
-    assert done.returncode == 2 and "--d-model 64: logs/first was started with 32" in done.stderr
+    assert "--d-model 64: logs/first was started with 32" in refusal("--resume", "logs/first", "--d-model", "64")
     whole = (tmp_path / "logs/first/last.pt").read_bytes()
     for content in (whole[: len(whole) // 2], b"", b"text"):
         (tmp_path / "logs/first/last.pt").write_bytes(content)
-        done = run_script("train_cpu.py", "--resume", "logs/first", cwd=tmp_path)
-        assert done.returncode == 2 and done.stderr.startswith("error: logs/first/last.pt") and done.stderr.count("\n") == 1
+        assert refusal("--resume", "logs/first").startswith("logs/first/last.pt")
     assert (tmp_path / "logs/first/metrics.csv").read_bytes() == before
 
 
 @pytest.mark.slow
-def test_going_on_keeps_the_rows_and_refuses_another_corpus(tmp_path, train, pairs):
+def test_going_on_keeps_the_rows_and_refuses_another_corpus(tmp_path, refusal, pairs):
     """The rows from before stay, also when rows are now wanted less often."""
     from conftest import write_pairs
 
@@ -301,8 +294,7 @@ def test_going_on_keeps_the_rows_and_refuses_another_corpus(tmp_path, train, pai
     done = run_script("train_cpu.py", "--resume", "logs/r", "--steps", "6", cwd=tmp_path)
     assert done.returncode == 2 and "at step 12 already" in done.stderr
     write_pairs(tmp_path / "own", pairs["train"][1:301])
-    done = run_script("train_cpu.py", "--resume", "logs/r", "--steps", "20", cwd=tmp_path)
-    assert done.returncode == 2 and "has changed since the run was started" in done.stderr
+    assert "has changed since the run was started" in refusal("--resume", "logs/r", "--steps", "20")
 
 
 @pytest.mark.slow
@@ -325,7 +317,7 @@ def test_a_run_goes_on_without_what_it_has_lost(tmp_path, train):
 
 
 @pytest.mark.slow
-def test_a_name_goes_on_with_its_run_or_refuses_other_flags(tmp_path, train):
+def test_a_name_goes_on_with_its_run_or_refuses_other_flags(tmp_path, train, refusal, corpus_flags):
     """The same words again do the right thing; a run whose checkpoint is lost is not overwritten."""
     how = ["--name", "r", "--eval-every", "4"]
     assert train(tmp_path, *how, "--steps", "6").returncode == 0
@@ -338,9 +330,8 @@ def test_a_name_goes_on_with_its_run_or_refuses_other_flags(tmp_path, train):
     torch.save(older, run / "last.pt")
     assert train(tmp_path, *how, "--steps", "9").returncode == 0
     before = {name: (run / name).read_bytes() for name in ("metrics.csv", "summary.json", "last.pt")}
-    done = train(tmp_path, *how, "--steps", "9", "--lr", "0.5")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "--lr 0.5: logs/r was started with 0.002; --resume logs/r remembers" in done.stderr
+    said = refusal(*corpus_flags, *SMALL, *how, "--steps", "9", "--lr", "0.5")
+    assert "--lr 0.5: logs/r was started with 0.002; --resume logs/r remembers" in said
     (run / "last.pt").unlink()
     for file in ("summary.json", None):                    # a finished run, and one that had only saved
         done = train(tmp_path, *how, "--steps", "3")
@@ -348,6 +339,25 @@ def test_a_name_goes_on_with_its_run_or_refuses_other_flags(tmp_path, train):
         assert (run / "metrics.csv").read_bytes() == before["metrics.csv"]
         if file:
             (run / file).unlink()
+
+
+def test_a_name_goes_on_in_the_precision_that_auto_was(trained, monkeypatch, corpus_flags):
+    """Also on a machine where it would be another."""
+    monkeypatch.chdir(trained)
+    monkeypatch.setattr("support.flags.fast_dtype", lambda device: torch.bfloat16)
+    small = [word for word in SMALL if word not in ("--precision", "fp32")]
+    how = [*corpus_flags, *small, "--eval-every", "10", "--average", "2"]
+    for more, precision in ((["--name", "first"], "fp32"), (["--name", "first", "--precision", "bf16"], "bf16"), (["--benchmark"], "bf16")):
+        monkeypatch.setattr(sys, "argv", ["train_cpu.py", *how, *more])
+        assert complete(parse_arguments("", devices=("cpu",), procs=(int, 0, ""))).precision == precision
+
+
+@pytest.mark.parametrize("data, name", [("my corpus.tsv", "my-corpus-1"), (".hidden.tsv", "run-1"), ("größe.de.tsv", "größe-1")])
+def test_the_name_that_a_run_gets_can_be_typed(tmp_path, monkeypatch, data, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train_cpu.py", "--data", data])
+    Path(data).write_text("de\ten\nJa.\tYes.\n")
+    assert complete(parse_arguments("", devices=("cpu",))).folder == f"logs/{name}"
 
 
 @pytest.mark.slow

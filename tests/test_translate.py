@@ -24,6 +24,7 @@ from model import ModelConfig, Transformer, initialize
 from support.beam import translate_batch
 from support.checkpoint import find_checkpoint
 from support.errors import BadInput
+from support.errors import answer as answered
 from test_beam import make_model, one_thread                # the latter is a fixture
 
 SENTENCE = "Ein Hund läuft im Park."
@@ -141,6 +142,18 @@ def test_bf16_is_only_less_exact(small_corpus, answer):
     assert len(exact) == 5 and near == pytest.approx(exact, rel=0.2)
 
 
+def test_each_line_has_its_n_best_also_a_blank_and_a_long_one(answer, capsys):
+    lines = answer("--n-best", "2", lines=f"{SENTENCE}\n\n{'Wort ' * 300}\n").splitlines()
+    assert len(lines) == 6 and lines[2:4] == ["0.000\t"] * 2 and lines[4] == lines[5]
+
+
+def test_a_closed_stdin_is_an_empty_one(answer, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr(sys, "argv", ["translate.py"])
+    answered(translate.main)
+    assert capsys.readouterr().out == ""
+
+
 def test_several_checkpoints_are_an_ensemble(trained, tmp_path, answer):
     checkpoint = torch.load(trained / "logs" / "first" / "best.pt")
     weights = {name: 0.9 * weight for name, weight in checkpoint["model"].items()}
@@ -155,8 +168,6 @@ def test_several_checkpoints_are_an_ensemble(trained, tmp_path, answer):
 def test_what_cannot_be_done_is_said_in_one_line(trained, tmp_path):
     for folder, flags, how, expected in [
         (tmp_path, ["Hallo"], {}, "train one, in a few minutes: python train_cpu.py"),
-        (trained, ["Hallo", "--beam", "many"], {}, "--help lists the flags"),
-        (trained, ["Hallo", "--checkpoint", "logs"], {}, "logs: it has no best.pt"),
         (trained, [], {"input": b"gut\nsch\xf6n\n"}, "standard input, line 2: not UTF-8"),
     ]:
         done = run(folder, *flags, **how)
@@ -174,7 +185,9 @@ def test_what_does_not_go_together_is_refused(trained, tmp_path, answer):
     (tmp_path / "zero.pt").write_bytes(b"")
     engine = ["Hallo", "--engine", "ctranslate2"]
     for flags, expected in [
+        (["Hallo", "--beam", "many"], "--help lists the flags"),
         (["Hallo", "--checkpoint", "no.pt"], "no.pt"),
+        (["Hallo", "--checkpoint", "logs"], "logs: it has no best.pt"),
         (["Hallo", "--checkpoint", tmp_path / "zero.pt"], "zero.pt: not a whole checkpoint"),
         (["Hallo", "--checkpoint", best, "--checkpoint", tmp_path / "other.pt"], "different ones"),
         (["Hallo", "--n-best", "5"], "--n-best 5 with --beam 4"),
@@ -226,6 +239,7 @@ def test_the_scores_of_ctranslate2_are_nearly_ours(small_corpus, answer):
 @pytest.fixture(scope="module")
 def copier():
     """A model that has learned to copy; unlike the others here, it is sure of what it writes."""
+    pytest.importorskip("ctranslate2")
     model = Transformer(ModelConfig(30, layers=1, d_model=32, heads=2, d_ff=64, dropout=0.0))
     initialize(model, 1)
     adam = torch.optim.Adam(model.parameters(), lr=5e-3)
@@ -246,7 +260,6 @@ def random_words(seed, sentences, length):
 @pytest.mark.parametrize("compute_type", ["int8", "float32", "unknown"])
 @pytest.mark.parametrize("beam", [1, 4])
 def test_ctranslate2_finds_what_beam_search_finds(copier, tmp_path, beam, compute_type):
-    pytest.importorskip("ctranslate2")
     from support.ctranslate import Engine
 
     path = tmp_path / "best.pt"
