@@ -233,10 +233,10 @@ class Pairs:
 
     def batch(self, rows: np.ndarray, src_width: int = 0,
               tgt_width: int = 0) -> tuple[torch.Tensor, ...]:
-        """Sentences as (src, tgt_in, tgt_out), int64, padded to the widths or the longest sentence.
+        """(src, tgt_in, tgt_out): (rows, src_width) and twice (rows, tgt_width), int64, padded.
 
-        No rows make a single one of padding, so that a process with nothing to do still takes the
-        step.
+        A width of 0: the longest sentence's. No rows make a single one of padding, so that a
+        process with nothing to do still takes the step.
         """
         padded, widths = [], (src_width, tgt_width)
         for (ids, offsets), width, lengths in zip(self.sides, widths, self.lengths(rows)):
@@ -309,7 +309,7 @@ class Batches:
         return [rows[steps[i]] for i in rng.permutation(len(steps))]
 
     def rows(self, step: int) -> np.ndarray:
-        """The examples of a step, counted from 0 over all epochs."""
+        """The examples of a step, (examples,), int64; steps are counted from 0 over all epochs."""
         epoch, step = divmod(step, len(self))
         block = int(np.searchsorted(self.starts, step, side="right")) - 1
         return self.plan(epoch, block)[step - self.starts[block]]

@@ -138,7 +138,7 @@ def feed_forward(config: LayerConfig) -> nn.Sequential:
 
 
 class Residual(nn.Module):
-    """The connection around a sub-layer (section 3.1): post-norm as in the paper, or pre-norm."""
+    """The connection around a sub-layer, (batch, length, d_model): section 3.1, or pre-norm."""
 
     def __init__(self, config: LayerConfig):
         super().__init__()
@@ -361,7 +361,7 @@ class Classifier(nn.Module):
         """Logits in fp32, (batch, classes), of ids (batch, length) or pictures."""
         return self.head(self.pool(*self.encode(x))).float()
 
-    score = logits             # a second name: FSDP gathers before it, as before forward
+    score = logits             # evaluation's name for it: FSDP gathers before it, as before forward
 
     def forward(self, x: Tensor, label: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """(loss, nll) of a batch, each a sum over its examples; label, weight: (batch,).

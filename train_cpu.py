@@ -51,7 +51,7 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
         parameter.grad = view.view_as(parameter)
     compiled = torch.compile(model) if args.compile else model
 
-    # --- The loop: one step of all processes a turn; left: micro-batches still to come in it
+    # --- The loop: a turn is one step of all processes; left: its micro-batches still to come
     stopping = False
     while step < run.last and not stopping:
         seed_step(args.seed, step, rank)                   # dropout differs between processes

@@ -44,7 +44,7 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
         task = find_task(args)
 
     # --- Model and optimizer: the same everywhere, from one seed or one checkpoint
-    with torch.device("meta"):                             # shapes only: nobody holds it whole
+    with torch.device("meta"):                             # shapes without memory, as yet
         model = task.model()
     # What is gathered travels in bf16, what is summed in fp32; the shards stay in fp32.
     bf16 = torch.bfloat16 if args.precision == "bf16" else None
@@ -55,7 +55,7 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
            "mp_policy": MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=torch.float32)}
     for part in [*model.layers(), model]:                  # then the rest: embeddings, norms
         fully_shard(part, **how)                           # gathered as one
-    register_fsdp_forward_method(model, "score")           # evaluation's way in, besides forward
+    register_fsdp_forward_method(model, "score")           # what evaluation calls, not forward
     model.to_empty(device=device)                          # room for the shards, not yet filled
     initialize(model, args.seed)
     parameters = [weight for weight in model.parameters() if weight.requires_grad]
@@ -65,7 +65,7 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     step = run.restore(model, optimizer)
     compiled = torch.compile(model) if args.compile else model
 
-    # --- The loop: one step of all processes a turn; left: micro-batches still to come in it
+    # --- The loop: a turn is one step of all processes; left: its micro-batches still to come
     stopping = False
     while step < run.last and not stopping:
         seed_step(args.seed, step, rank)                   # dropout differs between processes

@@ -21,7 +21,7 @@ from support.beam import translate_lines
 from support.checkpoint import find_checkpoint
 from support.corpora import read_lines, read_parallel
 from support.errors import BadInput, answer, make_parser, refuse
-from support.fast import fast_dtype
+from support.fast import fast_precision
 from support.machine import available_cores, find_device
 from support.pool import Pool
 from support.prompt import prompt, readable
@@ -71,8 +71,7 @@ def parse_arguments() -> argparse.Namespace:
             refuse(message)
     args.device = find_device(args.device, ("cpu",) if ctranslate2 else ("cpu", "cuda"))
     if args.precision == "auto":
-        fast = args.device == "cuda" and fast_dtype("cuda") == torch.bfloat16
-        args.precision = "bf16" if fast else "fp32"
+        args.precision = fast_precision("cuda") if args.device == "cuda" else "fp32"
     return args
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.errors import BadInput, answer, make_parser
-from support.fast import fast_dtype
+from support.fast import fast_precision
 from support.flags import BOUNDS, FLAGS, add_flag, check_bounds
 from support.footprint import Job
 from support.planning import KINDS, MODES, MOST, Kind, Plan, best, smallest
@@ -76,7 +76,7 @@ def find_kind(args: argparse.Namespace) -> Kind:
     if args.precision == "auto":
         args.precision = kind.precision
         if args.measure:
-            args.precision = "bf16" if "bfloat16" in str(fast_dtype("cpu")) else "fp32"
+            args.precision = fast_precision("cpu")
     elif args.precision != kind.precision and not args.tflops and not args.measure:
         raise BadInput(f"--precision {args.precision}: --tflops has to give {args.kind}'s peak")
     return replace(kind, **given_figures(args))

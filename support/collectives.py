@@ -15,3 +15,8 @@ def from_rank_0(value):
     values = [value]
     dist.broadcast_object_list(values)
     return values[0]
+
+
+def lost_touch(problem: Exception) -> bool:
+    """Whether an exchange failed because another process has died or does not answer."""
+    return isinstance(problem, dist.DistError) or "gloo" in str(problem)

@@ -9,7 +9,7 @@ from support.errors import BadInput, first_line
 OF_THE_MACHINE = {"device", "mesh", "sharded", "peak_tflops", "delay_ms", "netem", "profile"}
 # In a run's record: where it was made, and which run it was, not what kind.
 NOT_TAKEN = OF_THE_MACHINE - {"mesh", "sharded"} | {"name", "resume", "config", "folder", "threads"}
-# A run's record has them beside --init too, where nothing looks at them.
+# The model's shape. With --init it is recorded, but comes from the published weights.
 SHAPE = ("layers", "d_model", "heads", "d_ff", "norm", "patch", "stem", "vocab_size")
 OF_ONE_PAGE = {"procs", "sharded", "mesh"}                 # other pages pass them over
 

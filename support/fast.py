@@ -30,7 +30,7 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
 def speed_up(model: nn.Module, device: str, bf16: bool, recompute: bool = False) -> nn.Module:
     """Changes `model`, which is to run on `device`, so that it computes the same in less time.
 
-    Or in more time, if `recompute`, but less memory: of a layer only its inputs are kept.
+    recompute: keeps only the inputs of each layer, which takes less memory, and more time.
     """
     for module in list(model.modules()):
         if isinstance(module, Attention):
@@ -49,13 +49,12 @@ def speed_up(model: nn.Module, device: str, bf16: bool, recompute: bool = False)
     return model
 
 
-def fast_dtype(device: str) -> torch.dtype:
+def fast_precision(device: str) -> str:
     """bf16 where the hardware multiplies in it, else fp32: in software bf16 is slower."""
     if device == "cuda":
-        return torch.bfloat16 if torch.cuda.get_device_capability()[0] >= 8 else torch.float32
+        return "bf16" if torch.cuda.get_device_capability()[0] >= 8 else "fp32"
     has = getattr(torch.cpu, "get_capabilities", dict)()
-    bf16 = any(has.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-    return torch.bfloat16 if bf16 else torch.float32
+    return "bf16" if any(map(has.get, ("avx512_bf16", "amx_bf16", "bf16"))) else "fp32"
 
 
 def keep_memory() -> None:

@@ -15,13 +15,11 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 from support import tasks
 from support.checkpoint import load_run
 from support.config_file import OF_THE_MACHINE, SHAPE, read_config
 from support.errors import BadInput
-from support.fast import fast_dtype
+from support.fast import fast_precision
 from support.machine import find_device
 from support.prompt import readable
 from support.run_folder import LOGS, check_name, make_folder
@@ -239,5 +237,5 @@ def check(args: argparse.Namespace, devices: tuple, defaults: dict) -> None:
     if processes % copies:
         raise BadInput(f"--mesh {copies}: {processes} processes are no multiple of it")
     if args.precision == "auto":
-        args.precision = "bf16" if fast_dtype(args.device) == torch.bfloat16 else "fp32"
+        args.precision = fast_precision(args.device)
     tasks.check(args, defaults)

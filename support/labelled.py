@@ -116,8 +116,7 @@ def find_labelled(data: str, valid: str = "", test: str = "", text: str = "", la
     for part, spec in (("valid", valid), ("test", test)):
         if spec:
             add_part(corpus, part, Path(spec), text, label)
-    tables = [getattr(read, "func", None) is read_labelled_table for read in corpus.parts.values()]
-    if (text or label) and not any(tables):
+    if (text or label) and not any(ending(Path(spec)) in TABLES for spec in (data, valid, test)):
         raise BadInput(f"--text, --label: {data} is no table, so it has no columns")
     return corpus
 

@@ -63,8 +63,8 @@ def combine(steps: list[Step]) -> list[Span]:
 def when_all_joined(steps: list[Step]) -> list[list[int]]:
     """For each process when the last one that takes part came to its exchanges.
 
-    Those with as many others as there are shards go to neighbours, and so to ranks with the same
-    quotient; those across such groups to ranks with the same remainder.
+    An exchange of as many processes as there are shards joins neighbours, with the same quotient
+    rank // shards; one across these groups joins ranks with the same remainder.
     """
     keys, latest, n = [], defaultdict(int), len(steps)
     for rank, step in enumerate(steps):

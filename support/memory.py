@@ -60,9 +60,9 @@ class Counter:
         self.bytes[part] = max(self.bytes.get(part, 0), counted)
 
     def finish(self) -> None:
-        """Ends the counting: what is left of the most memory that this process has had is all else.
+        """Ends the counting: "all else" is the process's peak memory less the parts.
 
-        Parts are at their largest at different moments: with more of them than that, nothing is.
+        Parts are at their largest at different moments: where they are more than that, it is 0.
         """
         self.hook.remove()
         self.hook = None

@@ -30,7 +30,7 @@ from support.rendezvous import (hear, interface_to, name_lost_processes, share_a
                                 store_on_loopback, tell, this_attempt)
 from support.stopping import STOPPING, Signals
 
-MEET = timedelta(minutes=1)        # the store is there before the processes: it answers, or is gone
+MEET = timedelta(minutes=1)        # enough: the store was there before the processes
 
 # --- What every process does ----------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ def place(rank: int) -> tuple[int, str]:
 
 @contextmanager
 def one_speaks(rank: int):
-    """Of what all processes run into, the first of each node says it; the rest are ended with it.
+    """Of an error that all processes meet, the first of each node prints it, and ends the others.
 
     Rank 0 waits a second: where it is, there is the store, in which the others still read.
     """

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from support import flags
-from support.collectives import of_all
+from support.collectives import lost_touch, of_all
 from support.errors import BadInput, first_line
 from support.machine import find_device
 from support.stopping import Signals
@@ -148,7 +148,7 @@ def name_lost_processes(store: dist.Store, rank: int, world_size: int):
     try:
         yield
     except RuntimeError as problem:
-        if "gloo" not in str(problem) and not isinstance(problem, dist.DistError):
+        if not lost_touch(problem):
             raise
         # A parent that sees a process die ends the others by SIGTERM, and names it itself.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model
                                                      set_optimizer_state_dict, set_state_dict)
 from torch.distributed.tensor import DTensor
 
+from support.collectives import lost_touch
 from support.errors import BadInput, first_line
 
 # Whole weights: gathered to rank 0's CPU, and sent from there. All processes have to take part.
@@ -45,6 +46,8 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: dict
             set_model_state_dict(model, weights, options=FROM_RANK_0)
             set_optimizer_state_dict(model, optimizer, state, options=FROM_RANK_0)
     except (RuntimeError, KeyError, ValueError) as problem:
+        if lost_touch(problem):                            # nothing is wrong with the checkpoint
+            raise
         raise BadInput(f"the checkpoint does not fit the model ({first_line(problem, 200)})")
     except CheckpointException as problem:
         raise BadInput(f"{sharded}: not a whole checkpoint ({first_failure(problem)})")

@@ -40,7 +40,7 @@ import torch.distributed.fsdp
 ROOT = Path(__file__).parents[1]
 MODULES = {                                                # (what of it: all if none is named, tests)
     "model.py": ((), "test_model test_fast test_classifier"),
-    "support/fast.py": (("speed_up", "fast_dtype", "FastDropout", "SummedCrossEntropy"), "test_fast test_model"),
+    "support/fast.py": (("speed_up", "fast_precision", "FastDropout", "SummedCrossEntropy"), "test_fast test_model"),
     "data.py": (("Pairs", "group_by_length", "Batches"), "test_data"),
     "support/checkpoint.py": ((), "test_checkpoint"),
     "support/beam.py": ((), "test_beam"),

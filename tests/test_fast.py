@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from model import Attention, cross_entropy, scaled_dot_product
-from support.fast import FastDropout, SummedCrossEntropy, fast_dtype, keep_memory, short_attention, speed_up
+from support.fast import FastDropout, SummedCrossEntropy, fast_precision, keep_memory, short_attention, speed_up
 from test_model import make_batch, make_model
 
 
@@ -231,13 +231,13 @@ def test_which_parts_are_replaced(device, bf16):
     ({"bf16": True}, True)])
 def test_bf16_is_for_processors_that_multiply_in_it(monkeypatch, capabilities, bf16):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    assert fast_dtype("cpu") == (torch.bfloat16 if bf16 else torch.float32)
+    assert fast_precision("cpu") == ("bf16" if bf16 else "fp32")
 
 
 @pytest.mark.parametrize("capability, bf16", [((7, 5), False), ((8, 0), True), ((9, 0), True)])
 def test_bf16_is_for_gpus_that_multiply_in_it(monkeypatch, capability, bf16):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    assert fast_dtype("cuda") == (torch.bfloat16 if bf16 else torch.float32)
+    assert fast_precision("cuda") == ("bf16" if bf16 else "fp32")
 
 
 def test_memory_can_be_kept():

@@ -344,7 +344,7 @@ def test_a_name_goes_on_with_its_run_or_refuses_other_flags(tmp_path, train, ref
 def test_a_name_goes_on_in_the_precision_that_auto_was(trained, monkeypatch, corpus_flags):
     """Also on a machine where it would be another."""
     monkeypatch.chdir(trained)
-    monkeypatch.setattr("support.flags.fast_dtype", lambda device: torch.bfloat16)
+    monkeypatch.setattr("support.flags.fast_precision", lambda device: "bf16")
     small = [word for word in SMALL if word not in ("--precision", "fp32")]
     how = [*corpus_flags, *small, "--eval-every", "10", "--average", "2"]
     for more, precision in ((["--name", "first"], "fp32"), (["--name", "first", "--precision", "bf16"], "bf16"), (["--benchmark"], "bf16")):

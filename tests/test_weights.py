@@ -172,6 +172,15 @@ def test_what_does_not_fit_the_model_is_refused_in_one_line(tmp_path):
     in_forks(tmp_path, part, procs=1)
 
 
+def test_a_process_that_dies_meanwhile_is_no_fault_of_the_checkpoint(monkeypatch):
+    def send(*_, **__):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+
+    monkeypatch.setattr(weights, "set_model_state_dict", send)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        weights.restore(model := make_model(), torch.optim.AdamW(model.parameters()), None)
+
+
 @pytest.mark.parametrize("frozen", [0, 1, 2, 3])
 def test_fsdp_gathers_a_classifiers_layers_twice_and_all_else_once(tmp_path, frozen):
     """The layers below the lowest that learns only once, but for the one next to it, which is fetched in vain."""
