@@ -3,9 +3,9 @@
 import fcntl
 import json
 import platform
-import socket
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import nn
 
 from support.errors import BadInput
-from support.machine import device_name
 from support.trackers import Trackers
 
 
@@ -21,15 +20,17 @@ class Log:
     """The log of one run, written by rank 0; a run that goes on appends to it."""
 
     def __init__(self, folder: Path, flags: dict, config: dict, model: nn.Module,
-                 columns: list[str]):
+                 columns: list[str], places: list[tuple[str, str]]):
+        """places: of each process its host and its device."""
         self.folder, self.columns = folder, columns
+        hosts, devices = (list(dict.fromkeys(names)) for names in zip(*places))
         self.about = {
             "mode": Path(sys.argv[0]).stem.removeprefix("train_"), "flags": flags, "model": config,
             "world_size": dist.get_world_size(),
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "host": socket.gethostname(), "device": device_name(flags["device"]),
-            "threads": torch.get_num_threads(),
-            "python": platform.python_version(), "torch": torch.__version__,
+            "host": places[0][0], "device": places[0][1], "hosts": hosts, "devices": devices,
+            "threads": torch.get_num_threads(), "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "numpy", "tokenizers")},
             "started": time.strftime("%Y-%m-%d %H:%M:%S"), "saved": False}
 
     def open(self, args, progress: dict, step: int, last: int) -> None:

@@ -60,7 +60,7 @@ def place(rank: int) -> tuple[int, str]:
 
 @contextmanager
 def one_speaks(rank: int):
-    """Of an error that all processes meet, the first of each node prints it, and ends the others.
+    """An error that all processes meet is printed by the first of each node; the rest end with it.
 
     Rank 0 waits a second: where it is, there is the store, in which the others still read.
     """

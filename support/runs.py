@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import socket
 import sys
 import time
 from pathlib import Path
@@ -12,11 +13,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from support import checkpoint, report, weights
-from support.collectives import from_rank_0
+from support.collectives import from_rank_0, of_all
 from support.corpora import CACHE
 from support.errors import BadInput, reader_may_leave
 from support.log import Log
-from support.machine import peak_rate
+from support.machine import device_name, peak_rate
 from support.profiling import Profile
 from support.rendezvous import agree
 from support.schedule import learning_rate
@@ -58,8 +59,9 @@ class Run:
         """
         task = self.task.saved()
         agree(data=hashlib.sha256(json.dumps(task, sort_keys=True).encode()).hexdigest())
+        places = of_all((socket.gethostname(), device_name(self.args.device)))
         if self.writes:
-            self.log = Log(self.folder, self.flags(), task["config"], model, self.columns)
+            self.log = Log(self.folder, self.flags(), task["config"], model, self.columns, places)
             self.log.claim(is_new=not self.args.saved)
         found, start = None, (0, self.progress, "")
         if self.rank == 0 and self.args.saved:

@@ -349,7 +349,7 @@ def test_two_pods_meet_train_leave_together_when_one_is_evicted_and_go_on(tmp_pa
         pods.wait(lambda: saved.exists() or not all_run())
         assert saved.exists(), pods.logs()
         config = json.loads((saved.parent / "config.json").read_text())
-        assert (config["world_size"], config["host"], config["threads"]) == (2, pods.names[0], 1)
+        assert (config["world_size"], config["hosts"], config["threads"]) == (2, pods.names, 1)
         # One pod is evicted, or the JobSet is deleted: both save and end before --shutdown-timeout.
         for index in random.choice([[0], [1], [0, 1]]):
             os.kill(pods.running[index].pid, signal.SIGTERM)
