@@ -29,6 +29,7 @@ from support.confusion_picture import draw as draw_confusion
 from support.errors import answer, make_parser, refuse
 from support.studies import (POSITIVE, Lines, compare, curves, figures, read_run, read_study,
                              write_study)
+from support.tables import aligned
 
 # The x of each comparison, then the y of its panels; "valid_*" is the loss and the task's figures.
 PICTURES = {"scaling.png": ("processes", "tokens_per_second", "speed_up", "efficiency"),
@@ -140,10 +141,7 @@ def show_table(runs: list[dict]) -> None:
     for run in runs:
         rows.append([run["run"], *("-" if math.isnan(run[name]) else format(run[name], form)
                                    for _, name, form in columns)])
-    first, *widths = [max(map(len, column)) for column in zip(*rows)]
-    print()
-    for name, *cells in rows:
-        print(name.ljust(first), *map(str.rjust, cells, widths), sep="  ")
+    print("", *aligned(rows), sep="\n")
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from support.fast import fast_precision
 from support.flags import BOUNDS, FLAGS, add_flag, check_bounds
 from support.footprint import Job
 from support.planning import KINDS, MODES, MOST, Kind, Plan, best, smallest
+from support.tables import aligned
 from support.translation import PRESETS, model_config
 
 # Flags of the training scripts that decide what a step costs.
@@ -121,9 +122,7 @@ def table(plans: dict[str, Plan], fewest: dict[str, int], args: argparse.Namespa
                      lambda plan: short(hours * plan.seconds / plan.job.tokens)),
                  row("GPU hours", lambda plan: short(
                      hours * plan.gpus * plan.seconds / plan.job.tokens))]
-    widths = [max(len(cells[i]) for cells in rows if i < len(cells)) for i in range(len(plans) + 1)]
-    return "\n".join("  ".join([cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])])
-                     .rstrip() for cells in rows)
+    return "\n".join(aligned(rows))
 
 
 def command(plan: Plan, args: argparse.Namespace) -> str:

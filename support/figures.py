@@ -10,6 +10,8 @@ j. Matrices of several processes are added up before anything is worked out.
 import numpy as np
 from torch import Tensor
 
+from support.tables import aligned
+
 RATES = ("precision", "recall", "f1")
 
 
@@ -55,13 +57,6 @@ def table(confusion: Tensor | np.ndarray, classes: list[str]) -> str:
                   for name, row in zip(classes, as_array(confusion))]
         lines += ["", *aligned([["taken for", *classes], *counts])]
     return "\n".join(lines)
-
-
-def aligned(rows: list[list[str]]) -> list[str]:
-    """The lines of a table: the first column to the left, the others to the right."""
-    first, *widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join([name.ljust(first), *map(str.rjust, cells, widths)])
-            for name, *cells in rows]
 
 
 def as_array(confusion) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Lines of text files, and rows of tables: .tsv, .csv, and .jsonl with a JSON object a line.
 
     for number, (german, english) in read_table(Path("pairs.tsv"), ["de", "en"]): ...
+    print(*aligned([["run", "BLEU"], ["a", "41.7"]]), sep="\n")
 """
 
 import csv
@@ -11,6 +12,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 from support.errors import BadInput
@@ -180,3 +182,10 @@ def read_numbered(path: Path, classes: list[str], line_end: str) -> Iterator[tup
                            f"{len(classes)} with a text after it; a table with a header is named "
                            f"itself: --data FILE --label COLUMN")
         yield one_line(" ".join(texts).replace(line_end, " ").replace("\\", " ")), numbered[label]
+
+
+def aligned(rows: list[list[str]]) -> list[str]:
+    """The lines of a table: its first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
+    return ["  ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]).rstrip()
+            for name, *cells in rows]
