@@ -33,10 +33,11 @@ SMALL = ["--layers", "1", "--d-model", "32", "--heads", "2", "--d-ff", "64", "--
          "--log-every", "1"]
 
 # Network namespaces need root, iproute2 and a kernel that has them.
+PROBE = f"probe-{os.getpid()}"
 NETWORK = os.geteuid() == 0 and shutil.which("ip") and subprocess.run(
-    ["ip", "netns", "add", "probe"], capture_output=True).returncode == 0
+    ["ip", "netns", "add", PROBE], capture_output=True).returncode == 0
 if NETWORK:
-    subprocess.run(["ip", "netns", "delete", "probe"], check=True)
+    subprocess.run(["ip", "netns", "delete", PROBE], check=True)
 
 
 def pytest_addoption(parser):
