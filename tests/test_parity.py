@@ -23,6 +23,10 @@ def test_every_mode_gives_the_same_curve_and_weights(tmp_path, corpus_flags, mon
     for mode, procs, accumulate in cases:
         loss, weights = parity.differences(one, parity.run(tmp_path, mode, procs, accumulate, *flags))
         assert loss < 1e-4 and weights < 1e-4, (mode, procs, accumulate)
+        a, b = (read_metrics(tmp_path / "logs" / name)[-1] for name in ("cpu-1-1", f"{mode}-{procs}-{accumulate}"))
+        assert float(b["valid_loss"]) == pytest.approx(float(a["valid_loss"]), rel=1e-4)
+        assert float(b["valid_bleu"]) == pytest.approx(float(a["valid_bleu"]), abs=0.05)
+        assert float(b["grad_norm"]) == pytest.approx(float(a["grad_norm"]), rel=1e-3) and b["tokens"] == a["tokens"]
 
 
 @pytest.mark.slow

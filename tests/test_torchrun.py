@@ -269,9 +269,9 @@ def test_a_delay_changes_nothing_but_the_time(tmp_path, corpus_flags):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["cpu", "ddp"])
-def test_kill_9_again_and_again(tmp_path, corpus_flags, mode):
-    kill.check(tmp_path, mode, 2, 2, 600, random.randrange(1000), *corpus_flags)
+def test_kill_9_again_and_again(tmp_path, corpus_flags):
+    """Of train_cpu.py: in tests/test_classification.py."""
+    kill.check(tmp_path, "ddp", 2, 2, 600, random.randrange(1000), *corpus_flags)
 
 
 @pytest.mark.slow

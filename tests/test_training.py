@@ -23,29 +23,6 @@ from support.log import Log
 
 
 @pytest.mark.slow
-def test_one_and_two_processes_compute_the_same(tmp_path, train):
-    """30 steps without dropout, with processes and micro-batches that do not divide the sentences evenly too."""
-    how = ["--steps", "30", "--eval-every", "15", "--dropout", "0"]
-    for name, flags in {"one": ["--procs", "1"], "two": ["--procs", "2"], "three": ["--procs", "3", "--accumulate", "2"]}.items():
-        done = train(tmp_path, "--name", name, *how, *flags)
-        assert done.returncode == 0, done.stderr
-    one, *others = (read_metrics(tmp_path / "logs" / name) for name in ("one", "two", "three"))
-    assert [int(row["step"]) for row in one] == list(range(1, 31))
-    assert float(one[-1]["train_loss"]) < float(one[0]["train_loss"])
-    for other in others:
-        for a, b in zip(one, other, strict=True):
-            assert float(b["train_loss"]) == pytest.approx(float(a["train_loss"]), rel=1e-4)
-            assert float(b["grad_norm"]) == pytest.approx(float(a["grad_norm"]), rel=1e-3)
-            assert a["tokens"] == b["tokens"]
-            if a["valid_loss"]:
-                assert float(b["valid_loss"]) == pytest.approx(float(a["valid_loss"]), rel=1e-4)
-                assert float(b["valid_bleu"]) == pytest.approx(float(a["valid_bleu"]), abs=0.05)
-    weights = [torch.load(tmp_path / "logs" / name / "last.pt", weights_only=True)["model"] for name in ("one", "two", "three")]
-    for other in weights[1:]:
-        assert max(float((other[name] - weights[0][name]).abs().max()) for name in other) < 1e-4
-
-
-@pytest.mark.slow
 def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, train):
     """With dropout; ended twice by --steps, and gone on with by --resume and by --name."""
     how = ["--procs", "2", "--dropout", "0.2", "--log-every", "3", "--eval-every", "6", "--average", "3"]
