@@ -9,7 +9,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from model import Classifier, ClassifierConfig, initialize, sinusoids
 from support.footprint import flops
 from support.schedule import freeze
-from support.schedule import freeze
 
 torch.set_num_threads(1)                                   # so small a model gains nothing by more
 TEXTS = dict(vocab_size=30, layers=2, d_model=16, heads=2, d_ff=32, dropout=0.0, head_dropout=0.0, max_length=12)
