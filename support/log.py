@@ -28,8 +28,8 @@ class Log:
             "mode": Path(sys.argv[0]).stem.removeprefix("train_"), "flags": flags, "model": config,
             "world_size": dist.get_world_size(),
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "host": places[0][0], "device": places[0][1], "hosts": hosts, "devices": devices,
-            "threads": torch.get_num_threads(), "python": platform.python_version(),
+            "hosts": hosts, "devices": devices, "threads": torch.get_num_threads(),
+            "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "numpy", "tokenizers")},
             "started": time.strftime("%Y-%m-%d %H:%M:%S"), "saved": False}
 

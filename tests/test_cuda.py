@@ -44,7 +44,7 @@ def test_a_run_on_two_gpus_comes_to_its_end(tmp_path, corpus_flags, mode):
                          env=os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"})
     assert run.returncode == 0 and all(f"process {rank} has cuda:{rank}\n" in run.stdout for rank in range(2)), run.stderr
     about = json.loads((tmp_path / "logs/gpus/config.json").read_text())
-    assert [about["device"], about["flags"]["device"], about["flags"]["precision"]] == ["H100", "cuda", "bf16"]
+    assert about["devices"] == ["H100"] and [about["flags"]["device"], about["flags"]["precision"]] == ["cuda", "bf16"]
 
 
 def test_models_make_all_their_tensors_where_their_input_is():
