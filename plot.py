@@ -27,19 +27,23 @@ except ImportError:
 from support import memory_picture, step_picture
 from support.confusion_picture import draw as draw_confusion
 from support.errors import answer, make_parser, refuse
-from support.studies import (POSITIVE, Lines, compare, curves, figures, read_run, read_study,
-                             write_study)
+from support.studies import (POSITIVE, Lines, all_translate, compare, curves, figures, read_run,
+                             read_study, speed, write_study)
 from support.tables import aligned
 
-# The x of each comparison, then the y of its panels; "valid_*" is the loss and the task's figures.
-PICTURES = {"scaling.png": ("processes", "tokens_per_second", "speed_up", "efficiency"),
-            "batch_size.png": ("batch_tokens", "valid_*", "tokens_per_second"),
+# The x of each comparison, then the y of its panels. "valid_*": the loss and the task's figures;
+# "speed": in tokens if all runs translate, else in examples.
+PICTURES = {"scaling.png": ("processes", "speed", "epoch_seconds", "speed_up", "efficiency"),
+            "batch_size.png": ("batch_tokens", "valid_*", "speed"),
             "learning_rate.png": ("lr", "train_loss", "valid_*"),
-            "delay.png": ("delay_ms", "tokens_per_second")}
+            "delay.png": ("delay_ms", "speed", "epoch_seconds")}
 AXES = {"step": "steps", "minutes": "time (minutes)", "processes": "processes",
         "batch_tokens": "batch size", "lr": "peak learning rate", "delay_ms": "delay (ms)",
-        "tokens_per_second": "tokens/s", "speed_up": "speed-up", "efficiency": "efficiency (%)",
-        "loss": "loss", "train_loss": "training loss", "valid_loss": "validation loss"}
+        "tokens_per_second": "tokens/s", "samples_per_second": "examples/s",
+        "epoch_seconds": "an epoch (seconds)", "speed_up": "speed-up",
+        "efficiency": "efficiency (%)", "loss": "loss", "train_loss": "training loss",
+        "valid_loss": "validation loss"}
+FROM_0 = {"tokens_per_second", "samples_per_second", "epoch_seconds"}    # but not over processes
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)))
 MARKERS = "os^Dv<>PX"                                  # with the dashes: 36 different pairs
 STYLE = {"font.size": 8, "legend.fontsize": 7, "lines.linewidth": 1, "lines.markersize": 3,
@@ -58,7 +62,7 @@ def pictures(runs: list[dict]) -> dict[str, list[Panel]]:
     for file, (x, *names) in PICTURES.items():
         ys = []
         for name in names:
-            ys += ["valid_loss", *own] if name == "valid_*" else [name]
+            ys += {"valid_*": ["valid_loss", *own], "speed": [speed(runs)]}.get(name, [name])
         found[file] = [(x, y, compare(runs, x, y)) for y in ys]
     found = {file: [panel for panel in panels if panel[2]] for file, panels in found.items()}
     return {file: panels for file, panels in found.items() if panels}
@@ -86,12 +90,11 @@ def draw_lines(axes, lines: Lines, labels: list[str]) -> None:
 def set_scales(axes, x: str, y: str, lines: Lines, loss_unit: str) -> None:
     """Sets labels, scales and ticks of the axes, logarithmic for what is always above 0."""
     log_x = x in POSITIVE
-    # A speed is drawn from 0, but over processes as the speed-up is.
-    log_y = y in POSITIVE and (y != "tokens_per_second" or x == "processes")
+    log_y = y in POSITIVE and (y not in FROM_0 or x == "processes")
     y_label = AXES.get(y) or f"{written(y)} (validation)"
     axes.set(xlabel=AXES[x], ylabel=f"{y_label} ({loss_unit})" if y.endswith("loss") else y_label,
              xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
-    if y in ("tokens_per_second", "efficiency") and not log_y:
+    if y in FROM_0 | {"efficiency"} and not log_y:
         axes.set_ylim(0, 1.08 * max(max(points.values()) for points in lines.values()))
     tried = sorted({value for points in lines.values() for value in points})
     few = {"nbins": 5, "steps": (1, 2, 5, 10)}
@@ -133,7 +136,8 @@ def draw(panels: list[Panel], path: Path, loss_unit: str) -> None:
 def show_table(runs: list[dict]) -> None:
     """Prints settings, speed and figures of the runs."""
     columns = [("processes", "processes", "g"), ("batch size", "batch_tokens", ",g"),
-               ("lr", "lr", "g"), ("tokens/s", "tokens_per_second", ",.0f")]
+               ("lr", "lr", "g"), (AXES[speed(runs)], speed(runs), ",.0f"),
+               ("epoch (s)", "epoch_seconds", ",.1f")]
     columns += [(f"{title} {written(name)}", name, ".1f" if name.endswith("bleu") else ".4f")
                 for part, title in (("valid", "best valid"), ("test", "test"))
                 for name in figures(runs, part)]
@@ -173,7 +177,7 @@ def main() -> None:
     if not found:
         refuse(f"{args.source[0]}: no two runs differ in processes, batch size, lr or delay")
     # Only a translator's loss is known to be a mean over tokens.
-    loss_unit = "nats/token" if "valid_bleu" in figures(runs, "valid") else "nats"
+    loss_unit = "nats/token" if all_translate(runs) else "nats"
     for name, panels in found.items():
         draw(panels, out / name, loss_unit)
     if len(runs) == 1 and "confusion" in runs[0]:

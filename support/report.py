@@ -76,6 +76,7 @@ def finish(run, model: nn.Module) -> None:
         "median_tokens_per_second": median["tokens_per_second"], "median_mfu": median["mfu"],
         "best_step": best["step"], "averaged_checkpoints": best["averaged"],
         f"valid_{first}": round(valid[first], 4), **figures,
+        "training_examples": len(task.plan.examples),
         "peak_memory_mib": {"largest_process": round(max(memory)),
                             "all_processes": round(sum(memory))},
         "epochs": epochs} | profile)

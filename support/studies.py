@@ -1,10 +1,11 @@
 """Reads finished or running runs and tables of runs, and finds which of them can be compared.
 
 A run is a dict with the columns of a study's table: TEXTS and NUMBERS, the medians and best values
-of RESULTS, samples_per_second, the median of its epochs, which an older table has not, and the
-task's figures as valid_* and test_*, such as valid_bleu. A run that was read
-from its folder also has its metrics.csv, as "curve", and if it trained a classifier "confusion",
-its confusion matrix, with the names of its "classes". What was not measured is NaN.
+of RESULTS, those of TIMES, and the task's figures as valid_* and test_*, such as valid_bleu.
+samples_per_second is the median of the epochs, epoch_seconds what a whole epoch takes at that
+speed. A run that was read from its folder also has its metrics.csv, as "curve", and if it trained a
+classifier "confusion", its confusion matrix, with the names of its "classes". What was not measured
+is NaN.
 """
 
 import csv
@@ -16,13 +17,13 @@ from statistics import mean, median
 TEXTS = ("study", "run", "mode")
 NUMBERS = ("processes", "batch_tokens", "accumulate", "lr", "delay_ms")
 RESULTS = ("tokens_per_second", "train_loss", "valid_loss")
+TIMES = ("samples_per_second", "epoch_seconds")            # which an older table has not
 # How a setting is written where runs differ in it.
 SETTINGS = {"mode": "{}", "study": "{}", "processes": "{:g} processes",
             "batch_tokens": "{:,g} a step", "accumulate": "accumulate {:g}",
             "lr": "learning rate {:g}", "delay_ms": "delay {:g} ms"}
 # What is always above 0, and so can be drawn on a logarithmic scale.
-POSITIVE = {"processes", "batch_tokens", "lr", "speed_up", "tokens_per_second",
-            "loss", "train_loss", "valid_loss"}
+POSITIVE = {"processes", "batch_tokens", "lr", "speed_up", *TIMES, *RESULTS, "loss"}
 
 Lines = dict[str, dict[float, float]]                      # {label: {x: y}}
 
@@ -44,6 +45,17 @@ def figures(rows: list[dict], part: str) -> list[str]:
             and all(name in row for row in rows)]
 
 
+def all_translate(rows: list[dict]) -> bool:
+    """Whether all of the rows are translators'."""
+    return "valid_bleu" in figures(rows, "valid")
+
+
+def speed(rows: list[dict]) -> str:
+    """The column of speeds to compare: in tokens for translators and what has not ended."""
+    ended = all(math.isfinite(row["samples_per_second"]) for row in rows)
+    return "samples_per_second" if ended and not all_translate(rows) else "tokens_per_second"
+
+
 def read_table(path: Path, required: tuple[str, ...]) -> list[dict]:
     """The rows of a CSV file, with a number in every column but TEXTS.
 
@@ -61,19 +73,18 @@ def read_table(path: Path, required: tuple[str, ...]) -> list[dict]:
 
 def read_study(path: Path) -> list[dict]:
     """The runs in a study's table. Raises what read_table raises."""
-    return read_table(path, (*TEXTS, *NUMBERS, *RESULTS))
+    unknown = dict.fromkeys(TIMES, math.nan)
+    return [unknown | row for row in read_table(path, (*TEXTS, *NUMBERS, *RESULTS))]
 
 
 def write_study(runs: list[dict], path: Path) -> None:
     """Writes runs as a study's table."""
-    columns = [*NUMBERS, *figures(runs, "test"), "samples_per_second", *RESULTS,
-               *figures(runs, "valid")]
+    columns = [*NUMBERS, *figures(runs, "test"), *TIMES, *RESULTS, *figures(runs, "valid")]
     with open(path, "w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow([*TEXTS, *columns])
         for run in runs:
-            values = [run.get(name, math.nan) for name in columns]    # an older table may lack one
-            cells = ["" if math.isnan(value) else f"{value:.8g}" for value in values]
+            cells = ["" if math.isnan(run[name]) else f"{run[name]:.8g}" for name in columns]
             table.writerow([*(run[name] for name in TEXTS), *cells])
 
 
@@ -100,6 +111,8 @@ def read_run(folder: Path, names: list[str]) -> dict:
     flags, name = dict(config["flags"]), folder.resolve().name
     data, parameters = Path(str(flags.get("data"))).name, number(config.get("parameters"))
     size = flags.get("batch_size")                         # in examples, else in tokens
+    fast = median([number(epoch.get("samples_per_second"))
+                   for epoch in summary.get("epochs", ())] or [math.nan])
     run = {
         "study": f"{data}, {parameters / 1e6:.1f}M parameters" + ", steps of examples" * bool(size),
         "run": str(folder) if name in names else name,
@@ -109,8 +122,8 @@ def read_run(folder: Path, names: list[str]) -> dict:
         "accumulate": number(flags.get("accumulate")),
         "lr": number(flags.get("lr")),
         "delay_ms": number(flags.get("delay_ms", 0)),
-        "samples_per_second": median([number(epoch.get("samples_per_second"))
-                                      for epoch in summary.get("epochs", ())] or [math.nan]),
+        "samples_per_second": fast,
+        "epoch_seconds": number(summary.get("training_examples")) / (fast or math.nan),
         "tokens_per_second": median(found["tokens_per_second"] or [math.nan]),
         "train_loss": curve[-1]["train_loss"],
         "valid_loss": min(found["valid_loss"], default=math.nan),
@@ -170,7 +183,7 @@ def compare(runs: list[dict], x: str, y: str) -> Lines:
     Where there is no such group, as when the batch grows with the processes, a line joins the runs
     of one mode, study and --accumulate. Speed-up and efficiency have a line for the ideal, too.
     """
-    column = "tokens_per_second" if y in ("speed_up", "efficiency") else y
+    column = speed(runs) if y in ("speed_up", "efficiency") else y
     runs = measured(runs, column)
     lines = {}
     groups = alike(runs, x, tuple(SETTINGS)) or alike(runs, x, ("mode", "study", "accumulate"))

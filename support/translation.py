@@ -9,7 +9,7 @@ A task is what a page trains; the pages know nothing else of it. Its interface:
     evaluate(model, part, rank, world_size, final)         # figures by name; final: at the end
     report(model, rank, world_size, folder)                # the last figures, and what to show
     saved()                                                # what the checkpoint needs of it
-    figures, unit, epoch_steps, weights                    # what support/runs.py asks for besides
+    figures, unit, epoch_steps, plan, weights              # what support/runs.py asks for besides
 """
 
 import json

@@ -44,7 +44,8 @@ def write_run(folder, mode="cpu", processes=1, speed=1000.0, evaluated=True, fig
     (folder / "metrics.csv").write_text("\n".join(lines) + end)
     summary = {f"test_{name}": 39.5 for name in figures if evaluated}
     summary["epochs"] = [{"epoch": i, "samples_per_second": 60 + 20 * i} for i in (1, 2, 3)]
-    (folder / "summary.json").write_text(json.dumps({"steps": 10 * rows} | summary))
+    more = {"steps": 10 * rows, "training_examples": 2500}
+    (folder / "summary.json").write_text(json.dumps(more | summary))
     return folder
 
 
@@ -107,7 +108,7 @@ def test_one_run(tmp_path):
     assert pictures == {"multi30k/curves.png": (2100, 1305)}
     summary = json.loads((tmp_path / "multi30k" / "summary.json").read_text())
     assert output.splitlines()[-1].split() == [
-        "multi30k", "2", "3,072", "0.0025", f"{summary['median_tokens_per_second']:,.0f}",
+        "multi30k", "2", "3,072", "0.0025", f"{summary['median_tokens_per_second']:,.0f}", "-",
         f"{summary['valid_bleu']:.1f}", f"{summary['test_bleu']:.1f}"]
 
 
@@ -188,9 +189,9 @@ def test_classifiers(tmp_path):
     assert title.endswith("best valid accuracy  best valid F1  test accuracy  test F1")
     assert [row.split()[-4:] for row in rows] == 2 * [["40.0000", "41.0000", "39.5000", "39.5000"]]
     head, row, _ = (tmp_path / "runs.csv").read_text().splitlines()
-    assert head.endswith(",test_accuracy,test_f1,samples_per_second,tokens_per_second,train_loss,"
-                         "valid_loss,valid_accuracy,valid_f1")
-    assert ",39.5,39.5,100,1000," in row                   # the median epoch's samples a second
+    assert head.endswith(",test_accuracy,test_f1,samples_per_second,epoch_seconds,"
+                         "tokens_per_second,train_loss,valid_loss,valid_accuracy,valid_f1")
+    assert ",39.5,39.5,100,25,1000," in row                # of the median epoch
     again, output_again = draw("--out", "again", "runs.csv", cwd=tmp_path)
     assert again == {"again/learning_rate.png": pictures["learning_rate.png"]}
     assert output_again.split("\n\n")[-1] == output.split("\n\n")[-1]
@@ -243,7 +244,7 @@ def test_runs_are_compared_by_the_figures_that_they_share(tmp_path):
     classifier = write_run(tmp_path / "classifier", figures=("accuracy", "f1"))
     pictures, output = draw("--out", ".", translator, classifier, cwd=tmp_path)
     assert 2 * 600 < pictures["curves.png"][1] < 3 * 600   # the losses alone
-    assert output.splitlines()[-3].split()[-1] == "tokens/s"
+    assert output.splitlines()[-3].split()[-3:] == ["examples/s", "epoch", "(s)"]
 
 
 def test_speed_up_and_efficiency():
