@@ -87,7 +87,7 @@ class Labeller:
 
     def read(self, line: str) -> str | np.ndarray:
         """What a line stands for: itself, or the picture that it is the path of."""
-        return read_picture(Path(line.strip()), self.picture) if self.picture else line
+        return read_picture(Path(line.strip()).expanduser(), self.picture) if self.picture else line
 
     def best(self, examples: list[str | np.ndarray | None]) -> list[str]:
         """Of each example its likeliest class, tab, probability; of None an empty line."""
@@ -124,7 +124,7 @@ def find_examples(args: argparse.Namespace, labeller: Labeller) -> tuple[Callabl
         refuse(f"--score {part}: {corpus.name} has changed since the model was trained on it")
     same = Path(args.score).resolve() == Path(flags.get("data", "")).resolve()
     if same and part == "train" and not is_part:
-        return parts[part], ", which the model was trained on"
+        return parts[part], ", with those that the model was trained on"
     return parts[part], f" of the {part} part" if len(parts) > 1 else ""
 
 

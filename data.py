@@ -80,8 +80,9 @@ def prepare(corpus, cache: Path, vocab_size: int = 8000, max_length: int = 128,
     Without a validation part, about 1,000 pairs (at most one in 20) are held out of training,
     chosen by a hash of their source so that equal sentences stay together. Raises BadInput.
     """
+    checksum = corpus.checksum()                       # of a large corpus it takes a while
     for how in (None, bpe):                            # a given BPE may be the one that was trained
-        made_of = [FORMAT, corpus.name, corpus.checksum(), vocab_size, max_length, how]
+        made_of = [FORMAT, corpus.name, checksum, vocab_size, max_length, how]
         folder = name_folder(cache, corpus.name, made_of)
         if (folder / "meta.json").is_file() and bpe in (how, read_bpe(folder)):
             return folder
@@ -188,9 +189,8 @@ def encode_part(pairs: Iterator[tuple[str, str]], bpe: BPE, path: Path, max_leng
             files[f"{side}.offsets"].write((ends[side] + lengths.cumsum()).tobytes())
             ends[side] += int(lengths.sum())
         counts["pairs"] += len(kept)
-        for i, side in enumerate(ends):
-            if "txt" in kinds:
-                files[f"{side}.txt"].write("".join(pair[i] + "\n" for pair in block).encode())
+        for i, side in enumerate(ends if "txt" in kinds else ()):
+            files[f"{side}.txt"].write("".join(pair[i] + "\n" for pair in block).encode())
     for file in files.values():
         file.close()
     return counts | {"tokens": sum(ends.values()) + 2 * counts["pairs"]}
@@ -235,7 +235,7 @@ class Pairs:
               tgt_width: int = 0) -> tuple[torch.Tensor, ...]:
         """(src, tgt_in, tgt_out): (rows, src_width) and twice (rows, tgt_width), int64, padded.
 
-        A width of 0: the longest sentence's. No rows make a single one of padding, so that a
+        A width of 0: the longest sentence's. Without rows it returns one row of padding, so that a
         process with nothing to do still takes the step.
         """
         padded, widths = [], (src_width, tgt_width)
@@ -259,9 +259,9 @@ class Pairs:
 
 def group_by_length(lengths: list[np.ndarray], batch_tokens: int, rng: np.random.Generator,
                     batch_size: int = 0) -> list[np.ndarray]:
-    """Cuts all examples into steps: examples x the longest side <= batch_tokens, or `batch_size`.
+    """Cuts examples into steps of `batch_size`, or of examples x the longest side <= batch_tokens.
 
-    lengths: (examples,) of each side. They are sorted by the longer side, then by how the sides
+    lengths: (examples,) of each side. Examples are sorted by the longer side, then by how the sides
     differ, and shuffled by `rng` among equals: neighbours fit together with little padding. The
     number of examples depends on the length alone, in eights, so few distinct shapes occur and most
     numbers of processes get equal shares.

@@ -75,7 +75,7 @@ class ClassifierConfig(LayerConfig):
     patch: int = 0             # pixels a side of the squares that a picture is cut into
     channels: int = 3
     image_size: int = 0                          # pixels a side
-    stem: int = 0              # channels of the first of two convolutions before that, if any
+    stem: int = 0              # channels of the first of two convolutions before patches; 0: none
     first: int = 0             # learned tokens put before a picture's patches, as in ViT
     positions: str = "sinusoidal"                # or "learned", as in BERT and ViT
     pool: str = "mean"         # what stands for all tokens: see Classifier.pool
@@ -376,7 +376,7 @@ class Classifier(nn.Module):
 
 @torch.no_grad()
 def initialize(model: nn.Module, seed: int) -> None:
-    """Fills matrices at random, for a seed alike in every process and on every page; biases with 0.
+    """Fills matrices at random, the same in every process and script for a seed; biases with 0.
 
     It makes one parameter at a time, so a process that keeps only its shard of each (train_fsdp.py)
     never holds the whole model.

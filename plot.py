@@ -32,7 +32,7 @@ from support.studies import (POSITIVE, Lines, all_translate, compare, curves, fi
 from support.tables import aligned
 
 # The x of each comparison, then the y of its panels. "valid_*": the loss and the task's figures;
-# "speed": in tokens if all runs translate, else in examples.
+# "speed": in tokens if all runs translate or one has not ended, else in examples.
 PICTURES = {"scaling.png": ("processes", "speed", "epoch_seconds", "speed_up", "efficiency"),
             "batch_size.png": ("batch_tokens", "valid_*", "speed"),
             "learning_rate.png": ("lr", "train_loss", "valid_*"),
@@ -104,7 +104,7 @@ def set_scales(axes, x: str, y: str, lines: Lines, loss_unit: str) -> None:
     marks = (1, 1.5, 2, 3, 4, 5, 7) if high < 20 * low else (1, 2, 5) if high < 200 * low else (1,)
     axes.yaxis.set_major_locator(LogLocator(subs=marks) if log_y else MaxNLocator(**few))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     axes.minorticks_off()
 
 
@@ -135,7 +135,7 @@ def draw(panels: list[Panel], path: Path, loss_unit: str) -> None:
 
 def show_table(runs: list[dict]) -> None:
     """Prints settings, speed and figures of the runs."""
-    columns = [("processes", "processes", "g"), ("batch size", "batch_tokens", ",g"),
+    columns = [("processes", "processes", "g"), ("batch size", "batch_tokens", ",.0f"),
                ("lr", "lr", "g"), (AXES[speed(runs)], speed(runs), ",.0f"),
                ("epoch (s)", "epoch_seconds", ",.1f")]
     columns += [(f"{title} {written(name)}", name, ".1f" if name.endswith("bleu") else ".4f")

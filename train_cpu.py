@@ -36,7 +36,7 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     with rank_0_first(store, rank):                        # it prepares the data for the others
         task = find_task(args)
 
-    # --- Model and optimizer: the same everywhere, from one seed or one checkpoint
+    # --- Model and optimizer: in every process from the same seed or checkpoint
     model = task.model().to(device)
     initialize(model, args.seed)
     parameters = [weight for weight in model.parameters() if weight.requires_grad]
@@ -51,7 +51,7 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
         parameter.grad = view.view_as(parameter)
     compiled = torch.compile(model) if args.compile else model
 
-    # --- The loop: a turn is one step of all processes; left: its micro-batches still to come
+    # --- The loop: each turn is one step of all processes; left: micro-batches still to come
     stopping = False
     while step < run.last and not stopping:
         seed_step(args.seed, step, rank)                   # dropout differs between processes
@@ -70,7 +70,7 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
         dist.all_reduce(sums)
         nll, stopping = sums.tolist()
 
-        # --- Step: the same in every process; --clip 0 measures the norm, and clips nothing
+        # --- Step: each process updates what it keeps; --clip 0 measures the norm, clips nothing
         norm = float(clip_grad_norm_(parameters, args.clip or math.inf))
         for group in optimizer.param_groups:
             group["lr"] = lr * group["scale"]              # of a head: --head-lr / --lr; else 1

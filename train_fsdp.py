@@ -43,7 +43,7 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     with rank_0_first(store, rank):                        # it prepares the data for the others
         task = find_task(args)
 
-    # --- Model and optimizer: the same everywhere, from one seed or one checkpoint
+    # --- Model and optimizer: in every process from the same seed or checkpoint
     with torch.device("meta"):                             # shapes without memory, as yet
         model = task.model()
     # What is gathered travels in bf16, what is summed in fp32; the shards stay in fp32.
@@ -65,7 +65,7 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     step = run.restore(model, optimizer)
     compiled = torch.compile(model) if args.compile else model
 
-    # --- The loop: a turn is one step of all processes; left: its micro-batches still to come
+    # --- The loop: each turn is one step of all processes; left: micro-batches still to come
     stopping = False
     while step < run.last and not stopping:
         seed_step(args.seed, step, rank)                   # dropout differs between processes
@@ -84,7 +84,7 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
         dist.all_reduce(sums)
         nll, stopping = sums.tolist()
 
-        # --- Step: the same in every process; --clip 0 measures the norm, and clips nothing
+        # --- Step: each process updates what it keeps; --clip 0 measures the norm, clips nothing
         norm = float(clip_grad_norm_(parameters, args.clip or math.inf).full_tensor())
         for group in optimizer.param_groups:
             group["lr"] = lr * group["scale"]              # of a head: --head-lr / --lr; else 1

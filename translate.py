@@ -47,11 +47,12 @@ def parse_arguments() -> argparse.Namespace:
         help="what decodes: support/beam.py, or CTranslate2 in int8 on the CPU [own]")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run [auto]")
     add("--procs", type=int, default=0, help="processes for a file, of a core each [all cores]")
-    add("--precision", choices=("auto", "bf16", "fp32", "int8"), metavar="{auto,bf16,fp32}",
-        default="auto", help="of products [auto: bf16 on a GPU that has it, else fp32]")
+    add("--precision", choices=("auto", "bf16", "fp32"), default="auto",
+        help="of products [auto: bf16 on a GPU that has it, else fp32]")
     args = parser.parse_args()
     ctranslate2 = args.engine == "ctranslate2"
     for wrong, message in [
+        (args.beam < 1, f"--beam {args.beam}: it is at least 1"),
         (not 1 <= args.n_best <= args.beam,
          f"--n-best {args.n_best} with --beam {args.beam}: it is from 1 to the beam"),
         (args.score and args.text is not None, "one thing at a time: a sentence or --score"),
@@ -61,7 +62,6 @@ def parse_arguments() -> argparse.Namespace:
          "--attention draws one model's best translation of one sentence: "
          "name it, and leave out --score, --n-best and a second --checkpoint"),
         (args.procs < 0, f"--procs {args.procs}: a number of processes, or 0 for one on each core"),
-        (args.precision == "int8", "--precision int8: that is what --engine ctranslate2 is for"),
         (ctranslate2 and (len(args.checkpoint) > 1 or args.attention or args.device == "cuda"
                           or args.precision != "auto"),
          "--engine ctranslate2 decodes one --checkpoint, in int8 on the CPU; "
@@ -87,9 +87,10 @@ class Translator:
         models, bpes, tasks = zip(*map(load_translator, self.paths))
         self.model, self.bpe, self.task = models[0], bpes[0], tasks[0]
         config = self.model.config
-        if len({(bpe.serialized, each.config.max_length) for each, bpe in zip(models, bpes)}) > 1:
-            raise BadInput("--checkpoint: the models of an ensemble need one vocabulary and "
-                           "--max-length; these have different ones")
+        if len({(bpe.serialized, each.config.max_length, task.get("src"), task.get("tgt"))
+                for each, bpe, task in zip(models, bpes, tasks)}) > 1:
+            raise BadInput("--checkpoint: the models of an ensemble need one vocabulary, direction "
+                           "and --max-length; these have different ones")
         if 2 * args.beam > config.vocab_size:
             raise BadInput(f"--beam {args.beam}: more than half the vocabulary, "
                            f"{config.vocab_size}")

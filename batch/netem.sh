@@ -13,6 +13,10 @@
 set -e
 round_trip=$1 a="netem-a-$$" b="netem-b-$$" children=''
 shift
+case $round_trip in ''|*[!0-9.]*)
+    echo "netem.sh: error: first comes the delay, a number of ms" >&2
+    exit 2 ;;
+esac
 if [ "$1" != works ] && [ "$1 $2 $3 $4" != "torchrun --standalone --nproc-per-node 2" ]; then
     echo "netem.sh: error: the command must begin: torchrun --standalone --nproc-per-node 2" >&2
     exit 2
@@ -33,7 +37,7 @@ trap 'stop 138' USR1
 ip netns add "$a"
 ip netns add "$b"
 ip link add eth0 netns "$a" type veth peer name eth0 netns "$b"
-one_way=$(LC_ALL=C awk "BEGIN { print $round_trip * 500 }")us
+one_way=$(LC_ALL=C awk "BEGIN { printf \"%.0f\", $round_trip * 500 }")us
 number=1
 for node in $a $b; do
     ip -n "$node" address add "10.77.0.$number/24" dev eth0

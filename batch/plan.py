@@ -130,6 +130,7 @@ def command(plan: Plan, args: argparse.Namespace) -> str:
     flags = [f"--{name.replace('_', '-')} {value}" if value is not True else f"--{name}"
              for name, value in args.given.items() if value is not False
              if name in SHARED and name not in ("accumulate", "delay_ms") or name == "data"]
+    flags[:0] = ["--data CORPUS"] * ("data" not in args.given)      # built-in ones have presets
     flags += [f"--accumulate {plan.accumulate}"] * (plan.accumulate > 1)
     flags += [f"--mesh {plan.nodes}"] * (plan.mode == "mesh")
     if args.total_tokens:
@@ -184,8 +185,10 @@ def main() -> None:
     fastest = min(fitting, key=lambda plan: plan.seconds)
     print(f"\nThe fastest that fits is {NAMES[fastest.mode]}. {command(fastest, args)}")
     if args.picture:
-        from support.plan_picture import draw
-
+        try:
+            from support.plan_picture import draw
+        except ImportError:
+            raise BadInput("--picture draws with matplotlib: pip install matplotlib")
         draw(job, kind, modes, args.gpus_per_node, Path(args.picture), parts)
         print(f"\n{args.picture}")
 

@@ -36,7 +36,7 @@ run() {
     shift 3
     set -- --data "$DATA" ${INIT:+--init "$INIT"} "$@"
     folders="$folders $folder"
-    flags="$mode $processes $*"
+    flags="$mode $processes --device $DEVICE $*"
     if [ -f "$folder/config.json" ] && [ "$flags" != "$(cat "$folder/flags")" ]; then
         before="$folder was started as: $(cat "$folder/flags")"
         quit "error: $before; STUDY=NAME keeps studies apart" 2

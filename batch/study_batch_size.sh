@@ -7,6 +7,7 @@
 #
 # Larger: DATA=multi30k TOKENS=9000000 STUDY=my-study sh batch/study_batch_size.sh --layers 3
 # A classifier, in examples: DATA=agnews INIT=FOLDER EXAMPLES=16000 sh batch/study_batch_size.sh
+# BATCHES="32 128" PROCESSES=2 are settings too.
 # --batch-tokens is the size of the whole step: sentences times the longest of them. A sentence of
 # the phrasebook has 11 tokens, so 32, 96 and 384 are about 1, 4 and 16 sentences for each of two
 # processes. All runs see as many tokens (TOKENS a side, padding included). A larger batch has less
@@ -36,5 +37,4 @@ for size in $sizes; do
         --steps $((seen / size + (seen < size))) --warmup "$quarter" --eval-every "$quarter" \
         --average 1 --log-every $((seen / 40 / size + 1)) $(shape 1 128 256) "$@"
 done
-picture
-rm -f "logs/$STUDY/learning_rate.png"              # it would show the same as batch_size.png
+picture && rm -f "logs/$STUDY/learning_rate.png"   # it would show the same as batch_size.png

@@ -7,6 +7,7 @@
 #   DEVICE=cuda sbatch --gpus-per-node=2 batch/study_delay.sh
 #
 # Larger: DATA=multi30k STEPS=1000 STUDY=my-study sh batch/study_delay.sh --layers 3 --d-model 256
+# DELAYS="0 100" tries other delays, in ms; PROCESSES=2 is a setting too.
 # As root, where the kernel has netem, the two processes are two nodes on a slow network (netem.sh).
 # Elsewhere, or with NETEM=no, --delay-ms makes each process wait before each exchange. A study goes
 # on only in the way it was started. With --accumulate 4 a step is four micro-batches of the same
@@ -23,7 +24,6 @@
 [ -f batch/study.sh ] || cd "$(dirname "$0")/.."   # sbatch starts a copy of this file elsewhere
 STUDY=${STUDY:-study-delay}
 . batch/study.sh
-
 n=${PROCESSES:-2} netem=''
 if [ "$DEVICE $n ${NETEM:-yes}" = "cpu 2 yes" ] && sh batch/netem.sh 0 works 2>/dev/null; then
     netem=--netem

@@ -1,6 +1,6 @@
 #!/bin/sh
-# What the peak learning rate does to loss and BLEU: learning_rate.png, curves.png and runs.csv in
-# logs/study-learning-rate/.
+# What the peak learning rate does to loss and figures: learning_rate.png, curves.png and runs.csv
+# in logs/study-learning-rate/.
 #
 #   sh batch/study_learning_rate.sh                # a laptop; started again, it goes on
 #   sbatch batch/study_learning_rate.sh            # Slurm, one job per run
@@ -8,7 +8,8 @@
 #
 # Larger: DATA=multi30k EPOCHS=25 STUDY=my-study \
 #             sh batch/study_learning_rate.sh --layers 3 --d-model 256
-# RATES="0.001 0.002" sets other rates. curves.png shows loss and BLEU after each epoch.
+# RATES="0.001 0.002" tries other rates; PROCESSES=2 is a setting too. curves.png shows the loss and
+# the figures (BLEU, or accuracy and F1) after each epoch.
 #SBATCH --job-name=study-learning-rate
 #SBATCH --array=1-4
 #SBATCH --ntasks=1

@@ -8,8 +8,8 @@
 #
 # Larger: DATA=multi30k STEPS=500 STUDY=my-study \
 #             sh batch/study_processes.sh --layers 3 --d-model 256
-# The step is the same for all runs, so more processes mean fewer tokens for each. On CPUs each
-# process gets one core.
+# PROCESSES="1 2" tries other numbers. The step is the same for all runs, so more processes mean
+# fewer tokens for each. On CPUs each process gets one core.
 #SBATCH --job-name=study-processes
 #SBATCH --array=1-9
 #SBATCH --ntasks=1

@@ -1,4 +1,4 @@
-"""The checkpoint file that every mode reads and writes (support/weights.py gathers what is in it).
+"""The checkpoint file that every page reads and writes (support/weights.py gathers what is in it).
 
     checkpoint = load(Path("logs/RUN/best.pt"))          # tensors, numbers and text: nothing is run
 
@@ -65,7 +65,10 @@ def find_checkpoint(path: Path | None, kind: str) -> Path:
         if path.is_dir() and not (path / "best.pt").is_file():
             raise BadInput(f"{path}: it has no best.pt, the weights that training leaves there")
         path = path / "best.pt" if path.is_dir() else path
-        script = SCRIPTS.get(str(load(path)["task"].get("kind")), SCRIPTS[kind])
+        content = load(path)
+        if "sharded" in content:
+            raise BadInput(f"{path}: its weights are in parts; best.pt beside it has them whole")
+        script = SCRIPTS.get(str(content["task"].get("kind")), SCRIPTS[kind])
         if script != SCRIPTS[kind]:
             raise BadInput(f"{path}: not a model for {kind}; "
                            f"use python {script} --checkpoint {path}")

@@ -188,8 +188,8 @@ class Classification:
         """Figures of the part "valid" or "test"; every example is scored once, by one process.
 
         What is added up over the processes are counts: the confusion matrix, from which all figures
-        follow, and the sum of the loss. So they are the same for any number of processes. `final`
-        changes nothing here.
+        follow, and the sum of the loss. So they are the same for any number of processes. If
+        `final`, the probabilities are kept, for `report`.
         """
         was_training, device = model.training, next(model.parameters()).device
         model.eval()
@@ -208,7 +208,8 @@ class Classification:
             if mine:
                 counts[:-1] += torch.bincount(label * n + log_p.argmax(-1), minlength=n * n)
                 counts[-1] -= log_p.gather(1, label[:, None]).sum()
-                self.scored.append((rows, log_p.exp().cpu().numpy()))
+                if final:
+                    self.scored.append((rows, log_p.exp().cpu().numpy()))
         dist.all_reduce(counts)
         model.train(was_training)
         self.confusion = counts[:-1].round().long().view(n, n).cpu()
@@ -218,7 +219,8 @@ class Classification:
                folder: Path) -> tuple[dict, str]:
         """Scores the test part, or without one the validation part.
 
-        Writes predictions.csv to `folder`. Returns entries for summary.json and text to show.
+        Writes predictions.csv to `folder`; its rows are numbered from 0, as the part has them.
+        Returns entries for summary.json and text to show.
         """
         part = "test" if "test" in self.meta["parts"] else "valid"
         found = self.evaluate(model, part, rank, world_size, final=True)

@@ -1,4 +1,4 @@
-"""Small things that processes tell each other: any values that can be pickled."""
+"""Small values (all that can be pickled) that processes share. A collective: all must call it."""
 
 import torch.distributed as dist
 
@@ -11,7 +11,7 @@ def of_all(value) -> list:
 
 
 def from_rank_0(value):
-    """What process 0 has given; what the others give is passed over. A collective."""
+    """What process 0 has given; what the others give is ignored. A collective."""
     values = [value]
     dist.broadcast_object_list(values)
     return values[0]

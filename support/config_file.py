@@ -41,7 +41,9 @@ def read_config(path: str, kinds: dict, init: str = "") -> dict:
     except ImportError:
         raise BadInput(f"--config {path}: PyYAML is not installed here: pip install pyyaml")
     except Exception as problem:                           # YAML's errors are of many lines
-        raise BadInput(f"--config {path}: {first_line(problem, 200)}")
+        mark, what = getattr(problem, "problem_mark", None), getattr(problem, "problem", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise BadInput(f"--config {path}{line}: {what or first_line(problem, 200)}")
     passed_over, flags = OF_ONE_PAGE - kinds.keys(), {}
     if isinstance(content, dict) and {"mode", "flags"} <= content.keys():     # a run's record
         content, passed_over = content["flags"], passed_over | NOT_TAKEN
@@ -50,12 +52,16 @@ def read_config(path: str, kinds: dict, init: str = "") -> dict:
     if not isinstance(content, dict):
         raise BadInput(f"--config {path}: no flags in it")
     for heading, inner in content.items():
+        if inner is None and heading not in kinds:         # a heading with nothing under it
+            continue
         for name, value in inner.items() if isinstance(inner, dict) else [(heading, inner)]:
             name = str(name).replace("-", "_")
             if name in passed_over:
                 continue
             if name not in kinds:
                 raise BadInput(f"--config {path}: there is no flag {name!r}; --help lists them")
+            if name == "config":
+                raise BadInput(f"--config {path}: it names another file; only one is read")
             if name in flags:
                 raise BadInput(f"--config {path}: {name} is given twice")
             flags[name] = checked(path, name, value, kinds[name])

@@ -22,7 +22,7 @@ from support.held_out import hold_out
 from support.labelled import Labelled, classes_of
 from support.pictures import Picture, move
 
-FORMAT = 3      # of the files: raise it where the same examples would be stored otherwise
+FORMAT = 4      # of the files: raise it where the same examples would be stored otherwise
 BLOCK = 1000    # texts encoded at a time: what is cut off a long one takes half a MiB
 
 

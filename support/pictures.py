@@ -63,12 +63,14 @@ class Picture:
 def read_picture(path: Path, picture: Picture) -> np.ndarray:
     """A picture file as bytes, (channels, n, n); n: crop, or else size. Raises BadInput."""
     image_module = pillow()
+    from PIL import ImageOps
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", image_module.DecompressionBombWarning)
             with image_module.open(path, formats=FORMATS) as image:
-                return fit(image, picture)
+                return fit(ImageOps.exif_transpose(image), picture)   # upright, as it was taken
     except (image_module.DecompressionBombWarning, image_module.DecompressionBombError):
         raise BadInput(f"{path}: more than {MOST_PIXELS // 10**6} megapixels, make it smaller")
     except FileNotFoundError:

@@ -46,7 +46,7 @@ class Kind:
     launch: float = 0.0                # s the CPU takes to start a layer's kernels, there and back
     precision: str = "bf16"            # that `rate` is for
     cpu: bool = False
-    cores: int = 0                     # that all processes share; 0: one for each
+    cores: int = 0                     # that a node's processes share; 0: one for each
     base: float = 0.0                  # bytes of Python and PyTorch, where they count
     gather: float = 1.0                # times as slow as half an all-reduce: an all-gather,
     scatter: float = 1.0               # and a reduce-scatter; Gloo's are slower, NCCL's are not
@@ -105,7 +105,7 @@ class Plan:
         self.memory, self.most = memory(job, self.shards, sentences, self.accumulate, kind.base)
         self.fits = self.most <= kind.usable
         # Processes that are more than the cores take turns.
-        turns = max(1, self.gpus / kind.cores) if kind.cores else 1
+        turns = max(1, self.per_node / kind.cores) if kind.cores else 1
         computed = job.computed * sentences / job.sentences / (kind.rate * kind.efficiency)
         launched = 2 * job.config.layers * kind.launch     # while a GPU computes, a CPU cannot
         self.micro = turns * (computed + launched if kind.cpu else max(computed, launched))

@@ -48,7 +48,7 @@ class Pool:
             self.executor = ProcessPoolExecutor(procs, context, start_worker, given)
             atexit.register(self.executor.shutdown)        # so it is not collected before
         try:
-            if self.executor:
+            if procs > 1:
                 yield from self.executor.map(search_there, batches)
             else:
                 yield from map(self.here, batches)

@@ -73,7 +73,7 @@ def one_speaks(rank: int):
 
 
 def leave(number: int, _frame) -> None:
-    """Ends the process by SystemExit; a second signal would end what that removes on its way."""
+    """Ends the process by SystemExit; a second signal is ignored while half-written files go."""
     Signals.answer(lambda *_: None)
     sys.exit(128 + number)
 
@@ -113,17 +113,17 @@ def spawn(train: Callable, args: Namespace) -> None:
                            f"python {' '.join(sys.argv)}")
         cores = available_cores()
         args = flags.complete(args)
-        # One thread in each of several processes: nothing waits inside an operation. Past 8, or
-        # with few tokens for each, exchanging costs more than it brings; so it does for texts to
-        # be classified, whose presets have one process with all threads.
+        # A process per core, up to 8: its one thread waits for no other inside an operation. Past
+        # 8, or with few tokens for each, exchanging costs more than it brings; so it does for texts
+        # to be classified, whose presets have one process with all threads.
         procs = args.procs or max(1, min(cores, 8, args.batch_tokens // 512))
         args.threads = max(1, cores // procs)
         if procs > 4 * cores:
             forget_empty(args.folder)
             raise BadInput(f"--procs {args.procs}: at most 4 for each of the {cores} cores here")
     store = store_on_loopback()
-    # A process's threads that wait for each other soon sleep: those that spin take the cores that
-    # other work shares from those that they wait for, and are many times slower beside it.
+    # Threads that wait for each other soon sleep. Spinning, they would keep cores from the threads
+    # that they wait for: many times slower where other work shares the cores.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     # Until all have started, a signal waits: in the new processes, which inherit the mask; here it
     # is also noted, as the mask is one thread's alone, and libraries have started others.
@@ -218,6 +218,7 @@ def torchrun(train: Callable, args: Namespace) -> None:
         except dist.DistError:
             raise BadInput("torchrun has ended meanwhile")
         timeout = args.given.get("timeout", args.defaults["timeout"])
+        flags.check_bounds(Namespace(timeout=timeout), {"timeout": flags.BOUNDS["timeout"]})
         shared.set_timeout(timedelta(seconds=timeout))
         try:
             store = this_attempt(shared, rank, world_size, timeout)

@@ -1,5 +1,6 @@
 """A prompt in the terminal: a line in, an answer out, until q."""
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -23,6 +24,7 @@ def prompt(greeting: str, question: str, answer: Callable[[str], str]) -> None:
     except (ImportError, OSError):                         # no such library, or another user's file
         readline = None
     print(greeting)
+    sys.stdin.reconfigure(errors="surrogateescape")        # what is not UTF-8 is for `readable`
     try:
         while (line := input(question)).strip() != "q":
             if line.strip():

@@ -138,8 +138,9 @@ def measure(job: Job, processes: int) -> Kind:
     with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
         try:
             mp.spawn(worker, (processes, store.port, job, file.name), nprocs=processes)
-        except mp.ProcessExitedException as problem:
-            raise BadInput(f"--measure: {problem} (out of memory?)")
+        except (mp.ProcessExitedException, mp.ProcessRaisedException) as problem:
+            said = str(problem).strip().splitlines()[-1]   # of a traceback the error itself
+            raise BadInput(f"--measure: {said[:200]} (out of memory?)")
         found = json.load(file)
     # A straight line through both times: what a sentence takes, and what a pass takes besides. By
     # noise alone a sentence could seem to take less than at the peak, or even nothing.

@@ -68,9 +68,9 @@ def share_arguments(parsed: Namespace, shared: dist.Store, store: dist.Store, ra
     """The complete arguments, the same in all processes: rank 0 sends its own.
 
     Every process compares its command line, code and versions with rank 0's, so that none trains
-    something else without a word. If one of them differs, or rank 0's cannot be, all raise BadInput
-    with the same message. shared: the store that outlives a restart of the processes; it names the
-    run.
+    something else without a word. If one of them differs, or rank 0's are impossible, all raise
+    BadInput with the same message. shared: the store that outlives a restart of the processes; it
+    names the run.
     """
     mine = {"command line": parsed.given, "torch": torch.__version__, "code": checksum_of_code()}
     if rank == 0:
@@ -108,8 +108,9 @@ def agree(**facts) -> None:
     for other, (host, theirs) in enumerate(stated):
         for name in facts:
             if theirs[name] != stated[0][1][name]:
-                raise BadInput(f"process {other}, on {host}, has another {name} than process 0: "
-                               f"{str(theirs[name])[:60]}, not {str(stated[0][1][name])[:60]}")
+                raise BadInput(f"process {other}, on {host}, differs from process 0 in its {name}: "
+                               f"{str(theirs[name])[:60]} instead of "
+                               f"{str(stated[0][1][name])[:60]}")
 
 
 def this_attempt(store: dist.Store, rank: int, world_size: int, timeout: int) -> dist.Store:

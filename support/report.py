@@ -20,7 +20,7 @@ from support.weights import put_weights
 
 
 def beginning(run) -> str:
-    """The data, who computes, and whether the learning rate will ever get up."""
+    """The data, who computes, and whether the learning rate will reach its peak."""
     args = run.args
     lines = [str(run.task), f"processes: {run.world_size}, threads of each: "
              f"{torch.get_num_threads()}, {device_name(args.device)}, {args.precision}"]

@@ -55,7 +55,8 @@ class Run:
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
         """Puts the checkpoint that the run goes on from into all processes; returns its step, or 0.
 
-        Rank 0 alone reads it, and sends the weights. All processes must have the same data.
+        Rank 0 reads it and sends the weights; with --sharded each process reads its own part. All
+        processes must have the same data.
         """
         task = self.task.saved()
         agree(data=hashlib.sha256(json.dumps(task, sort_keys=True).encode()).hexdigest())

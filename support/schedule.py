@@ -13,7 +13,7 @@ def learning_rate(step: int, args, last: int) -> float:
     """The rate of a step, counted from 1, of a run of `last` steps.
 
     All schedules rise in a straight line to --lr in --warmup steps (0: a tenth of `last`, so that a
-    run made longer warms up anew). Then `noam` falls with the step's root (section 5.3; the paper's
+    run made longer warms up anew). Then `noam` falls as 1 / sqrt(step) (section 5.3; the paper's
     peak is (d_model * warmup) ** -0.5), `linear` in a line and `cosine` along half a wave to 0
     after the last step.
     """

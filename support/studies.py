@@ -1,11 +1,11 @@
 """Reads finished or running runs and tables of runs, and finds which of them can be compared.
 
-A run is a dict with the columns of a study's table: TEXTS and NUMBERS, the medians and best values
-of RESULTS, those of TIMES, and the task's figures as valid_* and test_*, such as valid_bleu.
-samples_per_second is the median of the epochs, epoch_seconds what a whole epoch takes at that
-speed. A run that was read from its folder also has its metrics.csv, as "curve", and if it trained a
-classifier "confusion", its confusion matrix, with the names of its "classes". What was not measured
-is NaN.
+A run is a dict with the columns of a study's table: TEXTS and NUMBERS, RESULTS (the median speed,
+the last training loss, a running mean, and the best validation loss), TIMES (how many examples
+these tokens are, and what an epoch takes at this speed), and the task's figures as valid_* and
+test_*, such as valid_bleu. A run that was read from its folder also has its metrics.csv, as
+"curve", and if it trained a classifier "confusion", its confusion matrix, with the names of its
+"classes". What was not measured is NaN.
 """
 
 import csv
@@ -20,8 +20,11 @@ RESULTS = ("tokens_per_second", "train_loss", "valid_loss")
 TIMES = ("samples_per_second", "epoch_seconds")            # which an older table has not
 # How a setting is written where runs differ in it.
 SETTINGS = {"mode": "{}", "study": "{}", "processes": "{:g} processes",
-            "batch_tokens": "{:,g} a step", "accumulate": "accumulate {:g}",
+            "batch_tokens": "{:,.0f} a step", "accumulate": "accumulate {:g}",
             "lr": "learning rate {:g}", "delay_ms": "delay {:g} ms"}
+# Other flags that matter to speed and loss, with what they usually are; runs that differ in one are
+# of different studies.
+MATTER = {"mesh": 1, "precision": "", "compile": False, "recompute": False, "freeze": 0}
 # What is always above 0, and so can be drawn on a logarithmic scale.
 POSITIVE = {"processes", "batch_tokens", "lr", "speed_up", *TIMES, *RESULTS, "loss"}
 
@@ -56,25 +59,27 @@ def speed(rows: list[dict]) -> str:
     return "samples_per_second" if ended and not all_translate(rows) else "tokens_per_second"
 
 
-def read_table(path: Path, required: tuple[str, ...]) -> list[dict]:
-    """The rows of a CSV file, with a number in every column but TEXTS.
+def read_table(text: str, required: tuple[str, ...]) -> list[dict]:
+    """The rows of a table in CSV, with a number in every column but TEXTS.
 
-    A last line without its end is left out: the run is writing it. Raises OSError, ValueError and
-    csv.Error.
+    Raises ValueError and csv.Error.
     """
-    whole_lines = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    table = csv.DictReader(whole_lines.split("\n"))
+    table = csv.DictReader(text.split("\n"))
     missing = [name for name in required if name not in (table.fieldnames or ())]
     if missing:
-        raise ValueError(f"{path.name} has no column {missing[0]}")
-    return [{name: text if name in TEXTS else number(text) for name, text in row.items()}
-            for row in table if None not in (*row, *row.values())]
+        raise ValueError(f"there is no column {missing[0]}")
+    rows = list(table)
+    for row in rows:
+        if None in (*row, *row.values()):
+            raise ValueError(f"a row of more or fewer than {len(table.fieldnames)} cells")
+    return [{name: cell if name in TEXTS else number(cell) for name, cell in row.items()}
+            for row in rows]
 
 
 def read_study(path: Path) -> list[dict]:
-    """The runs in a study's table. Raises what read_table raises."""
-    unknown = dict.fromkeys(TIMES, math.nan)
-    return [unknown | row for row in read_table(path, (*TEXTS, *NUMBERS, *RESULTS))]
+    """The runs in a study's table. Raises OSError and what read_table raises."""
+    unknown, text = dict.fromkeys(TIMES, math.nan), path.read_text(encoding="utf-8")
+    return [unknown | row for row in read_table(text, (*TEXTS, *NUMBERS, *RESULTS))]
 
 
 def write_study(runs: list[dict], path: Path) -> None:
@@ -95,12 +100,14 @@ def read_json(path: Path) -> dict:
 def read_run(folder: Path, names: list[str]) -> dict:
     """The run in a folder, by the folder's name or, if that is among `names`, by its path.
 
-    Raises what read_table raises, TypeError and KeyError.
+    Raises OSError, what read_table raises, TypeError and KeyError.
     """
     config, summary = read_json(folder / "config.json"), {}
     if (folder / "summary.json").is_file():                # the run has ended
         summary = read_json(folder / "summary.json")
-    curve = read_table(folder / "metrics.csv", ("step", "seconds", *RESULTS))
+    text = (folder / "metrics.csv").read_text(encoding="utf-8")
+    whole_lines = text.rpartition("\n")[0]                 # the run is writing the last one
+    curve = read_table(whole_lines, ("step", "seconds", *RESULTS))
     curve = measured(measured(curve, "step"), "seconds")
     if not measured(curve, "train_loss") + measured(curve, "valid_loss"):
         raise ValueError("metrics.csv has no row with a loss")
@@ -111,10 +118,14 @@ def read_run(folder: Path, names: list[str]) -> dict:
     flags, name = dict(config["flags"]), folder.resolve().name
     data, parameters = Path(str(flags.get("data"))).name, number(config.get("parameters"))
     size = flags.get("batch_size")                         # in examples, else in tokens
-    fast = median([number(epoch.get("samples_per_second"))
-                   for epoch in summary.get("epochs", ())] or [math.nan])
+    others = "".join(f", {name} {value}" for name, usual in MATTER.items()
+                     if (value := flags.get(name, usual)) != usual)
+    speed_of = median(found["tokens_per_second"] or [math.nan])        # without the first steps
+    fast = speed_of * median([number(epoch.get("samples_per_second")) / epoch["tokens_per_second"]
+                              for epoch in summary.get("epochs", ())] or [math.nan])
     run = {
-        "study": f"{data}, {parameters / 1e6:.1f}M parameters" + ", steps of examples" * bool(size),
+        "study": (f"{data}, {parameters / 1e6:.1f}M parameters"
+                  + ", steps of examples" * bool(size) + others),
         "run": str(folder) if name in names else name,
         "mode": str(config.get("mode", "")),
         "processes": number(config.get("world_size")),
@@ -124,7 +135,7 @@ def read_run(folder: Path, names: list[str]) -> dict:
         "delay_ms": number(flags.get("delay_ms", 0)),
         "samples_per_second": fast,
         "epoch_seconds": number(summary.get("training_examples")) / (fast or math.nan),
-        "tokens_per_second": median(found["tokens_per_second"] or [math.nan]),
+        "tokens_per_second": speed_of,
         "train_loss": curve[-1]["train_loss"],
         "valid_loss": min(found["valid_loss"], default=math.nan),
         "curve": curve,
@@ -194,8 +205,8 @@ def compare(runs: list[dict], x: str, y: str) -> Lines:
         if y != column:
             speed_up, efficiency = scaling(lines[label])
             lines[label] = speed_up if y == "speed_up" else efficiency
-            lines[f"ideal, from {values[0]:g}"] = {n: n / values[0] if y == "speed_up" else 100
-                                                   for n in values}
+            ideal = {n: n / values[0] if y == "speed_up" else 100 for n in values}
+            lines.setdefault(f"ideal, from {values[0]:g}", {}).update(ideal)
     return lines
 
 

@@ -89,7 +89,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     try:
         for number, row in enumerate(rows, 1):
             if row:
-                yield number, [" ".join(cell.split("\n")) for cell in row]
+                yield number, [cell.replace("\n", " ") for cell in row]
     except csv.Error as problem:
         raise BadInput(f"{path}, line {rows.line_num}: {problem}")
 

@@ -36,9 +36,10 @@ def check(args, defaults: dict) -> None:
     if is_labelled(args.data, args.label):
         for name in asked.keys() & {"src", "tgt"}:
             raise BadInput(f"{asked[name]} is for translation; {args.data} is to be classified")
-        return
-    for name in FOR_CLASSIFIERS:
-        if name in asked:
-            raise BadInput(f"{asked[name]} is for classifiers; {args.data} is to be translated "
-                           f"(--label names a column of classes)")
-    translation.model_config(args, args.vocab_size)
+    else:
+        for name in FOR_CLASSIFIERS:
+            if name in asked:
+                raise BadInput(f"{asked[name]} is for classifiers; {args.data} is to be translated "
+                               f"(--label names a column of classes)")
+    if not args.init:                                      # a classifier has such layers, too
+        translation.model_config(args, args.vocab_size)

@@ -1,7 +1,7 @@
 """Weights that are in parts, one in each process: how they become whole, and parts again.
 
-The functions are collectives: all processes have to call them, or the others wait for ever. They do
-the same whether the processes have parts (train_fsdp.py) or copies of the whole.
+The functions are collectives: all processes have to call them, or the others wait until --timeout.
+They do the same whether the processes have parts (train_fsdp.py) or copies of the whole.
 """
 
 from collections.abc import Callable
@@ -69,7 +69,7 @@ def first_failure(problem: CheckpointException) -> str:
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The model's weights on the CPU: in rank 0 at least, and {} in others. A collective."""
+    """The model's weights on the CPU: all of them in rank 0, {} in the others. A collective."""
     return get_model_state_dict(model, options=WHOLE)
 
 

@@ -206,7 +206,7 @@ def test_score_takes_a_part_of_what_the_model_was_trained_on(folder, answer, exa
     write_table(folder / "test.csv", rows)
     assert answer("--score", "test").out.startswith(expected_table(folder, rows))
     assert answer("--score", "test.csv").out.startswith(expected_table(folder, rows))
-    assert "texts, which the model was trained on, " in answer("--score", "train.csv").out
+    assert "texts, with those that the model was trained on, " in answer("--score", "train.csv").out
 
 
 def test_score_takes_the_examples_that_were_held_out(folder, answer, examples, tmp_path):
@@ -354,7 +354,7 @@ def test_pictures_are_named_by_their_paths(pictures, answer, monkeypatch):
     (folder / "shown" / name).mkdir(parents=True)
     (folder / "red.png").rename(folder / "shown" / name / "1.png")
     out = answer("--score", "shown").out
-    assert re.search(r"accuracy +1.0000 +1\n\ntaken for", out) and "\n\n1 pictures, " in out
+    assert re.search(r"accuracy +1.0000 +1\n\(. of the classes without examples: .*\)\n\ntaken for", out) and "\n\n1 pictures, " in out
     for path, expected in (("broken.png", "broken.png: not a whole"), ("no.png", "no such file")):
         for given in ({}, {"lines": f"{path}\n".encode()}):
             with pytest.raises(BadInput, match=expected):

@@ -9,7 +9,7 @@ from support.config_file import read_config
 from support.errors import BadInput
 from support.flags import complete, parse_arguments
 
-KINDS = {"lr": float, "epochs": int, "data": str, "flip": ("no", "yes"), "compile": bool, "d_model": int, "name": str}
+KINDS = {"lr": float, "epochs": int, "data": str, "flip": ("no", "yes"), "compile": bool, "d_model": int, "name": str, "config": str}
 
 
 def write(tmp_path, name, text):
@@ -18,7 +18,7 @@ def write(tmp_path, name, text):
 
 
 def test_yaml_with_headings_and_numbers_as_people_write_them(tmp_path):
-    path = write(tmp_path, "a.yaml", "data: x.csv\nmodel:\n  d-model: 64\ntraining:\n  lr: 1e-3\n  epochs: 2\n  compile: true\n")
+    path = write(tmp_path, "a.yaml", "data: x.csv\nmodel:\n  d-model: 64\nempty:\ntraining:\n  lr: 1e-3\n  epochs: 2\n  compile: true\n")
     assert read_config(path, KINDS) == {"data": "x.csv", "d_model": 64, "lr": 1e-3, "epochs": 2, "compile": True}
 
 
@@ -35,7 +35,9 @@ def test_the_record_of_a_run_starts_another_run(tmp_path):
     ("a.yaml", "lr: 1" + "0" * 400, "lr is 10+, not float"),
     ("a.yaml", "name: 1", "name is 1, not text, unless it is put in quotes"),
     ("a.yaml", "flip: maybe", "flip is 'maybe', not one of no, yes"),
-    ("a.yaml", "a: [1", "while parsing a flow sequence"),
+    ("a.yaml", "lr: 1\na: [1", "line 2: expected ',' or ']'"),
+    ("a.yaml", "model:\n\tlr: 1", "line 2: found character '.t' that cannot start any token"),
+    ("a.yaml", "config: b.yaml", "it names another file"),
     ("a.yaml", "- 1", "no flags in it"),
     ("a.json", "{", "Expecting property name"),
 ])

@@ -475,6 +475,17 @@ def test_pictures_of_any_mode_become_bytes(tmp_path, image, recwarn):
 
 
 @pytest.mark.optional
+def test_a_photo_is_turned_as_its_camera_was_held(tmp_path, image):
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    pixels[0] = 255                                        # the top edge, as the sensor saw it
+    exif = image.Exif()
+    exif[0x0112] = 6                                       # the camera was turned: to be shown a quarter to the right
+    image.fromarray(pixels).save(tmp_path / "photo.png", exif=exif)
+    shown = read_picture(tmp_path / "photo.png", Picture(8, 1))[0]
+    assert (shown[:, 7] == 255).all() and not shown[:, :7].any()
+
+
+@pytest.mark.optional
 def test_the_shorter_edge_is_resized_and_the_centre_cut_out(tmp_path, image):
     wide = np.zeros((10, 40), np.uint8)
     wide[:, 15:25] = 200                                   # the centre square

@@ -43,7 +43,8 @@ def write_run(folder, mode="cpu", processes=1, speed=1000.0, evaluated=True, fig
         lines.append(",".join(cell if cell == "" else f"{cell:.6f}" for cell in row))
     (folder / "metrics.csv").write_text("\n".join(lines) + end)
     summary = {f"test_{name}": 39.5 for name in figures if evaluated}
-    summary["epochs"] = [{"epoch": i, "samples_per_second": 60 + 20 * i} for i in (1, 2, 3)]
+    summary["epochs"] = [{"epoch": i, "samples_per_second": 60 + 20 * i, "tokens_per_second": 900 + 50 * i}
+                         for i in (1, 2, 3)]
     more = {"steps": 10 * rows, "training_examples": 2500}
     (folder / "summary.json").write_text(json.dumps(more | summary))
     return folder
@@ -172,6 +173,30 @@ def test_study(tmp_path):
     pictures, output = draw(study, "--out", ".", cwd=tmp_path)
     assert {*pictures} == {"scaling.png", "batch_size.png", "learning_rate.png", "delay.png"}
     assert len(output.split("\n\n")[1].splitlines()) == 1 + len(rows)
+
+
+def test_a_table_that_an_editor_saved_loses_no_row(tmp_path):
+    """Its last line has no end; a row that is cut short is refused, not left out."""
+    rows = [{"mode": "ddp", "processes": n, "tokens_per_second": 9000 * n, "lr": 1, "batch_tokens": 9} for n in (1, 2)]
+    path = write_study(tmp_path / "study.csv", rows)
+    path.write_text(path.read_text().rstrip())
+    assert [run["processes"] for run in studies.read_study(path)] == [1, 2]
+    path.write_text(path.read_text().rsplit(",", 1)[0])
+    with pytest.raises(ValueError, match="a row of more or fewer than 16 cells"):
+        studies.read_study(path)
+
+
+def test_runs_that_differ_in_another_flag_are_no_points_of_one_line(tmp_path):
+    runs = [studies.read_run(write_run(tmp_path / f"{n}-{mesh}", "fsdp", n, 1000 * n / mesh, mesh=mesh), [])
+            for n, mesh in ((1, 1), (2, 1), (2, 2), (4, 2))]
+    assert sorted(studies.compare(runs, "processes", "tokens_per_second").values(), key=str) == [
+        {1: 1000, 2: 2000}, {2: 1000, 4: 2000}]
+
+
+def test_the_ideal_line_reaches_as_far_as_the_longest(tmp_path):
+    runs = [studies.read_run(write_run(tmp_path / f"{mode}-{n}", mode, n, 1000 * n), [])
+            for mode, n in (("cpu", 1), ("cpu", 2), ("cpu", 4), ("ddp", 1), ("ddp", 2))]
+    assert studies.compare(runs, "processes", "speed_up")["ideal, from 1"] == {1: 1, 2: 2, 4: 4}
 
 
 def test_classifiers(tmp_path):

@@ -252,7 +252,7 @@ def test_nodes_that_differ_train_nothing(tmp_path, pairs, what):
     errors = "".join(ends(node, 240)[1] for node in nodes)
     assert all(node.returncode for node in nodes)
     expected = (r"error: process 1, on \S+, differs from process 0 in its command line: .*0\.1"
-                if what == "learning rate" else r"error: process 1, on \S+, has another data than process 0")
+                if what == "learning rate" else r"error: process 1, on \S+, differs from process 0 in its data")
     assert re.search(expected, errors), errors
     assert not list(tmp_path.glob("*/logs/two/metrics.csv"))
 

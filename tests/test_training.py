@@ -361,12 +361,14 @@ def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(tmp_path, monkeypa
 
     monkeypatch.setattr(report, "put_weights", lambda model, weights: model.load_state_dict(weights))
     monkeypatch.setattr(report, "of_all", lambda mine: [mine])
-    task = SimpleNamespace(figures=("accuracy",), evaluate=evaluate, report=lambda *_: ({"test_accuracy": 0.7}, ""))
+    task = SimpleNamespace(figures=("accuracy",), evaluate=evaluate, report=lambda *_: ({"test_accuracy": 0.7}, ""),
+                           plan=SimpleNamespace(examples=range(9)))
     report.finish(SimpleNamespace(
         task=task, writes=True, folder=tmp_path, rank=0, world_size=1, args=SimpleNamespace(average=2), last=4, began=0, say=print,
         progress={"epochs": [], "epoch": {"seconds": 0}, "tokens": 1}, content=lambda step, weights: empty | {"step": step, "model": weights}), model)
     assert float(model.weight) == kept == float(checkpoint.load(tmp_path / "best.pt")["model"]["weight"])
     summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["training_examples"] == 9
     assert (summary["valid_accuracy"], summary["averaged_checkpoints"]) == ((0.8, 2) if kept == 3 else (0.9, 1))
 
 

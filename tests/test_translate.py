@@ -182,6 +182,9 @@ def test_what_does_not_go_together_is_refused(trained, tmp_path, answer):
     checkpoint = torch.load(trained / best)
     task = checkpoint["task"] | {"bpe": checkpoint["task"]["bpe"] + "\n"}
     torch.save(checkpoint | {"task": task}, tmp_path / "other.pt")
+    turned = checkpoint["task"] | {"src": "en", "tgt": "de"}
+    torch.save(checkpoint | {"task": turned}, tmp_path / "turned.pt")
+    torch.save(checkpoint | {"model": {}, "sharded": "step-9"}, tmp_path / "last.pt")
     (tmp_path / "zero.pt").write_bytes(b"")
     engine = ["Hallo", "--engine", "ctranslate2"]
     for flags, expected in [
@@ -190,10 +193,12 @@ def test_what_does_not_go_together_is_refused(trained, tmp_path, answer):
         (["Hallo", "--checkpoint", "logs"], "logs: it has no best.pt"),
         (["Hallo", "--checkpoint", tmp_path / "zero.pt"], "zero.pt: not a whole checkpoint"),
         (["Hallo", "--checkpoint", best, "--checkpoint", tmp_path / "other.pt"], "different ones"),
+        (["Hallo", "--checkpoint", best, "--checkpoint", tmp_path / "turned.pt"], "one vocabulary, direction"),
+        (["Hallo", "--checkpoint", tmp_path / "last.pt"], "its weights are in parts"),
         (["Hallo", "--n-best", "5"], "--n-best 5 with --beam 4"),
-        (["Hallo", "--beam", "0"], "--n-best 1 with --beam 0"),
+        (["Hallo", "--beam", "0"], "--beam 0: it is at least 1"),
         (["Hallo", "--beam", "300"], "--beam 300: more than half the vocabulary, 300"),
-        (["Hallo", "--precision", "int8"], "that is what --engine ctranslate2 is for"),
+        (["Hallo", "--precision", "int8"], "invalid choice: 'int8'"),
         ([*engine, "--checkpoint", best, "--checkpoint", best], "decodes one --checkpoint"),
         ([*engine, "--attention", "a.png"], "without --attention"),
         (["Hallo", "--attention", "a.png", "--checkpoint", best, "--checkpoint", best], "one model's best"),
