@@ -87,7 +87,7 @@ class Labeller:
 
     def read(self, line: str) -> str | np.ndarray:
         """What a line stands for: itself, or the picture that it is the path of."""
-        return read_picture(Path(line.strip()).expanduser(), self.picture) if self.picture else line
+        return read_picture(Path(line.strip()), self.picture) if self.picture else line
 
     def best(self, examples: list[str | np.ndarray | None]) -> list[str]:
         """Of each example its likeliest class, tab, probability; of None an empty line."""

@@ -27,8 +27,8 @@ except ImportError:
 from support import memory_picture, step_picture
 from support.confusion_picture import draw as draw_confusion
 from support.errors import answer, make_parser, refuse
-from support.studies import (POSITIVE, Lines, all_translate, compare, curves, figures, read_run,
-                             read_study, speed, write_study)
+from support.studies import (POSITIVE, Lines, all_translate, compare, curves, figures, measured,
+                             read_run, read_study, speed, write_study)
 from support.tables import aligned
 
 # The x of each comparison, then the y of its panels. "valid_*": the loss and the task's figures;
@@ -62,6 +62,8 @@ def pictures(runs: list[dict]) -> dict[str, list[Panel]]:
     for file, (x, *names) in PICTURES.items():
         ys = []
         for name in names:
+            if name == "epoch_seconds" and len(measured(runs, name)) < len(runs):
+                continue                                   # its lines would not be the others'
             ys += {"valid_*": ["valid_loss", *own], "speed": [speed(runs)]}.get(name, [name])
         found[file] = [(x, y, compare(runs, x, y)) for y in ys]
     found = {file: [panel for panel in panels if panel[2]] for file, panels in found.items()}
@@ -135,8 +137,9 @@ def draw(panels: list[Panel], path: Path, loss_unit: str) -> None:
 
 def show_table(runs: list[dict]) -> None:
     """Prints settings, speed and figures of the runs."""
+    fast = speed(runs)
     columns = [("processes", "processes", "g"), ("batch size", "batch_tokens", ",.0f"),
-               ("lr", "lr", "g"), (AXES[speed(runs)], speed(runs), ",.0f"),
+               ("lr", "lr", "g"), (AXES[fast], fast, ",.0f" if fast == "tokens_per_second" else ",.1f"),
                ("epoch (s)", "epoch_seconds", ",.1f")]
     columns += [(f"{title} {written(name)}", name, ".1f" if name.endswith("bleu") else ".4f")
                 for part, title in (("valid", "best valid"), ("test", "test"))

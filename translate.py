@@ -87,8 +87,9 @@ class Translator:
         models, bpes, tasks = zip(*map(load_translator, self.paths))
         self.model, self.bpe, self.task = models[0], bpes[0], tasks[0]
         config = self.model.config
-        if len({(bpe.serialized, each.config.max_length, task.get("src"), task.get("tgt"))
-                for each, bpe, task in zip(models, bpes, tasks)}) > 1:
+        shapes = {(bpe.serialized, each.config.max_length) for each, bpe in zip(models, bpes)}
+        directions = [(task["src"], task["tgt"]) for task in tasks]
+        if len(shapes) > 1 or directions[0][::-1] in directions:
             raise BadInput("--checkpoint: the models of an ensemble need one vocabulary, direction "
                            "and --max-length; these have different ones")
         if 2 * args.beam > config.vocab_size:

@@ -11,12 +11,12 @@
 #
 #   sh batch/netem.sh 0 works                      # exit status 0 if this machine has what it needs
 set -e
-round_trip=$1 a="netem-a-$$" b="netem-b-$$" children=''
-shift
-case $round_trip in ''|*[!0-9.]*)
+round_trip=${1:-} a="netem-a-$$" b="netem-b-$$" children=''
+case $round_trip in ''|*[!0-9.]*|.|*.*.*)
     echo "netem.sh: error: first comes the delay, a number of ms" >&2
     exit 2 ;;
 esac
+shift
 if [ "$1" != works ] && [ "$1 $2 $3 $4" != "torchrun --standalone --nproc-per-node 2" ]; then
     echo "netem.sh: error: the command must begin: torchrun --standalone --nproc-per-node 2" >&2
     exit 2

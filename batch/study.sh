@@ -36,7 +36,8 @@ run() {
     shift 3
     set -- --data "$DATA" ${INIT:+--init "$INIT"} "$@"
     folders="$folders $folder"
-    flags="$mode $processes --device $DEVICE $*"
+    flags="$mode $processes $*"
+    if [ "$DEVICE" != cpu ]; then flags="$flags --device $DEVICE"; fi
     if [ -f "$folder/config.json" ] && [ "$flags" != "$(cat "$folder/flags")" ]; then
         before="$folder was started as: $(cat "$folder/flags")"
         quit "error: $before; STUDY=NAME keeps studies apart" 2

@@ -52,7 +52,8 @@ def read_config(path: str, kinds: dict, init: str = "") -> dict:
     if not isinstance(content, dict):
         raise BadInput(f"--config {path}: no flags in it")
     for heading, inner in content.items():
-        if inner is None and heading not in kinds:         # a heading with nothing under it
+        # A heading with nothing under it.
+        if inner is None and str(heading).replace("-", "_") not in kinds:
             continue
         for name, value in inner.items() if isinstance(inner, dict) else [(heading, inner)]:
             name = str(name).replace("-", "_")
@@ -60,7 +61,7 @@ def read_config(path: str, kinds: dict, init: str = "") -> dict:
                 continue
             if name not in kinds:
                 raise BadInput(f"--config {path}: there is no flag {name!r}; --help lists them")
-            if name == "config":
+            if name == "config" and value:
                 raise BadInput(f"--config {path}: it names another file; only one is read")
             if name in flags:
                 raise BadInput(f"--config {path}: {name} is given twice")

@@ -53,7 +53,7 @@ def table(confusion: Tensor | np.ndarray, classes: list[str]) -> str:
     lines = aligned(rows + means)
     lines.insert(len(rows), "")
     if missing := int((as_array(confusion).sum(1) == 0).sum()):
-        lines.append(f"({missing} of the classes without examples: they count as 0 in the mean)")
+        lines.append(f"(classes without examples: {missing}; each counts as 0 in the mean)")
     if len(classes) <= 10:
         counts = [[f"of {name}", *(f"{count:,}" for count in row)]
                   for name, row in zip(classes, as_array(confusion))]

@@ -8,6 +8,7 @@ import math
 import warnings
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,14 +64,12 @@ class Picture:
 def read_picture(path: Path, picture: Picture) -> np.ndarray:
     """A picture file as bytes, (channels, n, n); n: crop, or else size. Raises BadInput."""
     image_module = pillow()
-    from PIL import ImageOps
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", image_module.DecompressionBombWarning)
             with image_module.open(path, formats=FORMATS) as image:
-                return fit(ImageOps.exif_transpose(image), picture)   # upright, as it was taken
+                return fit(upright(image), picture)
     except (image_module.DecompressionBombWarning, image_module.DecompressionBombError):
         raise BadInput(f"{path}: more than {MOST_PIXELS // 10**6} megapixels, make it smaller")
     except FileNotFoundError:
@@ -88,6 +87,15 @@ def pillow():
         raise BadInput("pictures are read with Pillow, which is not installed: pip install pillow")
     Image.MAX_IMAGE_PIXELS = MOST_PIXELS
     return Image
+
+
+def upright(image):
+    """A Pillow image as its camera was held, where its EXIF data can be read."""
+    from PIL import ImageOps
+
+    with suppress(Exception):                              # of what is broken it raises many kinds
+        return ImageOps.exif_transpose(image)
+    return image
 
 
 def fit(image, picture: Picture) -> np.ndarray:

@@ -106,6 +106,7 @@ def of_epoch(run, step: int) -> dict:
     epoch, latest = run.progress["epoch"], run.progress["evaluated"]
     return {"epoch": -(-step // run.task.epoch_steps), "step": step,
             "train_loss": epoch["nll"] / epoch["targets"], **latest,
+            "examples": epoch["examples"], "tokens": epoch["tokens"],
             "seconds": round(epoch["seconds"], 2),
             "samples_per_second": round(epoch["examples"] / epoch["seconds"], 1),
             "tokens_per_second": round(epoch["tokens"] / epoch["seconds"]),

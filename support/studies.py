@@ -121,8 +121,9 @@ def read_run(folder: Path, names: list[str]) -> dict:
     others = "".join(f", {name} {value}" for name, usual in MATTER.items()
                      if (value := flags.get(name, usual)) != usual)
     speed_of = median(found["tokens_per_second"] or [math.nan])        # without the first steps
-    fast = speed_of * median([number(epoch.get("samples_per_second")) / epoch["tokens_per_second"]
-                              for epoch in summary.get("epochs", ())] or [math.nan])
+    examples, tokens = (sum(number(epoch.get(name)) for epoch in summary.get("epochs", ()))
+                        for name in ("examples", "tokens"))
+    fast = speed_of * examples / (tokens or math.nan)
     run = {
         "study": (f"{data}, {parameters / 1e6:.1f}M parameters"
                   + ", steps of examples" * bool(size) + others),

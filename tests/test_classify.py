@@ -354,7 +354,7 @@ def test_pictures_are_named_by_their_paths(pictures, answer, monkeypatch):
     (folder / "shown" / name).mkdir(parents=True)
     (folder / "red.png").rename(folder / "shown" / name / "1.png")
     out = answer("--score", "shown").out
-    assert re.search(r"accuracy +1.0000 +1\n\(. of the classes without examples: .*\)\n\ntaken for", out) and "\n\n1 pictures, " in out
+    assert re.search(r"accuracy +1.0000 +1\n\(classes without examples: .; .*\)\n\ntaken for", out) and "\n\n1 pictures, " in out
     for path, expected in (("broken.png", "broken.png: not a whole"), ("no.png", "no such file")):
         for given in ({}, {"lines": f"{path}\n".encode()}):
             with pytest.raises(BadInput, match=expected):

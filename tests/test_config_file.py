@@ -38,6 +38,7 @@ def test_the_record_of_a_run_starts_another_run(tmp_path):
     ("a.yaml", "lr: 1\na: [1", "line 2: expected ',' or ']'"),
     ("a.yaml", "model:\n\tlr: 1", "line 2: found character '.t' that cannot start any token"),
     ("a.yaml", "config: b.yaml", "it names another file"),
+    ("a.yaml", "d-model:", "d_model is None, not int"),
     ("a.yaml", "- 1", "no flags in it"),
     ("a.json", "{", "Expecting property name"),
 ])

@@ -483,6 +483,13 @@ def test_a_photo_is_turned_as_its_camera_was_held(tmp_path, image):
     image.fromarray(pixels).save(tmp_path / "photo.png", exif=exif)
     shown = read_picture(tmp_path / "photo.png", Picture(8, 1))[0]
     assert (shown[:, 7] == 255).all() and not shown[:, :7].any()
+    image.fromarray(pixels).save(tmp_path / "odd.png", exif=b"Exif\0\0nonsense")     # then as the sensor saw it
+    assert (read_picture(tmp_path / "odd.png", Picture(8, 1))[0, 0] == 255).all()
+    large = np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    image.fromarray(large).save(tmp_path / "cut.jpg", exif=exif)
+    (tmp_path / "cut.jpg").write_bytes((tmp_path / "cut.jpg").read_bytes()[:2000])
+    with pytest.raises(BadInput, match="cut.jpg: not a whole picture"):
+        read_picture(tmp_path / "cut.jpg", Picture(8, 1))
 
 
 @pytest.mark.optional

@@ -43,8 +43,7 @@ def write_run(folder, mode="cpu", processes=1, speed=1000.0, evaluated=True, fig
         lines.append(",".join(cell if cell == "" else f"{cell:.6f}" for cell in row))
     (folder / "metrics.csv").write_text("\n".join(lines) + end)
     summary = {f"test_{name}": 39.5 for name in figures if evaluated}
-    summary["epochs"] = [{"epoch": i, "samples_per_second": 60 + 20 * i, "tokens_per_second": 900 + 50 * i}
-                         for i in (1, 2, 3)]
+    summary["epochs"] = [{"epoch": i, "examples": 100 * i, "tokens": 1000 * i} for i in (1, 2, 3)]
     more = {"steps": 10 * rows, "training_examples": 2500}
     (folder / "summary.json").write_text(json.dumps(more | summary))
     return folder
@@ -216,7 +215,7 @@ def test_classifiers(tmp_path):
     head, row, _ = (tmp_path / "runs.csv").read_text().splitlines()
     assert head.endswith(",test_accuracy,test_f1,samples_per_second,epoch_seconds,"
                          "tokens_per_second,train_loss,valid_loss,valid_accuracy,valid_f1")
-    assert ",39.5,39.5,100,25,1000," in row                # of the median epoch
+    assert ",39.5,39.5,100,25,1000," in row                # as many examples as 1,000 tokens are
     again, output_again = draw("--out", "again", "runs.csv", cwd=tmp_path)
     assert again == {"again/learning_rate.png": pictures["learning_rate.png"]}
     assert output_again.split("\n\n")[-1] == output.split("\n\n")[-1]

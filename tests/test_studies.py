@@ -163,7 +163,7 @@ def test_other_flags_are_refused_unless_nothing_was_trained(folder, stubs):
     (run / "config.json").touch()
     assert study("--seed", "3")[0] == 0
     status, _, errors = study("--seed", "4")
-    assert status == 2 and errors.count("\n") == 1 and "lr-0.0003 was started as: cpu 2 --device cpu" in errors
+    assert status == 2 and errors.count("\n") == 1 and "lr-0.0003 was started as: cpu 2" in errors
     assert "--seed 3; STUDY=NAME keeps studies apart" in errors
 
 
