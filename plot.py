@@ -139,8 +139,8 @@ def show_table(runs: list[dict]) -> None:
     """Prints settings, speed and figures of the runs."""
     fast = speed(runs)
     columns = [("processes", "processes", "g"), ("batch size", "batch_tokens", ",.0f"),
-               ("lr", "lr", "g"), (AXES[fast], fast, ",.0f" if fast == "tokens_per_second" else ",.1f"),
-               ("epoch (s)", "epoch_seconds", ",.1f")]
+               ("lr", "lr", "g"), ("epoch (s)", "epoch_seconds", ",.1f"),
+               (AXES[fast], fast, ",.0f" if fast == "tokens_per_second" else ",.1f")]
     columns += [(f"{title} {written(name)}", name, ".1f" if name.endswith("bleu") else ".4f")
                 for part, title in (("valid", "best valid"), ("test", "test"))
                 for name in figures(runs, part)]
