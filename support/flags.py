@@ -77,7 +77,7 @@ FLAGS = {
         ("--compile", bool, False, "torch.compile the model"),
         ("--recompute", bool, False, "keep few activations; the backward pass computes them again"),
         ("--profile", bool, False, "record three steps: step.png, memory.png and a trace"),
-        ("--benchmark", bool, False, "time 200 steps; MFU is the share of the peak FLOP/s"),
+        ("--benchmark", bool, False, "time 200 steps, save nothing; MFU: share of peak FLOP/s"),
         ("--peak-tflops", float, 0.0, "of a process's GPU or cores, for MFU; 0: known or measured"),
     ],
     "run": [

@@ -120,10 +120,11 @@ def read_run(folder: Path, names: list[str]) -> dict:
     size = flags.get("batch_size")                         # in examples, else in tokens
     others = "".join(f", {name} {value}" for name, usual in MATTER.items()
                      if (value := flags.get(name, usual)) != usual)
-    speed_of = median(found["tokens_per_second"] or [math.nan])        # without the first steps
+    tokens_per_second = median(found["tokens_per_second"] or [math.nan])
     examples, tokens = (sum(number(epoch.get(name)) for epoch in summary.get("epochs", ()))
                         for name in ("examples", "tokens"))
-    fast = speed_of * examples / (tokens or math.nan)
+    whole_epoch = number(summary.get("training_examples"))
+    samples_per_second = tokens_per_second * examples / (tokens or math.nan)
     run = {
         "study": (f"{data}, {parameters / 1e6:.1f}M parameters"
                   + ", steps of examples" * bool(size) + others),
@@ -134,9 +135,9 @@ def read_run(folder: Path, names: list[str]) -> dict:
         "accumulate": number(flags.get("accumulate")),
         "lr": number(flags.get("lr")),
         "delay_ms": number(flags.get("delay_ms", 0)),
-        "samples_per_second": fast,
-        "epoch_seconds": number(summary.get("training_examples")) / (fast or math.nan),
-        "tokens_per_second": speed_of,
+        "samples_per_second": samples_per_second,
+        "epoch_seconds": whole_epoch / (samples_per_second or math.nan),
+        "tokens_per_second": tokens_per_second,
         "train_loss": curve[-1]["train_loss"],
         "valid_loss": min(found["valid_loss"], default=math.nan),
         "curve": curve,
