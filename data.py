@@ -1,6 +1,6 @@
 """One BPE for both languages, the encoded corpus on disk, and the batches of every step.
 
-    corpus = find_corpus("multi30k")                   # in support/corpora.py
+    corpus = find_corpus("multi30k")                   # in support/corpora/pairs.py
     folder = prepare(corpus, cache, vocab_size=8000)   # trains the BPE and encodes, once
     batches = Batches(Pairs(folder, "train"), batch_tokens=4096, seed=1)
     for src, tgt_in, tgt_out in batches.share(0, rank=0, world_size=1, accumulate=1): ...
@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from support.errors import BadInput
+from support.common.errors import UserError
 
 PAD, BOS, EOS = 0, 1, 2
-FORMAT = 1      # of the encoded corpus: raise it where the same text would be stored otherwise
+FORMAT = 1  # of the encoded corpus: raise it where the same text would be stored otherwise
 
 
 # --- Byte-level BPE -------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ class BPE:
     def __init__(self, serialized: str):
         self.serialized = serialized
         self.tokenizer = Tokenizer.from_str(serialized)
-        self.tokenizer.encode_special_tokens = True        # a "<eos>" typed by a user is text
+        self.tokenizer.encode_special_tokens = True  # a "<eos>" typed by a user is text
         self.vocab_size = self.tokenizer.get_vocab_size()
 
     @staticmethod
@@ -53,14 +53,19 @@ class BPE:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size, special_tokens=["<pad>", "<bos>", "<eos>"],
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+            vocab_size=vocab_size,
+            special_tokens=["<pad>", "<bos>", "<eos>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
         tokenizer.train_from_iterator(texts, trainer)
         return BPE(tokenizer.to_str())
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Token ids of each text, without bos and eos; white space around a text is left out."""
-        return [e.ids for e in self.tokenizer.encode_batch_fast([text.strip() for text in texts])]
+        return [
+            e.ids for e in self.tokenizer.encode_batch_fast([text.strip() for text in texts])
+        ]
 
     def decode(self, ids: list[int]) -> str:
         """The text of token ids, on one line."""
@@ -70,23 +75,26 @@ class BPE:
 # --- The encoded corpus on disk -------------------------------------------------------------------
 
 
-def prepare(corpus, cache: Path, vocab_size: int = 8000, max_length: int = 128,
-            bpe: str | None = None) -> Path:
+def prepare(
+    corpus, cache: Path, vocab_size: int = 8000, max_length: int = 128, bpe: str | None = None
+) -> Path:
     """Encodes a corpus into a folder that any number of processes can map, and returns the folder.
 
     corpus: has a `name`, a `checksum()`, and `parts`, a reader of sentence pairs for train, valid
     and test. The folder, in `cache`, is named by a hash of the corpus, the BPE (or how to train it)
     and `max_length`, so a later call finds it.
     Without a validation part, about 1,000 pairs (at most one in 20) are held out of training,
-    chosen by a hash of their source so that equal sentences stay together. Raises BadInput.
+    chosen by a hash of their source so that equal sentences stay together. Raises UserError.
     """
-    checksum = corpus.checksum()                       # of a large corpus it takes a while
-    for how in (None, bpe):                            # a given BPE may be the one that was trained
+    checksum = corpus.checksum()  # of a large corpus it takes a while
+    for how in (None, bpe):  # a given BPE may be the one that was trained
         made_of = [FORMAT, corpus.name, checksum, vocab_size, max_length, how]
         folder = name_folder(cache, corpus.name, made_of)
         if (folder / "meta.json").is_file() and bpe in (how, read_bpe(folder)):
             return folder
-    return make_once(folder, lambda partial: encode(corpus, partial, vocab_size, max_length, bpe))
+    return make_once(
+        folder, lambda partial: encode(corpus, partial, vocab_size, max_length, bpe)
+    )
 
 
 def name_folder(cache: Path, name: str, made_of: list) -> Path:
@@ -97,7 +105,7 @@ def name_folder(cache: Path, name: str, made_of: list) -> Path:
 def make_once(folder: Path, write: Callable[[Path], None]) -> Path:
     """Returns `folder` as `write` has filled it, now or earlier; meta.json is its last file.
 
-    It is filled under another name and renamed, so what is there is whole. Raises BadInput.
+    It is filled under another name and renamed, so what is there is whole. Raises UserError.
     """
     if (folder / "meta.json").is_file():
         return folder
@@ -106,17 +114,21 @@ def make_once(folder: Path, write: Callable[[Path], None]) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(dir=cache, prefix="partial-"))
     except OSError as problem:
-        raise BadInput(f"{cache}: the encoded corpus cannot be kept there ({problem.strerror}); "
-                       f"XDG_CACHE_HOME names another place")
+        raise UserError(
+            f"{cache}: the encoded corpus cannot be kept there ({problem.strerror}); "
+            f"XDG_CACHE_HOME names another place"
+        ) from problem
     try:
         write(partial)
         try:
             partial.rename(folder)
-        except OSError:                                # another run made the same folder meanwhile
+        except OSError:  # another run made the same folder meanwhile
             if not (folder / "meta.json").is_file():
                 raise
     except OSError as problem:
-        raise BadInput(f"the encoded corpus cannot be written to {cache} ({problem})")
+        raise UserError(
+            f"the encoded corpus cannot be written to {cache} ({problem})"
+        ) from problem
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
@@ -125,8 +137,10 @@ def make_once(folder: Path, write: Callable[[Path], None]) -> Path:
 def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str | None) -> None:
     """Writes bpe.json, the encoded parts, and meta.json, which counts what is in them."""
     pairs = {part: count_pairs(corpus, part) for part in corpus.parts}
-    held_out = 0 if "valid" in corpus.parts else max(20, pairs["train"] // 1000)    # one in so many
-    stride = -(-pairs["train"] // 1_000_000)           # a million pairs are enough to learn a BPE
+    held_out = (
+        0 if "valid" in corpus.parts else max(20, pairs["train"] // 1000)
+    )  # one in so many
+    stride = -(-pairs["train"] // 1_000_000)  # a million pairs are enough to learn a BPE
 
     def split(part: str) -> Iterator[tuple[str, str]]:
         for pair in corpus.parts["train" if held_out and part == "valid" else part]():
@@ -138,14 +152,19 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str | No
     encoder = BPE(bpe) if bpe else BPE.train(texts, vocab_size)
     (folder / "bpe.json").write_text(encoder.serialized, encoding="utf-8")
     meta = {"name": corpus.name, "held_out": bool(held_out), "parts": {}}
-    for part, purpose in (("train", "train on"), ("valid", "validate on (--valid names some)"),
-                          ("test", "test on")):
+    for part, purpose in (
+        ("train", "train on"),
+        ("valid", "validate on (--valid names some)"),
+        ("test", "test on"),
+    ):
         if part in corpus.parts or part == "valid":
             counts = encode_part(split(part), encoder, folder / part, max_length)
             if not counts["pairs"]:
-                raise BadInput(f"{corpus.name}: no sentence pair to {purpose} "
-                               f"({counts['empty']:,} with an empty side, "
-                               f"{counts['too_long']:,} longer than --max-length {max_length})")
+                raise UserError(
+                    f"{corpus.name}: no sentence pair to {purpose} "
+                    f"({counts['empty']:,} with an empty side, "
+                    f"{counts['too_long']:,} longer than --max-length {max_length})"
+                )
             meta["parts"][part] = counts
     (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
@@ -155,11 +174,13 @@ def count_pairs(corpus, part: str) -> int:
     count = sum(1 for _ in corpus.parts[part]())
     if not count:
         files = ", ".join(map(str, corpus.files))
-        raise BadInput(f"the {part} part of {corpus.name} is empty: {files}")
+        raise UserError(f"the {part} part of {corpus.name} is empty: {files}")
     return count
 
 
-def encode_part(pairs: Iterator[tuple[str, str]], bpe: BPE, path: Path, max_length: int) -> dict:
+def encode_part(
+    pairs: Iterator[tuple[str, str]], bpe: BPE, path: Path, max_length: int
+) -> dict:
     """Writes PATH.src.ids, PATH.src.offsets and the same for tgt: flat arrays.
 
     It takes 20,000 pairs at a time. The parts that are translated and scored later, all but the
@@ -179,8 +200,8 @@ def encode_part(pairs: Iterator[tuple[str, str]], bpe: BPE, path: Path, max_leng
         for pair in zip(*sides):
             shortest, longest = sorted(map(len, pair))
             counts["empty"] += shortest == 0
-            counts["too_long"] += shortest > 0 and longest >= max_length    # one is the end mark
-            if 0 < shortest and longest < max_length:
+            counts["too_long"] += shortest > 0 and longest >= max_length  # one is the end mark
+            if shortest > 0 and longest < max_length:
                 kept.append(pair)
         for side, sentences in zip(ends, zip(*kept)):
             lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
@@ -231,8 +252,9 @@ class Pairs:
         """Target tokens of the pairs `rows`, without padding."""
         return int(self.lengths(rows)[1].sum())
 
-    def batch(self, rows: np.ndarray, src_width: int = 0,
-              tgt_width: int = 0) -> tuple[torch.Tensor, ...]:
+    def batch(
+        self, rows: np.ndarray, src_width: int = 0, tgt_width: int = 0
+    ) -> tuple[torch.Tensor, ...]:
         """(src, tgt_in, tgt_out): (rows, src_width) and twice (rows, tgt_width), int64, padded.
 
         A width of 0: the longest sentence's. Without rows it returns one row of padding, so that a
@@ -257,8 +279,9 @@ class Pairs:
 # --- Batches --------------------------------------------------------------------------------------
 
 
-def group_by_length(lengths: list[np.ndarray], batch_tokens: int, rng: np.random.Generator,
-                    batch_size: int = 0) -> list[np.ndarray]:
+def group_by_length(
+    lengths: list[np.ndarray], batch_tokens: int, rng: np.random.Generator, batch_size: int = 0
+) -> list[np.ndarray]:
     """Cuts examples into steps of `batch_size`, or of examples x the longest side <= batch_tokens.
 
     lengths: (examples,) of each side. Examples are sorted by the longer side, then by how the sides
@@ -279,13 +302,13 @@ def group_by_length(lengths: list[np.ndarray], batch_tokens: int, rng: np.random
     return steps
 
 
-AT_ONCE = 1 << 20          # examples
+AT_ONCE = 1 << 20  # examples
 
 
 class Batches:
     """The steps of training: which examples each takes, and which of them each process takes.
 
-    examples: Pairs, or Texts or Pictures of support/examples.py; limits: see `group_by_length`.
+    examples: Pairs, or Texts or Pictures of support/classification/examples.py; limits: see `group_by_length`.
     """
 
     def __init__(self, examples, batch_tokens: int, seed: int, batch_size: int = 0):
@@ -294,7 +317,9 @@ class Batches:
         self.plan = lru_cache(maxsize=2)(self.plan)
         # A large corpus is planned a block at a time, every n-th pair of it, to bound the memory.
         self.blocks = -(-len(examples) // AT_ONCE)
-        self.starts = np.cumsum([0, *(len(self.plan(0, block)) for block in range(self.blocks))])
+        self.starts = np.cumsum(
+            [0, *(len(self.plan(0, block)) for block in range(self.blocks))]
+        )
         self.thread, self.ahead = ThreadPoolExecutor(1), {}
 
     def __len__(self) -> int:
@@ -318,12 +343,15 @@ class Batches:
         """What a step's loss is divided by: its targets in all processes and micro-batches."""
         return self.examples.targets(self.rows(step))
 
-    def step(self, step: int, rank: int, world_size: int, accumulate: int, device: torch.device):
+    def step(
+        self, step: int, rank: int, world_size: int, accumulate: int, device: torch.device
+    ):
         """One process's micro-batches of a step, on `device`, each with the number still to come.
 
         There are `accumulate` of them, of the same widths everywhere. Those for a GPU are made a
         step ahead and copied while it computes.
         """
+
         def make(step: int) -> list[tuple[torch.Tensor, ...]]:
             parts = self.share(step, rank, world_size, accumulate)
             if device.type == "cuda":
@@ -336,15 +364,20 @@ class Batches:
         for left, batch in zip(reversed(range(accumulate)), parts):
             yield left, [part.to(device, non_blocking=True) for part in batch]
 
-    def share(self, step: int, rank: int, world_size: int,
-              accumulate: int) -> list[tuple[torch.Tensor, ...]]:
+    def share(
+        self, step: int, rank: int, world_size: int, accumulate: int
+    ) -> list[tuple[torch.Tensor, ...]]:
         """What `step` gives, made on the CPU: process r takes the shares r, r + world_size, …"""
         rows = self.rows(step)
         widths = [int(lengths.max()) for lengths in self.examples.lengths(rows)]
         shares = world_size * accumulate
-        return [self.batch(rows[i::shares], widths, step // len(self))
-                for i in range(rank, shares, world_size)]
+        return [
+            self.batch(rows[i::shares], widths, step // len(self))
+            for i in range(rank, shares, world_size)
+        ]
 
-    def batch(self, rows: np.ndarray, widths: list[int], epoch: int) -> tuple[torch.Tensor, ...]:
+    def batch(
+        self, rows: np.ndarray, widths: list[int], epoch: int
+    ) -> tuple[torch.Tensor, ...]:
         """The examples `rows` as tensors; a classifier's may look different in each epoch."""
         return self.examples.batch(rows, *widths)

@@ -22,18 +22,18 @@ from torch import Tensor, nn
 class LayerConfig:
     """The shape of a stack of layers. An impossible one raises ValueError, in one line."""
 
-    layers: int = 3            # encoder layers; the Transformer has as many decoder layers
+    layers: int = 3  # encoder layers; the Transformer has as many decoder layers
     d_model: int = 256
     heads: int = 4
     d_ff: int = 1024
     dropout: float = 0.1
     label_smoothing: float = 0.1
-    norm: str = "pre"          # "post" is the paper's; "pre" trains without a long warm-up
-    max_length: int = 128      # the longest sentence, in tokens, its end mark included
+    norm: str = "pre"  # "post" is the paper's; "pre" trains without a long warm-up
+    max_length: int = 128  # the longest sentence, in tokens, its end mark included
     pad: int = 0
-    bias: bool = False         # in attention's projections
-    activation: str = "relu"   # between the feed-forward layers
-    epsilon: float = 1e-5      # of layer norm
+    bias: bool = False  # in attention's projections
+    activation: str = "relu"  # between the feed-forward layers
+    epsilon: float = 1e-5  # of layer norm
     KNOWN = {"norm": ("pre", "post"), "activation": ("relu", "gelu")}
 
     def __post_init__(self):
@@ -49,7 +49,9 @@ class LayerConfig:
                 raise ValueError(f"{name} {getattr(self, name)} is not in [0, 1)")
         for name, known in self.KNOWN.items():
             if getattr(self, name) not in known:
-                raise ValueError(f"{name} {getattr(self, name)!r} is none of {', '.join(known)}")
+                raise ValueError(
+                    f"{name} {getattr(self, name)!r} is none of {', '.join(known)}"
+                )
 
 
 @dataclass
@@ -66,41 +68,13 @@ class ModelConfig(LayerConfig):
             raise ValueError(f"vocab_size is {self.vocab_size}: it must be at least 1")
 
 
-@dataclass
-class ClassifierConfig(LayerConfig):
-    """The shape of a Classifier: of texts where vocab_size > 0, of pictures where patch > 0."""
-
-    classes: int
-    vocab_size: int = 0
-    patch: int = 0             # pixels a side of the squares that a picture is cut into
-    channels: int = 3
-    image_size: int = 0                          # pixels a side
-    stem: int = 0              # channels of the first of two convolutions before patches; 0: none
-    first: int = 0             # learned tokens put before a picture's patches, as in ViT
-    positions: str = "sinusoidal"                # or "learned", as in BERT and ViT
-    pool: str = "mean"         # what stands for all tokens: see Classifier.pool
-    head: str = ""             # a hidden layer before the last: "tanh" as in BERT, or "relu"
-    head_dropout: float = 0.1
-    KNOWN = {**LayerConfig.KNOWN, "pool": ("mean", "first", "first+second", "first+mean"),
-             "positions": ("sinusoidal", "learned"), "head": ("", "tanh", "relu")}
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.classes < 2:
-            raise ValueError(f"there is {self.classes} class: at least two are needed")
-        if self.patch and (self.image_size < 1 or self.image_size % self.patch):
-            raise ValueError(f"image_size {self.image_size} is no multiple of patch {self.patch}")
-        if self.stem and self.patch % 4:
-            raise ValueError(f"patch {self.patch}: with a stem, which halves twice, 4, 8, 12, ...")
-
-
 def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d_head)) v (section 3.2.1).
 
     q: (batch, heads, tgt, d_head); k, v: (batch, heads, src, d_head); mask: True where attention is
     allowed, broadcastable to (batch, heads, tgt, src). Returns (batch, heads, tgt, d_head).
     """
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])       # (batch, heads, tgt, src)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (batch, heads, tgt, src)
     # The lowest finite number, not -inf: a row that is all padding gets equal weights, not NaN.
     scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     return scores.softmax(dim=-1) @ v
@@ -109,7 +83,9 @@ def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Multi-head attention (section 3.2.2), of a sentence to itself or to the encoder's output."""
 
-    attend: Callable = staticmethod(scaled_dot_product)    # support/fast.py has a faster one
+    attend: Callable = staticmethod(
+        scaled_dot_product
+    )  # support/common/kernels.py has a faster one
 
     def __init__(self, config: LayerConfig):
         super().__init__()
@@ -126,15 +102,18 @@ class Attention(nn.Module):
         """x: (batch, tgt, d_model) attends to source: (batch, src, d_model) where mask is True."""
         q = self.split(self.query(x))
         k, v = map(self.split, self.key_value(source).chunk(2, dim=-1))
-        y = self.attend(q, k, v, mask)                              # (batch, heads, tgt, d_head)
-        return self.out(y.transpose(1, 2).flatten(2))               # (batch, tgt, d_model)
+        y = self.attend(q, k, v, mask)  # (batch, heads, tgt, d_head)
+        return self.out(y.transpose(1, 2).flatten(2))  # (batch, tgt, d_model)
 
 
 def feed_forward(config: LayerConfig) -> nn.Sequential:
     """max(0, x W1 + b1) W2 + b2, the same at every position (section 3.3)."""
     activation = nn.GELU() if config.activation == "gelu" else nn.ReLU()
-    return nn.Sequential(nn.Linear(config.d_model, config.d_ff), activation,
-                         nn.Linear(config.d_ff, config.d_model))
+    return nn.Sequential(
+        nn.Linear(config.d_model, config.d_ff),
+        activation,
+        nn.Linear(config.d_ff, config.d_model),
+    )
 
 
 class Residual(nn.Module):
@@ -144,7 +123,7 @@ class Residual(nn.Module):
         super().__init__()
         self.pre = config.norm == "pre"
         self.norm = nn.LayerNorm(config.d_model, eps=config.epsilon)
-        self.dropout = nn.Dropout(config.dropout)          # section 5.4
+        self.dropout = nn.Dropout(config.dropout)  # section 5.4
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre:
@@ -184,14 +163,15 @@ class DecoderLayer(nn.Module):
         return self.residuals[2](x, self.feed_forward)
 
 
-def cross_entropy(x: Tensor, weight: Tensor, target: Tensor,
-                  smoothing: float) -> tuple[Tensor, Tensor]:
+def cross_entropy(
+    x: Tensor, weight: Tensor, target: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor]:
     """The projection to the vocabulary (section 3.4) and the loss (5.4), summed over tokens.
 
     x: (tokens, d_model); weight: (vocabulary, d_model); target: (tokens,). Returns (loss, nll): the
     label-smoothed loss, which has the gradient, and the negative log-likelihood in nats.
     """
-    log_p = F.linear(x, weight).float().log_softmax(-1)             # (tokens, vocabulary)
+    log_p = F.linear(x, weight).float().log_softmax(-1)  # (tokens, vocabulary)
     nll = F.nll_loss(log_p, target, reduction="sum")
     return (1 - smoothing) * nll - smoothing * log_p.mean(-1).sum(), nll.detach()
 
@@ -262,13 +242,13 @@ class Transformer(nn.Module):
     def score(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> tuple[Tensor, Tensor]:
         """To evaluate: (nll, how many targets are the most likely token), sums over a batch."""
         x, real = self.decode(tgt_in, *self.encode(src)), tgt_out != self.config.pad
-        logits = F.linear(x[real], self.embedding.weight).float()   # (tokens, vocabulary)
+        logits = F.linear(x[real], self.embedding.weight).float()  # (tokens, vocabulary)
         nll = F.cross_entropy(logits, tgt_out[real], reduction="sum")
         return nll, (logits.argmax(-1) == tgt_out[real]).sum()
 
     @torch.inference_mode()
     def greedy(self, src: Tensor) -> Tensor:
-        """Takes the most likely next token each time (support/beam.py searches better, and faster).
+        """Takes the most likely next token each time (support/translation/beam.py searches better, and faster).
 
         src: (batch, src) ids. Returns (batch, tgt) ids, padded after eos, without bos.
         """
@@ -278,100 +258,11 @@ class Transformer(nn.Module):
         while ids.shape[1] <= self.config.max_length and not ended.all():
             logits = F.linear(self.decode(ids, memory, mask)[:, -1], self.embedding.weight)
             token = logits.argmax(-1).masked_fill(ended, self.config.pad)
-            ids, ended = torch.cat([ids, token[:, None]], dim=1), ended | (token == self.config.eos)
+            ids, ended = (
+                torch.cat([ids, token[:, None]], dim=1),
+                ended | (token == self.config.eos),
+            )
         return ids[:, 1:]
-
-
-class Classifier(nn.Module):
-    """An encoder and a choice among classes, of texts (as BERT) or pictures (as ViT).
-
-    Devlin et al., 2019, arxiv.org/abs/1810.04805; Dosovitskiy et al., arxiv.org/abs/2010.11929.
-    """
-
-    def __init__(self, config: ClassifierConfig):
-        super().__init__()
-        self.config = config
-        d, length = config.d_model, config.max_length
-        if config.patch:
-            self.cut, channels, self.stem = config.patch, config.channels, nn.Sequential()
-            if config.stem:            # each max-pooling halves the picture (Hassani et al., 2021)
-                self.cut, channels = config.patch // 4, 2 * config.stem
-                self.stem = nn.Sequential(
-                    nn.Conv2d(config.channels, config.stem, 3, padding=1), nn.MaxPool2d(2),
-                    nn.ReLU(), nn.Conv2d(config.stem, channels, 3, padding=1), nn.MaxPool2d(2),
-                    nn.ReLU())
-            self.embedding = nn.Linear(channels * self.cut**2, d)
-            if config.first:
-                self.first = nn.Parameter(torch.empty(config.first, d))
-            length = config.first + (config.image_size // config.patch) ** 2
-        else:
-            self.embedding = nn.Embedding(config.vocab_size, d)
-        if config.positions == "learned":
-            self.positions = nn.Parameter(torch.empty(length, d))
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
-        # Post-norm normalizes what goes in, pre-norm what comes out.
-        self.norm = nn.LayerNorm(d, eps=config.epsilon)
-        self.dropout = nn.Dropout(config.dropout)
-        pooled = 2 * d if "+" in config.pool else d
-        hidden = [nn.Linear(pooled, pooled), nn.Tanh() if config.head == "tanh" else nn.ReLU()]
-        self.head = nn.Sequential(*hidden if config.head else [], nn.Dropout(config.head_dropout),
-                                  nn.Linear(pooled, config.classes))
-
-    def layers(self) -> list[nn.Module]:
-        """The encoder's, in order of use: FSDP gathers one at a time."""
-        return list(self.encoder)
-
-    def embed(self, x: Tensor) -> Tensor:
-        """(batch, length) ids or (batch, channels, height, width) to (batch, length, d_model)."""
-        if self.config.patch:
-            x = F.unfold(self.stem(x), self.cut, stride=self.cut).transpose(1, 2)
-            x = self.embedding(x)                          # (batch, patches, d_model)
-            if self.config.first:
-                x = torch.cat([self.first.to(x.dtype).expand(len(x), -1, -1), x], dim=1)
-        else:
-            x = self.embedding(x)
-        if self.config.positions == "learned":
-            return x + self.positions[: x.shape[1]]
-        at = torch.arange(x.shape[1], device=x.device)
-        return x * math.sqrt(self.config.d_model) + sinusoids(at, self.config.d_model)
-
-    def pool(self, x: Tensor, real: Tensor) -> Tensor:
-        """What stands for all tokens of an example, (batch, d_model), or two of them side by side.
-
-        x: (batch, length, d_model); real: (batch, length), False where there is padding.
-        """
-        if self.config.pool == "first":                    # BERT, ViT
-            return x[:, 0]
-        if self.config.pool == "first+second":             # DeiT
-            return x[:, :2].flatten(1)
-        if self.config.pool == "first+mean":               # DINOv2
-            return torch.cat([x[:, 0], x[:, 1:].mean(1)], dim=-1)
-        return (x * real[..., None]).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
-
-    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Of ids or pictures: (batch, length, d_model); and (batch, length), False at padding."""
-        y = self.embed(x)
-        real = torch.ones_like(y[..., 0], dtype=bool) if self.config.patch else x != self.config.pad
-        y = self.dropout(self.norm(y.to(self.norm.weight)) if self.config.norm == "post" else y)
-        for layer in self.encoder:
-            y = layer(y, real[:, None, None])
-        return (self.norm(y) if self.config.norm == "pre" else y), real
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Logits in fp32, (batch, classes), of ids (batch, length) or pictures."""
-        return self.head(self.pool(*self.encode(x))).float()
-
-    score = logits             # evaluation's name for it: FSDP gathers before it, as before forward
-
-    def forward(self, x: Tensor, label: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """(loss, nll) of a batch, each a sum over its examples; label, weight: (batch,).
-
-        weight: a factor of an example's loss; where it is 0, nll leaves the example out as well.
-        """
-        log_p, smoothing = self.logits(x).log_softmax(-1), self.config.label_smoothing
-        nll = -log_p.gather(1, label[:, None])[:, 0]
-        loss = (1 - smoothing) * nll - smoothing * log_p.mean(-1)
-        return (loss * weight).sum(), (nll * (weight > 0)).sum().detach()
 
 
 @torch.no_grad()
@@ -383,18 +274,22 @@ def initialize(model: nn.Module, seed: int) -> None:
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        whole = torch.zeros(parameter.shape)               # biases stay 0
+        whole = torch.zeros(parameter.shape)  # biases stay 0
         if name.endswith("norm.weight"):
             whole.fill_(1)
         elif name in ("embedding.weight", "positions", "first"):
             nn.init.normal_(whole, std=whole.shape[1] ** -0.5, generator=generator)
-        elif whole.dim() == 4:                             # of a convolution; a ReLU follows
+        elif whole.dim() == 4:  # of a convolution; a ReLU follows
             nn.init.kaiming_uniform_(whole, nonlinearity="relu", generator=generator)
         elif whole.dim() > 1:
             nn.init.xavier_uniform_(whole, generator=generator)
-        if hasattr(parameter, "placements"):              # FSDP's DTensor: a shard is kept here
+        if hasattr(parameter, "placements"):  # FSDP's DTensor: a shard is kept here
             from torch.distributed.tensor import distribute_tensor
 
-            whole = distribute_tensor(whole.to(parameter.device), parameter.device_mesh,
-                                      parameter.placements, src_data_rank=None)
+            whole = distribute_tensor(
+                whole.to(parameter.device),
+                parameter.device_mesh,
+                parameter.placements,
+                src_data_rank=None,
+            )
         parameter.copy_(whole)

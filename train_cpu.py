@@ -14,12 +14,12 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.nn.utils import clip_grad_norm_
 
 from model import initialize
-from support.flags import parse_arguments
-from support.processes import rank_0_first, spawn
-from support.runs import Run
-from support.schedule import learning_rate, parameter_groups, seed_step
-from support.stopping import stop_requested
-from support.tasks import find_task
+from support.distributed.launch import rank_0_first, spawn
+from support.distributed.signals import stop_requested
+from support.training.flags import parse_arguments
+from support.training.run import Run
+from support.training.schedule import learning_rate, parameter_groups, seed_step
+from support.training.tasks import find_task
 
 
 def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
@@ -29,19 +29,25 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     """
     # --- Processes: who takes part
     device, backend = torch.device("cpu"), "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size,
-                            timeout=timedelta(seconds=args.timeout))
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=args.timeout),
+    )
 
     # --- Task: what is trained, and on what data
-    with rank_0_first(store, rank):                        # it prepares the data for the others
+    with rank_0_first(store, rank):  # it prepares the data for the others
         task = find_task(args)
 
     # --- Model and optimizer: in every process from the same seed or checkpoint
     model = task.model().to(device)
     initialize(model, args.seed)
     parameters = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(parameter_groups(model, args), betas=(0.9, 0.98), eps=1e-9,
-                                  fused=True)
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model, args), betas=(0.9, 0.98), eps=1e-9, fused=True
+    )
     run = Run(args, task, rank, world_size)
     step = run.restore(model, optimizer)
     # Every .grad is a view into one flat tensor, so that one all-reduce adds up all of them.
@@ -54,36 +60,36 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     # --- The loop: each turn is one step of all processes; left: micro-batches still to come
     stopping = False
     while step < run.last and not stopping:
-        seed_step(args.seed, step, rank)                   # dropout differs between processes
+        seed_step(args.seed, step, rank)  # dropout differs between processes
         lr = learning_rate(step + 1, args, run.last)
-        targets = task.targets(step)                       # how many the whole step has
-        sums = torch.zeros(2, dtype=torch.float64, device=device)   # nll, requests to stop
+        targets = task.targets(step)  # how many the whole step has
+        sums = torch.zeros(2, dtype=torch.float64, device=device)  # nll, requests to stop
         for left, batch in task.batches(step, rank, world_size, args.accumulate, device):
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-                loss, nll = compiled(*batch)               # sums; nll: without label smoothing
-            (loss / targets).backward()                    # gradients add up over micro-batches
+                loss, nll = compiled(*batch)  # sums; nll: without label smoothing
+            (loss / targets).backward()  # gradients add up over micro-batches
             sums[0] += nll
 
         # --- Synchronize: sums over all processes
         dist.all_reduce(gradients)
-        sums[1] = stop_requested()                         # one asks, and all stop together
+        sums[1] = stop_requested()  # one asks, and all stop together
         dist.all_reduce(sums)
         nll, stopping = sums.tolist()
 
         # --- Step: each process updates what it keeps; --clip 0 measures the norm, clips nothing
         norm = float(clip_grad_norm_(parameters, args.clip or math.inf))
         for group in optimizer.param_groups:
-            group["lr"] = lr * group["scale"]              # of a head: --head-lr / --lr; else 1
+            group["lr"] = lr * group["scale"]  # of a head: --head-lr / --lr; else 1
         optimizer.step()
-        gradients.zero_()                                  # zero_grad() would drop the views
+        gradients.zero_()  # zero_grad() would drop the views
         step += 1
         run.record(step, nll, targets, norm)
 
         # --- Evaluate and save: all take part, rank 0 writes
-        if run.evaluates(step):
-            run.keep(step, model, task.evaluate(model, "valid", rank, world_size))
-        if run.saves(step, stopping):
-            run.save(step, *get_state_dict(model, optimizer, options=run.options))
+        if run.should_evaluate(step):
+            run.save_best(step, model, task.evaluate(model, "valid", rank, world_size))
+        if run.should_save(step, stopping):
+            run.save_checkpoint(step, *get_state_dict(model, optimizer, options=run.options))
 
     # --- The end
     run.finish(step, model, stopping)
@@ -92,4 +98,4 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
 
 if __name__ == "__main__":
     args = parse_arguments(__doc__, devices=("cpu",), procs=(int, 0, "processes; 0: up to 8"))
-    spawn(train, args)                                     # starts the processes, and waits
+    spawn(train, args)  # starts the processes, and waits

@@ -13,16 +13,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.nn.utils import clip_grad_norm_
 
 from model import initialize
-from support.flags import parse_arguments
-from support.processes import rank_0_first, torchrun
-from support.runs import Run
-from support.schedule import learning_rate, parameter_groups, seed_step
-from support.stopping import stop_requested
-from support.tasks import find_task
+from support.distributed.launch import rank_0_first, torchrun
+from support.distributed.signals import stop_requested
+from support.training.flags import parse_arguments
+from support.training.run import Run
+from support.training.schedule import learning_rate, parameter_groups, seed_step
+from support.training.tasks import find_task
 
 
 def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
@@ -34,33 +38,47 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     device, backend = torch.device("cpu"), "gloo"
     if args.device == "cuda":
         # LOCAL_RANK: each node counts its GPUs from 0. Gloo sends CPU tensors, NCCL GPU ones.
-        device, backend = torch.device("cuda", int(os.environ["LOCAL_RANK"])), "cpu:gloo,cuda:nccl"
+        device, backend = (
+            torch.device("cuda", int(os.environ["LOCAL_RANK"])),
+            "cpu:gloo,cuda:nccl",
+        )
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size,
-                            timeout=timedelta(seconds=args.timeout))
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=args.timeout),
+    )
 
     # --- Task: what is trained, and on what data
-    with rank_0_first(store, rank):                        # it prepares the data for the others
+    with rank_0_first(store, rank):  # it prepares the data for the others
         task = find_task(args)
 
     # --- Model and optimizer: in every process from the same seed or checkpoint
-    with torch.device("meta"):                             # shapes without memory, as yet
+    with torch.device("meta"):  # shapes without memory, as yet
         model = task.model()
     # What is gathered travels in bf16, what is summed in fp32; the shards stay in fp32.
     bf16 = torch.bfloat16 if args.precision == "bf16" else None
-    # --mesh N: N rows of processes; each row holds the model once, each process a shard of it.
-    rows = init_device_mesh(device.type, (args.mesh, world_size // args.mesh),
-                            mesh_dim_names=("copy", "shard"))
-    how = {"mesh": rows if args.mesh > 1 else rows["shard"],
-           "mp_policy": MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=torch.float32)}
-    for part in [*model.layers(), model]:                  # then the rest: embeddings, norms
-        fully_shard(part, **how)                           # gathered as one
-    register_fsdp_forward_method(model, "score")           # what evaluation calls, not forward
-    model.to_empty(device=device)                          # room for the shards, not yet filled
+    # --replicas N: N rows of processes; each row holds the model once, each process a shard of it.
+    rows = init_device_mesh(
+        device.type,
+        (args.replicas, world_size // args.replicas),
+        mesh_dim_names=("copy", "shard"),
+    )
+    how = {
+        "mesh": rows if args.replicas > 1 else rows["shard"],
+        "mp_policy": MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=torch.float32),
+    }
+    for part in [*model.layers(), model]:  # then the rest: embeddings, norms
+        fully_shard(part, **how)  # gathered as one
+    register_fsdp_forward_method(model, "score")  # what evaluation calls, not forward
+    model.to_empty(device=device)  # room for the shards, not yet filled
     initialize(model, args.seed)
     parameters = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(parameter_groups(model, args), betas=(0.9, 0.98), eps=1e-9,
-                                  fused=True)
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model, args), betas=(0.9, 0.98), eps=1e-9, fused=True
+    )
     run = Run(args, task, rank, world_size)
     step = run.restore(model, optimizer)
     compiled = torch.compile(model) if args.compile else model
@@ -68,36 +86,36 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
     # --- The loop: each turn is one step of all processes; left: micro-batches still to come
     stopping = False
     while step < run.last and not stopping:
-        seed_step(args.seed, step, rank)                   # dropout differs between processes
+        seed_step(args.seed, step, rank)  # dropout differs between processes
         lr = learning_rate(step + 1, args, run.last)
-        targets = task.targets(step)                       # how many the whole step has
-        sums = torch.zeros(2, dtype=torch.float64, device=device)   # nll, requests to stop
+        targets = task.targets(step)  # how many the whole step has
+        sums = torch.zeros(2, dtype=torch.float64, device=device)  # nll, requests to stop
         for left, batch in task.batches(step, rank, world_size, args.accumulate, device):
-            model.set_requires_gradient_sync(not left)     # only the last one sends gradients
+            model.set_requires_gradient_sync(not left)  # only the last one sends gradients
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-                loss, nll = compiled(*batch)               # sums; nll: without label smoothing
-            (loss * world_size / targets).backward()       # DDP and FSDP average the gradients
+                loss, nll = compiled(*batch)  # sums; nll: without label smoothing
+            (loss * world_size / targets).backward()  # DDP and FSDP average the gradients
             sums[0] += nll
 
         # --- Synchronize: sums over all processes
-        sums[1] = stop_requested()                         # one asks, and all stop together
+        sums[1] = stop_requested()  # one asks, and all stop together
         dist.all_reduce(sums)
         nll, stopping = sums.tolist()
 
         # --- Step: each process updates what it keeps; --clip 0 measures the norm, clips nothing
         norm = float(clip_grad_norm_(parameters, args.clip or math.inf).full_tensor())
         for group in optimizer.param_groups:
-            group["lr"] = lr * group["scale"]              # of a head: --head-lr / --lr; else 1
+            group["lr"] = lr * group["scale"]  # of a head: --head-lr / --lr; else 1
         optimizer.step()
         optimizer.zero_grad()
         step += 1
         run.record(step, nll, targets, norm)
 
         # --- Evaluate and save: all take part, rank 0 writes
-        if run.evaluates(step):
-            run.keep(step, model, task.evaluate(model, "valid", rank, world_size))
-        if run.saves(step, stopping):
-            run.save(step, *get_state_dict(model, optimizer, options=run.options))
+        if run.should_evaluate(step):
+            run.save_best(step, model, task.evaluate(model, "valid", rank, world_size))
+        if run.should_save(step, stopping):
+            run.save_checkpoint(step, *get_state_dict(model, optimizer, options=run.options))
 
     # --- The end
     run.finish(step, model, stopping)
@@ -105,6 +123,9 @@ def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
 
 
 if __name__ == "__main__":
-    args = parse_arguments(__doc__, sharded=(bool, False, "last.pt in parts, one per process"),
-                           mesh=(int, 1, "copies of the whole model; usually one per node"))
-    torchrun(train, args)                                  # started by the command torchrun
+    args = parse_arguments(
+        __doc__,
+        sharded=(bool, False, "last.pt in parts, one per process"),
+        replicas=(int, 1, "copies of the whole model; usually one per node"),
+    )
+    torchrun(train, args)  # started by the command torchrun

@@ -17,12 +17,12 @@ shape() { if [ -z "${INIT:-}" ]; then echo "--layers $1 --d-model $2 --d-ff $3";
 
 # classifies FLAG...: whether DATA, INIT and these flags are for a classifier.
 classifies() {
-    python -c 'import argparse, sys; from support.labelled import is_labelled
+    python -c 'import argparse, sys; from support.classification.labelled import is_labelled
 parser = argparse.ArgumentParser(allow_abbrev=False)
-for flag in ("--data", "--label", "--init"): parser.add_argument(flag, default="")
+for flag in ("--data", "--label", "--pretrained"): parser.add_argument(flag, default="")
 args, _ = parser.parse_known_args()
-sys.exit(not (args.init or is_labelled(args.data, args.label)))' \
-        --data "$DATA" --init "${INIT:-}" "$@"
+sys.exit(not (args.pretrained or is_labelled(args.data, args.label)))' \
+        --data "$DATA" --pretrained "${INIT:-}" "$@"
 }
 
 # quit MESSAGE STATUS
@@ -34,7 +34,7 @@ quit() { echo "$STUDY: $1" >&2; exit "$2"; }
 run() {
     name=$1 mode=$2 processes=$3 folder=logs/$STUDY/$1 number=$((number + 1))
     shift 3
-    set -- --data "$DATA" ${INIT:+--init "$INIT"} "$@"
+    set -- --data "$DATA" ${INIT:+--pretrained "$INIT"} "$@"
     folders="$folders $folder"
     flags="$mode $processes $*"
     if [ "$DEVICE" != cpu ]; then flags="$flags --device $DEVICE"; fi

@@ -35,6 +35,6 @@ for size in $sizes; do
     quarter=$((seen / 4 / size + (seen / 4 < size)))       # at least 1
     run "$count-$size" "$MODE" "${PROCESSES:-2}" "--batch-$count" "$size" --lr "$lr" \
         --steps $((seen / size + (seen < size))) --warmup "$quarter" --eval-every "$quarter" \
-        --average 1 --log-every $((seen / 40 / size + 1)) $(shape 1 128 256) "$@"
+        --average-checkpoints 1 --log-every $((seen / 40 / size + 1)) $(shape 1 128 256) "$@"
 done
 picture && rm -f "logs/$STUDY/learning_rate.png"   # it would show the same as batch_size.png

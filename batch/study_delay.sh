@@ -34,7 +34,7 @@ for parts in 1 4; do                               # STEPS counts micro-batches 
         run "delay-$delay-accumulate-$parts" ddp "$n" --delay-ms "$delay" $netem \
             --accumulate "$parts" --batch-tokens $((2048 * parts)) \
             --steps $(((${STEPS:-80} + parts - 1) / parts)) --log-every $((8 / parts)) \
-            $(shape 2 128 512) --average 1 "$@"
+            $(shape 2 128 512) --average-checkpoints 1 "$@"
     done
 done
 picture

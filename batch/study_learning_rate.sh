@@ -27,6 +27,6 @@ rates='0.0003 0.002 0.01 0.05'
 if [ "${INIT:-}" ]; then rates='0.00002 0.00005 0.0001 0.0003'; fi
 for lr in ${RATES:-$rates}; do
     run "lr-$lr" "$MODE" "${PROCESSES:-2}" --epochs "${EPOCHS:-5}" --lr "$lr" --warmup 100 \
-        --batch-tokens 2048 $(shape 1 128 256) --average 1 "$@"
+        --batch-tokens 2048 $(shape 1 128 256) --average-checkpoints 1 "$@"
 done
 picture

@@ -32,7 +32,7 @@ for mode in $MODES; do
             under="taskset -c $(cores "$n")"
         fi
         run "$mode-$n" "$mode" "$n" --steps "${STEPS:-60}" $(shape 2 128 512) \
-            --batch-tokens 4096 --log-every 5 --average 1 "$@"
+            --batch-tokens 4096 --log-every 5 --average-checkpoints 1 "$@"
     done
 done
 picture

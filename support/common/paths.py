@@ -1,0 +1,8 @@
+"""Where this project lies, where runs are kept, and where encoded corpora are cached."""
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LOGS = Path("logs")  # in the current folder
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "translator"

@@ -1,0 +1,187 @@
+"""Decoding with CTranslate2 (pip install ctranslate2) instead of beam.py: in int8, in C++.
+
+    engine = Engine(Path("logs/RUN/best.pt"), model, beam=4, n_best=1, threads=2)
+    answers = translate_lines(bpe, lines, longest, engine.search)
+
+The first `Engine` of a checkpoint converts it into a folder beside it, best.ct2 for best.pt, where
+later ones find it. The engine is described at https://opennmt.net/CTranslate2.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+import ctranslate2
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from model import Attention, Transformer, sinusoids
+from support.common.errors import UserError
+from support.corpora.pairs import sha256
+
+FORMAT = 1  # of what `convert` makes: raise it where that changes
+
+
+# --- The conversion -------------------------------------------------------------------------------
+
+
+def converted(path: Path, model: Transformer, again: bool = False) -> Path:
+    """The folder with the model of the checkpoint `path` in CTranslate2's format.
+
+    It is made where it is missing, where the checkpoint has changed, and with `again`.
+    Raises UserError where it cannot be written.
+    """
+    folder, made_from = path.with_suffix(".ct2"), f"{sha256(path)} {FORMAT}"
+    stamp = folder / "made-from.txt"
+    if not again and stamp.is_file() and stamp.read_text() == made_from:
+        return folder
+    new = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+    try:
+        new.mkdir()
+        convert(model).save(str(new))
+        (new / stamp.name).write_text(made_from)
+        if stamp.is_file():  # else the folder is not one of ours
+            shutil.rmtree(folder)
+        new.rename(folder)  # now, as it is whole
+    except (OSError, RuntimeError) as problem:
+        reason = getattr(problem, "strerror", None) or problem
+        raise UserError(
+            f"{folder}: the converted model cannot be written there ({reason})"
+        ) from problem
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return folder
+
+
+def convert(model: Transformer) -> ctranslate2.specs.TransformerSpec:
+    """The model with its weights in fp32, as CTranslate2 describes one."""
+    config, pre = model.config, model.config.norm == "pre"
+    spec = ctranslate2.specs.TransformerSpec.from_config(
+        config.layers, config.heads, pre_norm=pre
+    )
+    for to, layer in zip(spec.encoder.layer, model.encoder):
+        copy_self_attention(to.self_attention, layer.attention, layer.residuals[0].norm)
+        copy_feed_forward(to.ffn, layer.feed_forward, layer.residuals[1].norm)
+    for to, layer in zip(spec.decoder.layer, model.decoder):
+        copy_self_attention(to.self_attention, layer.self_attention, layer.residuals[0].norm)
+        copy_cross_attention(to.attention, layer.cross_attention, layer.residuals[1].norm)
+        copy_feed_forward(to.ffn, layer.feed_forward, layer.residuals[2].norm)
+    for to, norm in ((spec.encoder, model.encoder_norm), (spec.decoder, model.decoder_norm)):
+        positions = torch.arange(config.max_length)
+        to.position_encodings.encodings = array(sinusoids(positions, config.d_model))
+        if pre:
+            copy_norm(to.layer_norm, norm)
+    spec.encoder.embeddings[0].weight = array(model.embedding.weight)
+    spec.decoder.embeddings.weight = array(model.embedding.weight)
+    spec.decoder.projection.weight = array(model.embedding.weight)
+    spec.register_source_vocabulary(vocabulary(model))
+    spec.register_target_vocabulary(vocabulary(model))
+    spec.config.bos_token = spec.config.decoder_start_token = "<bos>"
+    spec.config.eos_token = "<eos>"
+    spec.config.unk_token = "<pad>"  # it needs one; our BPE does not
+    spec.validate()
+    return spec
+
+
+def copy_self_attention(to, attention: Attention, norm: nn.LayerNorm) -> None:
+    weights = [array(attention.query.weight), array(attention.key_value.weight)]
+    to.linear[0].weight = np.concatenate(weights)
+    to.linear[1].weight = array(attention.out.weight)
+    copy_norm(to.layer_norm, norm)
+
+
+def copy_cross_attention(to, attention: Attention, norm: nn.LayerNorm) -> None:
+    for linear, ours in zip(to.linear, (attention.query, attention.key_value, attention.out)):
+        linear.weight = array(ours.weight)
+    copy_norm(to.layer_norm, norm)
+
+
+def copy_feed_forward(to, layers: nn.Sequential, norm: nn.LayerNorm) -> None:
+    for linear, ours in ((to.linear_0, layers[0]), (to.linear_1, layers[2])):
+        linear.weight, linear.bias = array(ours.weight), array(ours.bias)
+    copy_norm(to.layer_norm, norm)
+
+
+def copy_norm(to, norm: nn.LayerNorm) -> None:
+    to.gamma, to.beta = array(norm.weight), array(norm.bias)
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().float().numpy()
+
+
+def vocabulary(model: Transformer) -> list[str]:
+    """A name for each token: its number, since the bytes of a token may end a line of a file."""
+    return ["<pad>", "<bos>", "<eos>", *(str(i) for i in range(3, model.config.vocab_size))]
+
+
+# --- The search -----------------------------------------------------------------------------------
+
+
+class Engine:
+    """CTranslate2 with a model, ready to decode on the CPU."""
+
+    def __init__(
+        self,
+        path: Path,
+        model: Transformer,
+        beam: int,
+        n_best: int,
+        threads: int,
+        compute_type: str = "int8",
+        length_penalty: float = 2.0,
+    ):
+        """path: the checkpoint that `model` was loaded from; beam, n_best, length_penalty: as for
+        `beam_search`; threads: how many batches are decoded at once; compute_type: one of
+        CTranslate2's, or float32 where the CPU does not have it. Raises UserError where the
+        conversion cannot be written.
+        """
+        self.config, self.names = model.config, vocabulary(model)
+        self.ids = {name: i for i, name in enumerate(self.names)}
+        self.how = dict(
+            beam_size=beam,
+            num_hypotheses=n_best,
+            length_penalty=length_penalty,
+            return_scores=True,
+            min_decoding_length=0,
+            max_input_length=0,
+            suppress_sequences=[["<pad>"], ["<bos>"]],
+        )
+        if compute_type not in ctranslate2.get_supported_compute_types("cpu"):
+            compute_type = "float32"
+        load = partial(
+            ctranslate2.Translator,
+            compute_type=compute_type,
+            inter_threads=threads,
+            intra_threads=1,
+        )
+        try:
+            self.translator = load(str(converted(path, model)))
+        except (RuntimeError, ValueError):  # the folder is spoilt
+            self.translator = load(str(converted(path, model, again=True)))
+
+    def search(self, batches: list[list[list[int]]]) -> Iterator[list]:
+        """Gives for each batch of token ids, sorted by length, what `beam_search` gives."""
+        running = []
+        for batch in batches:
+            running.append([])
+            for length, alike in groupby(batch, key=len):  # a call takes one limit for all
+                tokens = [[*(self.names[i] for i in ids), "<eos>"] for ids in alike]
+                limit = min(2 * (length + 1) + 8, self.config.max_length)
+                # The call returns when they are in the queue, from which a free thread takes them.
+                running[-1] += self.translator.translate_batch(
+                    tokens, asynchronous=True, max_decoding_length=limit, **self.how
+                )
+        for batch in running:
+            found = [sentence.result() for sentence in batch]
+            yield [
+                [
+                    (score, [self.ids[name] for name in names])
+                    for score, names in zip(each.scores, each.hypotheses)
+                ]
+                for each in found
+            ]

@@ -1,0 +1,127 @@
+"""train_cpu.py, train_ddp.py and train_fsdp.py compute the same thing, and go on with each other's checkpoints."""
+
+import subprocess
+
+import parity
+import pytest
+import torch
+from conftest import SMALL, read_metrics, run_script
+
+FEW = (("cpu", 2, 1), ("ddp", 2, 1), ("fsdp", 2, 2))
+MANY = (("cpu", 4, 2), ("ddp", 3, 4), ("fsdp", 2, 4), ("fsdp", 3, 1))
+
+
+@pytest.mark.parametrize("cases", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_every_mode_gives_the_same_curve_and_weights(
+    tmp_path, corpus_flags, monkeypatch, cases
+):
+    """A share of tests/measure/parity.py: also three processes, among which nothing divides evenly."""
+    monkeypatch.setattr(parity, "STEPS", 20)
+    flags = [*corpus_flags, "--batch-tokens", "512"]
+    one = parity.run(tmp_path, "cpu", 1, 1, *flags)
+    assert one[0][-1] < one[0][0] - 0.05
+    for mode, procs, accumulate in cases:
+        loss, weights = parity.differences(
+            one, parity.run(tmp_path, mode, procs, accumulate, *flags)
+        )
+        assert loss < 1e-4 and weights < 1e-4, (mode, procs, accumulate)
+        a, b = (
+            read_metrics(tmp_path / "logs" / name)[-1]
+            for name in ("cpu-1-1", f"{mode}-{procs}-{accumulate}")
+        )
+        assert float(b["valid_loss"]) == pytest.approx(float(a["valid_loss"]), rel=1e-4)
+        assert float(b["valid_bleu"]) == pytest.approx(float(a["valid_bleu"]), abs=0.05)
+        assert (
+            float(b["grad_norm"]) == pytest.approx(float(a["grad_norm"]), rel=1e-3)
+            and b["tokens"] == a["tokens"]
+        )
+
+
+@pytest.mark.slow
+def test_any_checkpoint_goes_on_in_any_mode(tmp_path, corpus_flags):
+    """FSDP on 4 processes (two copies in two shards each), then DDP on 2, then train_cpu.py on 1: one curve, as if nothing had happened; then translate."""
+    flags = [*corpus_flags, *SMALL, "--dropout", "0", "--eval-every", "10"]
+
+    def go(mode, procs, *flags):
+        done = subprocess.run(
+            parity.command(mode, procs, *flags),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+
+    go("cpu", 1, "--name", "unbroken", "--steps", "24", *flags)
+    go("fsdp", 4, "--name", "moved", "--steps", "8", "--replicas", "2", *flags)
+    go("ddp", 2, "--resume", "logs/moved", "--steps", "16")
+    go("cpu", 1, "--resume", "logs/moved", "--steps", "24")
+    one, other = (read_metrics(tmp_path / "logs" / name) for name in ("unbroken", "moved"))
+    assert [row["step"] for row in other] == [row["step"] for row in one]
+    for a, b in zip(one, other):
+        assert float(b["train_loss"]) == pytest.approx(float(a["train_loss"]), rel=1e-4)
+        assert float(b["grad_norm"]) == pytest.approx(float(a["grad_norm"]), rel=1e-3)
+        assert b["tokens"] == a["tokens"] and b["learning_rate"] == a["learning_rate"]
+    last = [
+        torch.load(tmp_path / "logs" / name / "last.pt", weights_only=True)
+        for name in ("unbroken", "moved")
+    ]
+    assert (
+        last[0]["optimizer"]["state"].keys()
+        == last[1]["optimizer"]["state"].keys()
+        == last[0]["model"].keys()
+    )
+    for name, state in last[0]["optimizer"]["state"].items():
+        for key, value in state.items():
+            assert torch.allclose(
+                value, last[1]["optimizer"]["state"][name][key], rtol=1e-3, atol=1e-6
+            ), (name, key)
+    done = run_script("translate.py", "Ein Hund läuft.", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_checkpoints_in_parts_and_recomputed_activations(tmp_path, corpus_flags):
+    """Saved in parts by three processes, gone on with by two; then one file, for any mode."""
+    flags = [*corpus_flags, *SMALL, "--dropout", "0.1", "--eval-every", "10"]
+
+    def go(mode, procs, *flags):
+        return subprocess.run(
+            parity.command(mode, procs, *flags),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    assert go("fsdp", 2, "--name", "whole", "--steps", "16", *flags).returncode == 0
+    for how in (
+        ["--name", "parts", "--steps", "4", *flags],
+        ["--resume", "logs/parts", "--steps", "8"],
+    ):
+        done = go("fsdp", 2, *how, "--sharded", "--recompute")
+        assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "logs/parts").glob("sharded-*")] == [
+        "sharded-0000008"
+    ]
+    assert (tmp_path / "logs/parts/last.pt").stat().st_size < 100_000
+    done = go("ddp", 1, "--resume", "logs/parts", "--steps", "12")
+    assert (
+        done.returncode != 0
+        and "error: logs/parts/last.pt: its weights are in sharded-0000008/; train_fsdp.py goes on"
+        in done.stderr
+    )
+    done = go("fsdp", 2, "--resume", "logs/parts", "--steps", "12")
+    assert done.returncode == 0, done.stderr
+    done = go("fsdp", 2, "--resume", "logs/parts", "--steps", "16")
+    assert done.returncode == 0, done.stderr
+    a, b = (
+        torch.load(tmp_path / "logs" / name / "last.pt", weights_only=True)
+        for name in ("whole", "parts")
+    )
+    for name in a["model"]:
+        assert torch.allclose(a["model"][name], b["model"][name], atol=1e-6), name
+    assert (
+        read_metrics(tmp_path / "logs/whole")[-1]["train_loss"]
+        == read_metrics(tmp_path / "logs/parts")[-1]["train_loss"]
+    )

@@ -1,0 +1,206 @@
+"""Who is said to have died is who has died: each number of a process, and nobody where nobody has."""
+
+import signal
+import socket
+import time
+from argparse import Namespace
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from support.common.errors import UserError
+from support.distributed import launch as processes
+from support.distributed import rendezvous
+from support.distributed.rendezvous import name_lost_processes, restart_store
+from support.distributed.signals import STOPPING, Signals
+
+TOUCH = "the processes have lost touch with each other"
+
+
+@pytest.fixture(autouse=True)
+def same_signals():
+    """What they do, and which wait, stays as it is."""
+    before, blocked = (
+        {number: signal.getsignal(number) for number in STOPPING},
+        signal.pthread_sigmask(signal.SIG_BLOCK, []),
+    )
+    yield
+    for number, how in before.items():
+        signal.signal(number, how)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+@pytest.mark.parametrize("lost", [[0], [1], [2], [0, 2], []])
+def test_who_does_not_notice_is_named(monkeypatch, lost):
+    store, here = dist.HashStore(), [rank for rank in range(3) if rank not in lost]
+
+    def meanwhile(seconds):
+        assert seconds >= 1  # the others notice a little later
+        for rank in here[1:]:
+            store.set(f"noticed/{rank}", "")
+
+    monkeypatch.setattr(time, "sleep", meanwhile)
+    with pytest.raises(UserError) as problem, name_lost_processes(store, here[0], 3):
+        raise RuntimeError("gloo: Connection closed by peer\nat pair.cc")
+    who = (
+        f"process {', '.join(map(str, lost))} of 3 has died or does not answer"
+        if lost
+        else TOUCH
+    )
+    assert str(problem.value) == f"{who} (gloo: Connection closed by peer)"
+
+
+def test_where_the_store_has_gone_too_nobody_is_named():
+    class Gone:
+        def set(self, key, value):
+            raise dist.DistNetworkError("Broken pipe")
+
+    with pytest.raises(UserError) as problem, name_lost_processes(Gone(), 0, 3):
+        raise RuntimeError("gloo: Connection closed by peer")
+    assert str(problem.value) == f"{TOUCH} (gloo: Connection closed by peer)"
+
+
+def test_another_problem_is_nobodys_death():
+    with pytest.raises(RuntimeError, match="^shapes differ"):
+        with name_lost_processes(dist.HashStore(), 0, 3):
+            raise RuntimeError("shapes differ")
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("killed", [0, 1, 2])
+def test_who_was_killed_is_named(monkeypatch, tmp_path, killed, saved):
+    """The others were ended with it, by SIGTERM."""
+
+    class Workers:
+        processes = [
+            SimpleNamespace(exitcode=-signal.SIGKILL if rank == killed else -signal.SIGTERM)
+            for rank in range(3)
+        ]
+
+        def join(self):
+            raise mp.ProcessExitedException(
+                "process 0 terminated with signal SIGTERM", 0, 1, -signal.SIGTERM
+            )
+
+    folder = tmp_path / "logs" / "run"
+    folder.mkdir(parents=True)
+    if saved:
+        (folder / "last.pt").touch()
+    monkeypatch.setattr("sys.argv", ["a/train_cpu.py"])
+    with pytest.raises(SystemExit) as ended:
+        processes.watch(Workers(), str(folder), early=[])
+    assert ended.value.code == (
+        f"error: process {killed} of 3 was killed (SIGKILL); "
+        + (
+            f"go on with: python train_cpu.py --resume {folder}"
+            if saved
+            else "nothing was saved"
+        )
+    )
+    assert folder.exists() == saved  # an empty folder is removed
+
+
+def test_a_folder_with_a_lock_alone_is_empty(tmp_path):
+    for name, files in {"written": [".lock", "metrics.csv"], "locked": [".lock"]}.items():
+        (tmp_path / name).mkdir()
+        for file in files:
+            (tmp_path / name / file).touch()
+        processes.forget_empty(str(tmp_path / name))
+    assert [path.name for path in tmp_path.iterdir()] == ["written"]
+    assert (tmp_path / "written" / ".lock").exists()
+
+
+def test_what_nohup_ignores_stays_ignored():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for how in (Signals.note, signal.SIG_DFL):
+        Signals.answer(how)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGINT) == how
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    Signals.answer(Signals.note)
+    assert signal.getsignal(signal.SIGHUP) == Signals.note
+
+
+@pytest.mark.parametrize("how", ["spawn", "torchrun"])
+def test_a_process_whose_parent_has_died_before_they_met_ends(monkeypatch, capfd, how):
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    monkeypatch.setattr(processes, "MEET", timedelta(seconds=1))
+    began = time.monotonic()
+    with pytest.raises(SystemExit) as ended:
+        if how == "spawn":
+            processes.worker(0, None, Namespace(timeout=600), port, 2)
+        for name, value in {
+            "RANK": 0,
+            "WORLD_SIZE": 2,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }.items():
+            monkeypatch.setenv(name, str(value))
+        processes.torchrun(None, Namespace(given={}, defaults={"timeout": 600}))
+    assert ended.value.code == (1 if how == "spawn" else 2) and time.monotonic() - began < 20
+    assert how == "spawn" or capfd.readouterr().err.endswith(
+        "error: torchrun has ended meanwhile\n"
+    )
+
+
+def test_the_first_of_each_node_goes_before_the_others_there(monkeypatch):
+    store, order = dist.HashStore(), []
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+
+    def enter(rank, node, local):
+        monkeypatch.setenv("GROUP_RANK", str(node))
+        monkeypatch.setenv("LOCAL_RANK", str(local))
+        with processes.rank_0_first(store, rank):
+            order.append(rank)
+
+    class Waits(Exception):
+        pass
+
+    def wait_for(store, key):
+        if not store.check([key]):
+            raise Waits
+
+    monkeypatch.setattr(rendezvous, "wait_for", wait_for)
+    everyone = {(rank, rank // 2, rank % 2) for rank in range(4)}
+    for turn in ([0], [1, 2], [3]):
+        for process in sorted(everyone, reverse=True):
+            if process[0] not in turn and process[0] not in order:
+                with pytest.raises(Waits):
+                    enter(*process)
+        for process in sorted(everyone):
+            if process[0] in turn:
+                enter(*process)
+    assert order == [0, 1, 2, 3]
+    monkeypatch.delenv(
+        "TORCHELASTIC_RUN_ID"
+    )  # another launcher's variables, under train_cpu.py
+    store = dist.HashStore()
+    for rank in range(3):
+        enter(rank, 1, 1)
+    assert order == [0, 1, 2, 3, 0, 1, 2]
+
+
+def test_a_second_signal_does_not_end_what_the_first_removes():
+    with pytest.raises(SystemExit) as ended, processes.rank_0_first(dist.HashStore(), 0):
+        try:
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(1)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            removed = True
+    assert ended.value.code == 128 + signal.SIGINT and removed
+
+
+@pytest.mark.parametrize("rank, missing", [(1, 0), (0, 1)])
+def test_a_process_that_has_not_started_is_named(rank, missing):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with pytest.raises(
+        UserError,
+        match=rf"^process {missing} of 2 has not started within 1 seconds \(--timeout\)$",
+    ):
+        restart_store(store, rank, 2, timeout=1)

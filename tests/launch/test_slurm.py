@@ -1,0 +1,291 @@
+"""The SBATCH files, submitted to a real Slurm of two nodes that the tests start on this machine."""
+
+import csv
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, SMALL, read_metrics
+
+NEEDED = ["slurmctld", "slurmd", "munged", "sbatch", "srun"]
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin"
+MISSING = [name for name in NEEDED if not shutil.which(name, path=PATH)]
+
+FILES = sorted(
+    path.name
+    for path in (ROOT / "batch").iterdir()
+    if path.suffix in (".sbatch", ".sh") and "#SBATCH" in path.read_text()
+)
+
+CONFIG = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+MpiDefault=none
+ReturnToService=2
+KillWait=20
+SchedulerParameters=sched_interval=2,bf_interval=2
+GresTypes=gpu
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus} Gres=gpu:4
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus} Gres=gpu:4
+PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    """Starts munged, slurmctld and two slurmd; gives run(*command), to talk to them."""
+    if MISSING or os.geteuid() != 0:
+        pytest.skip(f"to start a Slurm needs root and {', '.join(MISSING or NEEDED)}")
+    folder = tmp_path_factory.mktemp("slurm")
+    folder.chmod(0o755)
+    for name in ("state", "spool-n1", "spool-n2"):
+        (folder / name).mkdir()
+    host = socket.gethostname().split(".")[0]
+    (folder / "slurm.conf").write_text(
+        CONFIG.format(host=host, folder=folder, ports=free_ports(3), cpus=os.cpu_count())
+    )
+    (folder / "gres.conf").write_text(f"NodeName=n1,n2 Name=gpu File={folder}/gpu[0-3]\n")
+    for number in range(4):
+        (folder / f"gpu{number}").touch()  # Slurm takes it for the device
+    (folder / "munge.key").write_bytes(os.urandom(128))
+    (folder / "munge.key").chmod(0o600)
+    hosts = Path("/etc/hosts")
+    before = hosts.read_text()
+    environment = os.environ | {
+        "SLURM_CONF": str(folder / "slurm.conf"),
+        "PATH": PATH,
+        "OMP_NUM_THREADS": "1",
+    }
+    daemons = []
+
+    def daemon(*command):
+        with open(folder / f"{len(daemons)}-{command[0]}.log", "w") as log:
+            daemons.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+
+    def run(*command, **how):
+        return subprocess.run(
+            list(map(str, command)),
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            **how,
+        )
+
+    try:
+        hosts.write_text(f"{before.rstrip()}\n127.0.0.1 n1 n2\n")
+        daemon(
+            "munged",
+            "--foreground",
+            "--force",
+            f"--socket={folder}/munge.socket",
+            *(f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "log", "seed")),
+        )
+        while not (folder / "munge.socket").exists():
+            assert daemons[0].poll() is None
+            time.sleep(0.1)
+        daemon("slurmctld", "-D", "-c")
+        daemon("slurmd", "-D", "-N", "n1")
+        daemon("slurmd", "-D", "-N", "n2")
+        end = time.monotonic() + 60
+        while (nodes := run("sinfo", "-h", "-N", "-o", "%N %T").stdout) != "n1 idle\nn2 idle\n":
+            logs = "".join(path.read_text()[-2000:] for path in folder.glob("*.log"))
+            shown = run("scontrol", "show", "nodes").stdout
+            assert time.monotonic() < end, nodes + shown + logs
+            time.sleep(0.5)
+        yield run
+    finally:
+        run("scancel", "--signal=KILL", "--full", "--user=root")
+        time.sleep(1)
+        for process in reversed(daemons):
+            process.terminate()
+        for process in daemons:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        hosts.write_text(before)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """What a user would have cloned."""
+    shutil.copytree(ROOT / "batch", tmp_path / "batch")
+    for path in [*ROOT.glob("*.py"), ROOT / "support"]:
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "logs").mkdir()
+    return tmp_path
+
+
+def show(slurm, job: str) -> str:
+    return slurm("scontrol", "show", "job", job).stdout
+
+
+def state(slurm, job: str) -> str:
+    return re.search(r"JobState=(\w+)", show(slurm, job))[1]
+
+
+def output(folder) -> str:
+    return "".join(path.read_text() for path in folder.glob("logs/*.out"))
+
+
+def submit(slurm, folder, *command) -> str:
+    done = slurm("sbatch", "--parsable", *command, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def wait_until(slurm, folder, job: str, condition, seconds=150) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        now, written = state(slurm, job), output(folder)[-4000:]
+        assert time.monotonic() < end, f"{now}\n{written}"
+        assert now not in ("FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL"), written
+        time.sleep(0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", FILES)
+def test_sbatch_accepts(slurm, folder, file):
+    done = slurm("sbatch", "--test-only", f"batch/{file}", cwd=folder)
+    assert done.returncode == 0 and "to start at" in done.stderr, done.stderr
+
+
+def test_files_differ_only_where_the_hardware_does():
+    """In #SBATCH lines; besides, in the comment at the top and in the script's name for FSDP."""
+
+    def body(name):
+        lines = (ROOT / "batch" / f"{name}.sbatch").read_text().splitlines()[2:]
+        return [line for line in lines if not line.startswith("#SBATCH")]
+
+    ddp = body("1gpu")
+    assert body("2gpu") == body("4gpu") == body("2node") == ddp
+    assert body("fsdp") == [line.replace("train_ddp.py", "train_fsdp.py") for line in ddp]
+    assert body("finetune") == [
+        line.replace('"$@"', '--data agnews --pretrained "$@"') for line in ddp
+    ]
+    requeue = ddp[ddp.index("requeue() {") : ddp.index("trap requeue USR1") + 1]
+    assert "\n".join(requeue) in "\n".join(body("cpu"))
+    for name in ("1gpu", "2gpu", "4gpu", "2node", "fsdp", "finetune", "cpu"):
+        text = (ROOT / "batch" / f"{name}.sbatch").read_text()
+        assert len(text.splitlines()) <= 40 and f"#SBATCH --job-name={name}\n" in text
+        assert '--name "slurm-$SLURM_JOB_ID" ' in text and text.count('"$@" &') == 1
+        assert all(len(line) <= 100 for line in text.splitlines())
+        # torchrun kills what has not saved after 30 seconds, unless it is told to wait.
+        waits = re.findall(r"^export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=(\d+)", text, re.MULTILINE)
+        left = int(re.search(r"--signal=B:USR1@(\d+)", text)[1])
+        assert name == "cpu" or len(waits) == 1 and 60 <= int(waits[0]) < left
+        subprocess.run(["bash", "-n", ROOT / "batch" / f"{name}.sbatch"], check=True)
+
+
+@pytest.mark.slow
+def test_jobs_near_their_time_limit_save_and_go_on(slurm, folder, corpus_flags):
+    """Once a job trains, its time limit becomes a minute, with the signal half a minute earlier.
+
+    When it has started again, it gets enough time for the rest. Two jobs, which do so at the same time.
+    """
+    # A step has two exchanges, so 700 steps take 70 seconds or more: longer than until the signal.
+    flags = [
+        "--device",
+        "cpu",
+        "--steps",
+        "700",
+        "--delay-ms",
+        "50",
+        "--log-every",
+        "10",
+        "--eval-every",
+        "1000",
+    ]
+    runs = {}
+    for name in ("cpu", "2node"):
+        job = submit(
+            slurm,
+            folder,
+            "--time=20",
+            "--signal=B:USR1@30",
+            "--cpus-per-task=1",
+            f"batch/{name}.sbatch",
+            *corpus_flags,
+            *SMALL,
+            *flags,
+        )
+        runs[job] = folder / "logs" / f"slurm-{job}"
+    for job, run in runs.items():
+        wait_until(
+            slurm, folder, job, lambda: (run / "metrics.csv").exists() and read_metrics(run)
+        )
+        minutes, seconds = map(
+            int, re.search(r"RunTime=00:(\d+):(\d+)", show(slurm, job)).groups()
+        )
+        # Slurm looks at limits twice a minute, so the signal comes up to half a minute early: at
+        # once, if the limit is a minute.
+        limit = minutes + (1 if seconds < 25 else 2)
+        assert slurm("scontrol", "update", f"JobId={job}", f"TimeLimit={limit}").returncode == 0
+    for job, run in runs.items():
+        wait_until(slurm, folder, job, lambda: "Restarts=0" not in show(slurm, job))
+        assert (run / "last.pt").exists() and not (run / "summary.json").exists()
+        assert slurm("scontrol", "update", f"JobId={job}", "TimeLimit=20").returncode == 0
+    for job, run in runs.items():
+        wait_until(slurm, folder, job, lambda: state(slurm, job) == "COMPLETED", 600)
+        assert "Restarts=0" not in show(slurm, job)
+        assert [int(row["step"]) for row in read_metrics(run)] == list(range(10, 701, 10))
+        assert (run / "summary.json").exists()
+    assert output(folder).count("stopped and saved at step") == 2
+    assert {path.name for path in folder.glob("logs/*/")} == {run.name for run in runs.values()}
+
+
+@pytest.mark.slow
+def test_a_study_as_an_array_makes_its_picture_at_the_end(slurm, folder, corpus_flags):
+    """Two tasks at the same time, each trains one run; the one that ends last finds both."""
+    job = submit(
+        slurm,
+        folder,
+        "--array=1-2",
+        "--cpus-per-task=1",
+        "--export=ALL,RATES=0.001 0.002,PROCESSES=1",
+        "batch/study_learning_rate.sh",
+        *corpus_flags,
+        *SMALL,
+        "--steps",
+        "20",
+        "--eval-every",
+        "10",
+        "--log-every",
+        "5",
+    )
+    study = folder / "logs" / "study-learning-rate"
+    table, picture = study / "runs.csv", study / "learning_rate.png"
+    wait_until(slurm, folder, job, lambda: picture.exists() and table.exists())
+    with open(table, newline="") as file:
+        assert [float(row["lr"]) for row in csv.DictReader(file)] == [0.001, 0.002]

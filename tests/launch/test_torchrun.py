@@ -1,0 +1,652 @@
+"""train_ddp.py and train_fsdp.py as torchrun starts them: stopping, dying, hanging, refusing; two at once, two nodes."""
+
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import kill
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import (
+    NETWORK,
+    ROOT,
+    SMALL,
+    children_of,
+    mathematics,
+    read_metrics,
+    run_script,
+    wait_for,
+    workers_of,
+    write_pairs,
+)
+from parity import command
+
+from support.common.errors import UserError
+from support.distributed.rendezvous import checksum_of_code, share_arguments
+from support.training.flags import complete, parse_arguments
+
+
+def start(folder, mode, procs, *flags, **how):
+    return subprocess.Popen(
+        command(mode, procs, *map(str, flags)),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **how,
+    )
+
+
+def started(folder, mode, procs, *flags, **how):
+    """A run that has saved for the first time."""
+    run = start(folder, mode, procs, *flags, **how)
+    wait_for(lambda: list(folder.glob("logs/*/last.pt")) or run.poll() is not None)
+    assert run.poll() is None, run.communicate()[1]
+    return run
+
+
+def ends(run, seconds=240):
+    """Waits for the end of a run and of all its processes; what it said."""
+    everyone = children_of(run.pid)
+    output = run.communicate(timeout=seconds)
+    wait_for(lambda: not [pid for pid in everyone if os.path.exists(f"/proc/{pid}")], 40)
+    return output
+
+
+@pytest.fixture(autouse=True)
+def nobody_stays():
+    """What a test that failed has left behind would slow down those after it."""
+    yield
+    for pid in workers_of(os.getpid()):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def rank_of(pid: int) -> int:
+    """The rank of a process that trains: from torchrun's environment, or by its place among mp.spawn's."""
+    environment = dict(
+        entry.split(b"=", 1)
+        for entry in open(f"/proc/{pid}/environ", "rb").read().split(b"\0")
+        if b"=" in entry
+    )
+    if b"RANK" in environment:
+        return int(environment[b"RANK"])
+    parent = int(open(f"/proc/{pid}/stat").read().rsplit(")")[-1].split()[1])
+    return workers_of(parent).index(pid)
+
+
+def test_train_cpu_refuses_torchrun(tmp_path):
+    """Each of its processes would start processes, and train a run of its own."""
+    done = run_script(
+        "train_cpu.py",
+        "--steps",
+        "2",
+        cwd=tmp_path,
+        env=os.environ | {"TORCHELASTIC_RUN_ID": "none"},
+    )
+    assert (
+        done.returncode == 2 and done.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
+    )
+    assert re.match(
+        r"error: .* without torchrun: python .*train_cpu.py --steps 2$", done.stderr
+    )
+
+
+@pytest.mark.parametrize("mode", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_without_torchrun_it_says_what_to_type(tmp_path, mode):
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
+    done = run_script(f"train_{mode}.py", "--device", "cpu", cwd=tmp_path, env=environment)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert re.match(
+        rf"error: .*torchrun --standalone --nproc-per-node 2 .*train_{mode}.py --device cpu",
+        done.stderr,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_a_gpu_that_is_not_there(tmp_path, mode):
+    run = start(tmp_path, mode, 2, "--device", "cuda")
+    errors = ends(run)[1]
+    assert run.returncode != 0
+    assert [line for line in errors.splitlines() if line.startswith("error:")] == [
+        "error: --device cuda: there is no GPU here that PyTorch can use; --device cpu does without"
+    ]
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_mesh_has_the_same_number_of_processes_in_each_row(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train_fsdp.py", "--replicas", "2"])
+    monkeypatch.setattr("support.training.flags.make_folder", lambda *_: "")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert complete(parse_arguments("", replicas=(int, 1, ""))).replicas == 2
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UserError, match="--replicas 2: 3 processes are no multiple of it"):
+        complete(parse_arguments("", replicas=(int, 1, "")))
+    monkeypatch.setattr(sys, "argv", ["train_fsdp.py", "--replicas", "0"])
+    with pytest.raises(UserError, match="--replicas 0: it must be from 1"):
+        complete(parse_arguments("", replicas=(int, 1, "")))
+
+
+def test_more_processes_than_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(sys, "argv", ["train_ddp.py", "--precision", "fp32"])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr("support.training.flags.make_folder", lambda *_: "")
+    assert complete(parse_arguments("")).device == "cuda"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(
+        UserError,
+        match="--nproc-per-node 4: there are 2 GPUs here, one for each process; --device cpu does without",
+    ):
+        complete(parse_arguments(""))
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_node_that_has_fewer_gpus_than_rank_0s(monkeypatch, gpus):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(sys, "argv", ["train_ddp.py"])
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    store, parsed = dist.HashStore(), parse_arguments("")
+    mine = {"command line": {}, "torch": torch.__version__, "code": checksum_of_code()}
+    store.set("checked/0", "")
+    store.set("arguments", json.dumps([mine, parsed.defaults | {"device": "cuda"}]))
+    if gpus == 2:
+        assert share_arguments(parsed, store, store, 1, 2).device == "cuda"
+    else:
+        with pytest.raises(UserError, match="--nproc-per-node 2: there are 1 GPUs here"):
+            share_arguments(parsed, store, store, 1, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode, number", [("ddp", signal.SIGTERM), ("fsdp", signal.SIGINT)])
+def test_a_signal_to_torchrun_saves_one_step_everywhere(tmp_path, corpus_flags, mode, number):
+    flags = [*corpus_flags, *SMALL, "--save-every", "5", "--eval-every", "40"]
+    run = started(tmp_path, mode, 2, "--name", "stopped", "--steps", "100000", *flags)
+    os.kill(run.pid, number)
+    output, _ = ends(run)
+    assert run.returncode != 0
+    step = int(
+        re.search(
+            r"stopped and saved at step (\d+); go on with: torchrun --standalone --nproc-per-node \d train_",
+            output,
+        )[1]
+    )
+    checkpoint = torch.load(tmp_path / "logs/stopped/last.pt", weights_only=True)
+    assert (
+        checkpoint["step"] == step == int(read_metrics(tmp_path / "logs/stopped")[-1]["step"])
+    )
+    until = str(step + 7)
+    for folder, how in (
+        (tmp_path, ["--resume", "logs/stopped"]),
+        (tmp_path / "calm", ["--name", "calm", *flags]),
+    ):
+        folder.mkdir(exist_ok=True)
+        run = start(folder, mode, 2, *how, "--steps", until)
+        assert ends(run)[0] and run.returncode == 0
+    assert mathematics(read_metrics(tmp_path / "logs/stopped")) == mathematics(
+        read_metrics(tmp_path / "calm/logs/calm")
+    )
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_the_run_when_a_process_has_died(tmp_path, corpus_flags):
+    """Without --name and without --resume: the restarted processes find their run."""
+    flags = [*corpus_flags, *SMALL, "--save-every", "5", "--eval-every", "40", "--steps", "80"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "2",
+        ROOT / "train_ddp.py",
+        "--device",
+        "cpu",
+        *flags,
+    ]
+    run = subprocess.Popen(
+        torchrun, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: list(tmp_path.glob("logs/*/last.pt")) or run.poll() is not None)
+    os.kill(random.choice(workers_of(run.pid)), signal.SIGKILL)
+    output, errors = ends(run, 120)
+    assert run.returncode == 0, errors
+    assert len(list(tmp_path.glob("logs/*"))) == 1
+    folder = next(tmp_path.glob("logs/*"))
+    assert [int(row["step"]) for row in read_metrics(folder)] == list(range(1, 81))
+    calm = start(tmp_path, "ddp", 2, "--name", "calm", *flags)
+    assert ends(calm)[0] and calm.returncode == 0
+    assert mathematics(read_metrics(folder)) == mathematics(
+        read_metrics(tmp_path / "logs/calm")
+    )
+
+
+@pytest.mark.slow
+def test_torchrun_on_two_nodes_restarts_when_one_has_lost_its_process(tmp_path, corpus_flags):
+    """torchrun counts restarts on each node by itself, and the counts come to differ: all the same, all find each other."""
+    flags = [
+        *map(str, corpus_flags),
+        *SMALL,
+        "--save-every",
+        "5",
+        "--eval-every",
+        "1000",
+        "--steps",
+        "150",
+        "--name",
+        "two",
+    ]
+    nodes = start_nodes([tmp_path, tmp_path], [flags, flags])
+    wait_for((tmp_path / "logs/two/last.pt").exists, 90)
+    os.kill(workers_of(nodes[1].pid)[0], signal.SIGKILL)
+    for node in nodes:
+        output, errors = ends(node, 120)
+        assert node.returncode == 0, errors
+    assert [int(row["step"]) for row in read_metrics(tmp_path / "logs/two")] == list(
+        range(1, 151)
+    )
+
+
+def start_nodes(folders, flags, *, script="train_ddp.py", restarts=3, procs=1):
+    """Two torchrun of one process or more each, on loopback, each in a folder of its own, with its own flags."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nnodes",
+                "2",
+                "--nproc-per-node",
+                str(procs),
+                "--max-restarts",
+                str(restarts),
+                "--rdzv-backend",
+                "c10d",
+                "--rdzv-endpoint",
+                f"127.0.0.1:{port}",
+                "--rdzv-conf",
+                f"is_host={not node}",
+                "--local-addr",
+                "127.0.0.1",
+                ROOT / script,
+                "--device",
+                "cpu",
+                *map(str, own),
+            ],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"},
+        )
+        for node, (folder, own) in enumerate(zip(folders, flags))
+    ]
+
+
+def two_folders(tmp_path, pairs, same=True):
+    """Two nodes' folders, each with its copy of a corpus; or with one sentence that differs."""
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        write_pairs(
+            folder / "own",
+            pairs["train"][:300] if same else pairs["train"][number : 300 + number],
+        )
+    return folders
+
+
+@pytest.mark.slow
+def test_two_nodes_without_a_shared_disk_go_on_from_the_same_step(tmp_path, pairs):
+    """Only one of them has logs/ and the checkpoint; after a kill both go on from it, and the result is the calm run's."""
+    folders = two_folders(tmp_path, pairs)
+    flags = [
+        "--data",
+        "own",
+        *SMALL,
+        "--dropout",
+        "0.1",
+        "--save-every",
+        "5",
+        "--eval-every",
+        "100",
+        "--steps",
+        "200",
+        "--name",
+        "two",
+    ]
+    nodes = start_nodes(folders, [flags, flags])
+    saved = lambda: [folder for folder in folders if (folder / "logs/two/last.pt").exists()]
+    wait_for(saved, 90)
+    os.kill(workers_of(nodes[1].pid)[0], signal.SIGKILL)
+    for node in nodes:
+        _, errors = ends(node, 180)
+        assert node.returncode == 0, errors
+    [first] = saved()
+    assert [int(row["step"]) for row in read_metrics(first / "logs/two")] == list(range(1, 201))
+    (tmp_path / "calm").mkdir()
+    write_pairs(tmp_path / "calm" / "own", pairs["train"][:300])
+    calm = start(tmp_path / "calm", "ddp", 2, *flags)
+    assert ends(calm, 120)[0] and calm.returncode == 0
+    assert mathematics(read_metrics(first / "logs/two")) == mathematics(
+        read_metrics(tmp_path / "calm/logs/two")
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [["--data", "uneven"], ["--lr", "-1"], ["--lrr", "1"]])
+def test_what_rank_0_refuses_each_node_says_once(tmp_path, pairs, wrong):
+    """The store is where rank 0 is: without its word the other node would know that it is gone, not why."""
+    folders = two_folders(tmp_path, pairs)
+    for folder in folders:
+        (folder / "uneven.de").write_text("Ein Haus.\nEin Hund.\n")
+        (folder / "uneven.en").write_text("A house.\n")
+    nodes = start_nodes(folders, [["--data", "own", *SMALL, *wrong]] * 2, restarts=0, procs=2)
+    said = [
+        [line for line in ends(node, 240)[1].splitlines() if "error:" in line] for node in nodes
+    ]
+    assert all(node.returncode for node in nodes)
+    assert (
+        len(said[0]) == 1 and said[0][0].startswith("error: ") and "Traceback" not in said[0][0]
+    )
+    assert said[1] == said[0] or wrong[0] == "--lrr"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["learning rate", "corpus"])
+def test_nodes_that_differ_train_nothing(tmp_path, pairs, what):
+    folders = two_folders(tmp_path, pairs, same=what != "corpus")
+    flags = ["--data", "own", *SMALL, "--steps", "10", "--name", "two"]
+    others = [*flags, "--lr", "0.1"] if what == "learning rate" else flags
+    nodes = start_nodes(folders, [flags, others], restarts=0)
+    errors = "".join(ends(node, 240)[1] for node in nodes)
+    assert all(node.returncode for node in nodes)
+    expected = (
+        r"error: process 1, on \S+, differs from process 0 in its command line: .*0\.1"
+        if what == "learning rate"
+        else r"error: process 1, on \S+, differs from process 0 in its data"
+    )
+    assert re.search(expected, errors), errors
+    assert not list(tmp_path.glob("*/logs/two/metrics.csv"))
+
+
+@pytest.mark.slow
+def test_a_delay_changes_nothing_but_the_time(tmp_path, corpus_flags):
+    runs = {}
+    for delay in ("0", "100"):
+        run = start(
+            tmp_path,
+            "ddp",
+            2,
+            *corpus_flags,
+            *SMALL,
+            "--steps",
+            "10",
+            "--delay-ms",
+            delay,
+            "--name",
+            f"delay-{delay}",
+        )
+        assert ends(run)[0] and run.returncode == 0
+        runs[delay] = read_metrics(tmp_path / "logs" / f"delay-{delay}")
+    assert mathematics(runs["0"]) == mathematics(runs["100"])
+    assert float(runs["100"][-1]["seconds"]) > 10 * 0.1
+
+
+@pytest.mark.slow
+def test_kill_9_again_and_again(tmp_path, corpus_flags):
+    """Of train_cpu.py: in tests/unit/test_classification.py."""
+    kill.check(tmp_path, "ddp", 2, 2, 600, random.randrange(1000), *corpus_flags)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mode, size, more", [("cpu", 3, []), ("ddp", 3, []), ("fsdp", 4, ["--replicas", "2"])]
+)
+def test_a_process_that_hangs_is_named(tmp_path, corpus_flags, mode, size, more):
+    flags = [
+        *corpus_flags,
+        *SMALL,
+        "--save-every",
+        "5",
+        "--steps",
+        "100000",
+        "--timeout",
+        "5",
+        "--name",
+        "hanging",
+        *more,
+    ]
+    with open(tmp_path / "errors", "w") as errors:
+        run = subprocess.Popen(
+            command(mode, size, *flags), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=errors
+        )
+    wait_for(lambda: (tmp_path / "logs/hanging/last.pt").exists())
+    victim = max(workers_of(run.pid))
+    rank = rank_of(victim)  # now, while all of them live
+    os.kill(victim, signal.SIGSTOP)
+    try:
+        said = lambda: re.search(
+            rf"^error: process (\d) of {size} has died or does not answer",
+            (tmp_path / "errors").read_text(),
+            re.MULTILINE,
+        )
+        wait_for(said, 60)
+        assert int(said()[1]) == rank
+    finally:
+        # torchrun would do so after half a minute
+        os.kill(victim, signal.SIGKILL)
+    ends(run)
+    assert run.returncode != 0
+
+
+@pytest.mark.slow
+def test_a_process_that_translates_alone_keeps_the_others_waiting_for_a_batch_at_most(
+    tmp_path, corpus_flags
+):
+    """With FSDP rank 0 has the only whole model: it may take longer than --timeout for all that it translates."""
+    (tmp_path / "slow.py").write_text("""
+import sacrebleu, time                                     # the former is slow to import
+from support.translation import beam
+from support.translation import task as translation
+from support.training.flags import parse_arguments
+from support.distributed.launch import torchrun
+from train_fsdp import train
+translate_batch = translation.translate_batch
+def slowly(*args):
+    time.sleep(2.2)
+    return translate_batch(*args)
+beam.sort_into_batches.__defaults__ = 10, 4096             # 6 batches of the 60 sentences
+translation.translate_batch = slowly
+torchrun(train, parse_arguments("", sharded=(bool, False, ""), replicas=(int, 1, "")))
+""")
+    start = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "slow.py",
+    ]
+    done = subprocess.run(
+        [*start, "--device", "cpu", *corpus_flags, *SMALL, "--steps", "2", "--timeout", "12"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["cpu", "ddp", "fsdp"])
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path, corpus_flags, mode):
+    """At a learning rate that no model survives; the checkpoint from before is whole and finite."""
+    run = start(
+        tmp_path,
+        mode,
+        2,
+        *corpus_flags,
+        *SMALL,
+        "--lr",
+        "1e6",
+        "--clip",
+        "0",
+        "--save-every",
+        "1",
+        "--steps",
+        "200",
+        "--name",
+        "wild",
+    )
+    _, errors = ends(run)
+    assert run.returncode != 0
+    said = [line for line in errors.splitlines() if line.startswith("error:")]
+    step = int(
+        re.match(
+            r"error: step (\d+): the (loss|gradient) is not finite; logs/wild/last.pt is from before",
+            said[0],
+        )[1]
+    )
+    saved = torch.load(tmp_path / "logs/wild/last.pt", weights_only=True)
+    assert len(said) == 1 and saved["step"] == step - 1
+    assert [int(row["step"]) for row in read_metrics(tmp_path / "logs/wild")] == list(
+        range(1, step)
+    )
+
+
+@pytest.mark.slow
+def test_two_runs_at_once_do_not_disturb_each_other(tmp_path, corpus_flags):
+    """Started in the same moment in one folder, with no name given: two runs, and both right."""
+    flags = [*corpus_flags, *SMALL, "--steps", "20", "--eval-every", "10"]
+    runs = [start(tmp_path, mode, 2, *flags) for mode in ("ddp", "ddp", "cpu")]
+    for run in runs:
+        _, errors = run.communicate(timeout=120)
+        assert run.returncode == 0, errors
+    folders = sorted(tmp_path.glob("logs/*"))
+    assert len(folders) == 3
+    one, *others = (read_metrics(folder) for folder in folders)
+    for other in others:
+        assert [row["tokens"] for row in other] == [row["tokens"] for row in one]
+        for a, b in zip(one, other):
+            # dropout differs by mode
+            assert float(b["train_loss"]) == pytest.approx(float(a["train_loss"]), rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not NETWORK, reason="network namespaces need root, iproute2 and a kernel that has them"
+)
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_two_nodes_on_a_network(tmp_path, corpus_flags, mode):
+    """Two torchrun, each in a network namespace of its own, over a link between addresses that are not loopback."""
+
+    def ip(*words):
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    names = [f"n{os.getpid()}a", f"n{os.getpid()}b"]
+    runs = []
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip(
+            "link",
+            "add",
+            "eth7",
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth7",
+            "netns",
+            names[1],
+        )
+        for number, name in enumerate(names, 1):
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "eth7")
+            ip("-n", name, "link", "set", "eth7", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        for number, name in enumerate(names, 1):
+            runs.append(
+                subprocess.Popen(
+                    [
+                        "ip",
+                        "netns",
+                        "exec",
+                        name,
+                        sys.executable,
+                        "-m",
+                        "torch.distributed.run",
+                        "--nnodes",
+                        "2",
+                        "--nproc-per-node",
+                        "1",
+                        "--rdzv-backend",
+                        "c10d",
+                        "--rdzv-endpoint",
+                        "10.77.0.1:29400",
+                        "--local-addr",
+                        f"10.77.0.{number}",
+                        "--rdzv-conf",
+                        f"is_host={number == 1}",
+                        ROOT / f"train_{mode}.py",
+                        "--device",
+                        "cpu",
+                        "--name",
+                        "nodes",
+                        *corpus_flags,
+                        *SMALL,
+                        "--steps",
+                        "10",
+                    ],
+                    cwd=tmp_path,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        for run in runs:
+            _, errors = run.communicate(timeout=120)
+            assert run.returncode == 0, errors
+        traffic = subprocess.run(
+            ["ip", "-n", names[0], "-s", "link", "show", "eth7"], capture_output=True, text=True
+        ).stdout
+        sent = int(re.search(r"TX:.*\n\s+(\d+)", traffic)[1])
+        parameters = sum(
+            p.numel()
+            for p in torch.load(tmp_path / "logs/nodes/last.pt", weights_only=True)[
+                "model"
+            ].values()
+        )
+        # the gradients of ten steps went this way
+        assert sent > 10 * parameters * 4 / 2
+        assert [int(row["step"]) for row in read_metrics(tmp_path / "logs/nodes")] == list(
+            range(1, 11)
+        )
+    finally:
+        for run in runs:
+            run.kill()
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+        time.sleep(0.1)

@@ -1,0 +1,190 @@
+"""Training speed beside what others would use: same shape, same corpus, in turn, on all cores.
+
+    python tests/measure/benchmark.py --data multi30k --vocab-size 8000 --d-ff 1024 --steps 80
+    python tests/measure/benchmark.py --joeynmt PYTHON --marian PYTHON --rounds 3 --write ...
+
+All other flags are those of train_cpu.py. PYTHON is that of an environment with JoeyNMT 2.3 (pip
+install joeynmt) or MarianMT (pip install transformers). torch.nn.Transformer is timed with this
+project's batches, loop and processes, and by the tutorials' recipe: one process, padded batches of
+128 sentences as they come. One-process peers run with and without our settings of glibc's
+allocator. Prints a table of the medians; --write keeps every run in logs/benchmark/training.csv.
+"""
+
+import argparse
+import csv
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
+
+import numpy as np
+import torch
+from reference import TorchTransformer
+
+import train_cpu
+from support.distributed.launch import spawn
+from support.training.flags import complete, parse_arguments
+from support.training.tasks import find_task
+from support.translation.task import Translation
+
+# What has glibc keep freed memory; training does not ask for it, as it brought nothing (logs/README.md).
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 60),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+}
+OURS = "this project"
+
+
+def train_peer(rank: int, world_size: int, store, args) -> bool:
+    """`train_cpu.train` of the model from PyTorch's own layers, which fills its weights itself."""
+    torch.manual_seed(args.seed)
+    Translation.model = lambda task: TorchTransformer(task.config)
+    train_cpu.initialize = lambda model, seed: None
+    return train_cpu.train(rank, world_size, store, args)
+
+
+def parse_flags(flags: list[str]) -> argparse.Namespace:
+    """What train_cpu.py --benchmark would make of them."""
+    sys.argv = ["train_cpu.py", "--benchmark", *flags]
+    return parse_arguments(__doc__, devices=("cpu",), procs=(int, 0, "processes"))
+
+
+def measure(command: list[str], env: dict) -> tuple[str, float]:
+    """What a command prints, and the memory of its largest process in MiB."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)
+        output.seek(0)
+        said = output.read()
+    if status:
+        sys.exit(f"{' '.join(command)}:\n{said[-2000:]}")
+    return said, usage.ru_maxrss / 1024
+
+
+def target_speed(said: str, share: float) -> float:
+    """Target tokens a second, by what a program printed; `share` of all tokens are targets."""
+    if ours := re.search(r"([\d,]+) source\+target tokens/s", said):
+        return share * float(ours[1].replace(",", ""))
+    if speeds := [float(number) for number in re.findall(r"Tokens per Sec:\s+(\d+)", said)]:
+        return statistics.mean(speeds[len(speeds) // 4 :])  # JoeyNMT's log
+    return float(re.search(r"([\d.]+) target tokens/s", said)[1])
+
+
+def write_table(found: dict) -> None:
+    """Every run so far, as logs/benchmark/training.csv."""
+    path = Path("logs/benchmark/training.csv")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["what", "allocator", "round", "target_tokens_per_second", "peak_mib"])
+        rows.writerows(
+            [name, allocator, n, round(speed), round(memory)]
+            for (name, allocator), values in found.items()
+            for n, (speed, memory) in enumerate(values, 1)
+        )
+
+
+def print_table(found: dict) -> None:
+    print(
+        "| | allocator | target tokens/s | MiB of the largest process | ours is faster by |\n|"
+        + " --- |" * 5
+    )
+    medians = {
+        key: [statistics.median(column) for column in zip(*values)]
+        for key, values in found.items()
+    }
+    for (name, allocator), (speed, memory) in medians.items():
+        print(
+            f"| {name} | {allocator} | {speed:,.0f} | {memory:,.0f} "
+            f"| {medians[OURS, 'set'][0] / speed:.1f} |"
+        )
+
+
+def main() -> None:
+    own = argparse.ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    own.add_argument("--joeynmt", metavar="PYTHON")
+    own.add_argument("--marian", metavar="PYTHON")
+    own.add_argument("--rounds", metavar="N", type=int, default=3)
+    own.add_argument("--write", action="store_true")
+    own.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
+    given, flags = own.parse_known_args()
+    if given.peer:
+        spawn(train_peer, parse_flags(flags))
+        return
+    args = complete(parse_flags(flags))
+    task = find_task(args)
+    sources, targets = (
+        int(side.sum()) for side in task.pairs.lengths(np.arange(len(task.pairs)))
+    )
+    shape = {
+        "model": asdict(task.config),
+        "steps": args.steps,
+        "batch_tokens": args.batch_tokens,
+    }
+
+    here, peers, found = __file__, str(Path(__file__).with_name("peers.py")), {}
+    with tempfile.TemporaryDirectory() as folder:
+        for side, (ids, offsets) in zip(("src", "tgt"), task.pairs.sides):
+            with open(f"{folder}/train.{side}", "w") as file:
+                file.writelines(
+                    " ".join(map(str, ids[a:b])) + "\n" for a, b in zip(offsets, offsets[1:])
+                )
+
+        mine = [sys.executable, train_cpu.__file__, "--benchmark", *flags]
+        commands = [(OURS, "set", "", mine)]  # (what, allocator, precision, command)
+        for precision in ("bf16", "fp32"):
+            commands.append(
+                (
+                    f"torch.nn.Transformer, our batches and loop, {precision}",
+                    "set",
+                    "",
+                    [sys.executable, here, "--peer", *flags, "--precision", precision],
+                )
+            )
+        for name, python, program, precision in (
+            ("torch.nn.Transformer, the tutorials' recipe", sys.executable, "tutorial", "fp32"),
+            ("MarianMT", given.marian, "marian", "fp32"),
+            ("MarianMT", given.marian, "marian", "bf16"),
+            ("JoeyNMT", given.joeynmt, "joeynmt", "fp32"),
+        ):
+            commands += [
+                (f"{name}, {precision}", allocator, precision, [python, peers, program, folder])
+                for allocator in ("plain", "set")
+                if python
+            ]
+
+        plain = {key: value for key, value in os.environ.items() if key not in ALLOCATOR}
+        for _ in range(given.rounds):
+            for name, allocator, precision, command in commands:
+                Path(folder, "shape.json").write_text(
+                    json.dumps(shape | {"precision": precision})
+                )
+                env = plain if allocator == "plain" else plain | ALLOCATOR
+                said, memory = measure(command, env)
+                speed = target_speed(said, targets / (sources + targets))
+                found.setdefault((name, allocator), []).append((speed, memory))
+                print(
+                    f"{name}, allocator {allocator}: {speed:,.0f} target tokens/s, "
+                    f"{memory:,.0f} MiB",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                if given.write:
+                    write_table(found)
+    print_table(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Shows that every mode computes the same thing: one table of the largest differences.
+
+    python tests/measure/parity.py                                # 37 short runs, some minutes
+    python tests/measure/parity.py --lr 1e-3                      # flags are passed on to all runs
+    python tests/measure/parity.py --data kinds                   # a classifier of texts; fashion-mnist: of pictures
+
+50 steps on a part of the phrasebook, in fp32 without dropout, by each page on 1 to 4 processes with
+1 to 4 micro-batches, from the same seed. Compared with train_cpu.py on one process: train_loss at
+each step, relative to its value, and every weight after the last step; of a classifier also the
+confusion matrix, which has to be the same to the last example.
+"""
+
+import csv
+import json
+import subprocess
+import sys
+import tempfile
+from itertools import product
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+STEPS = 50
+FLAGS = [
+    "--layers",
+    "2",
+    "--d-model",
+    "64",
+    "--d-ff",
+    "128",
+    "--vocab-size",
+    "1000",
+    "--batch-tokens",
+    "1024",
+    "--dropout",
+    "0",
+    "--lr",
+    "2e-3",
+    "--warmup",
+    "1000",
+    "--precision",
+    "fp32",
+    "--log-every",
+    "1",
+    "--average-checkpoints",
+    "1",
+]
+
+
+def write_corpus(folder: Path) -> list[str]:
+    """A part of the phrasebook, with few sentences to evaluate; returns the flags that name it."""
+    sys.path.insert(0, str(ROOT))
+    from support.corpora import phrasebook
+
+    pairs = phrasebook.corpus(train=4000, valid=40, test=40)
+    for part in pairs:
+        for side, ending in enumerate(("de", "en")):
+            lines = "".join(pair[side] + "\n" for pair in pairs[part])
+            (folder / f"{part}.{ending}").write_text(lines, encoding="utf-8")
+    return ["--data", str(folder)]
+
+
+def command(mode: str, procs: int, *flags: str) -> list[str]:
+    """How a user starts `mode` (cpu, ddp or fsdp) on so many processes of this machine's CPU."""
+    if mode == "cpu":
+        return [sys.executable, str(ROOT / "train_cpu.py"), "--procs", str(procs), *flags]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(procs),
+        str(ROOT / f"train_{mode}.py"),
+        "--device",
+        "cpu",
+        *flags,
+    ]
+
+
+def run(
+    folder: Path, mode: str, procs: int, accumulate: int, *flags: str
+) -> tuple[list[float], dict, list | None]:
+    """Trains in `folder`; returns train_loss of each step, the weights after the last, a classifier's confusion matrix."""
+    name = f"{mode}-{procs}-{accumulate}"
+    done = subprocess.run(
+        command(
+            mode,
+            procs,
+            "--name",
+            name,
+            "--steps",
+            str(STEPS),
+            "--accumulate",
+            str(accumulate),
+            *FLAGS,
+            *flags,
+        ),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{name}: exit status {done.returncode}\n{done.stderr}")
+    with open(folder / "logs" / name / "metrics.csv", newline="") as file:
+        losses = [float(row["train_loss"]) for row in csv.DictReader(file)]
+    summary = json.loads((folder / "logs" / name / "summary.json").read_text())
+    return (
+        losses,
+        torch.load(folder / "logs" / name / "last.pt", weights_only=True)["model"],
+        summary.get("confusion"),
+    )
+
+
+def differences(one: tuple, other: tuple) -> tuple[float, float]:
+    """The largest relative difference of train_loss, and the largest absolute one of a weight."""
+    assert len(one[0]) == len(other[0]) == STEPS
+    assert one[1].keys() == other[1].keys()
+    assert one[2] == other[2], "the confusion matrices differ"
+    return (
+        max(abs(a - b) / a for a, b in zip(one[0], other[0])),
+        max(float((one[1][name] - other[1][name]).abs().max()) for name in one[1]),
+    )
+
+
+def main() -> None:
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        flags = [*write_corpus(Path(folder)), *sys.argv[1:]]
+        reference = run(Path(tempfile.mkdtemp(dir=folder)), "cpu", 1, 1, *flags)
+        print(
+            f"train_loss falls from {reference[0][0]:.4f} to {reference[0][-1]:.4f}"
+            + "; all confusion matrices are to be equal" * bool(reference[2]),
+            flush=True,
+        )
+        for mode, procs, accumulate in product(("cpu", "ddp", "fsdp"), (1, 2, 3, 4), (1, 2, 4)):
+            these = differences(reference, run(Path(folder), mode, procs, accumulate, *flags))
+            print(
+                f"train_{mode}.py, processes {procs}, --accumulate {accumulate}: "
+                f"train_loss {these[0]:.1e}, weights {these[1]:.1e}",
+                flush=True,
+            )
+            found[mode, procs] = tuple(map(max, zip(these, found.get((mode, procs), these))))
+    print("\ntrain_loss, relative / weights: the largest of --accumulate 1, 2 and 4\n")
+    print("| script | 1 process | 2 processes | 3 processes | 4 processes |\n|" + " --- |" * 5)
+    for mode in ("cpu", "ddp", "fsdp"):
+        print(
+            f"| `train_{mode}.py` | "
+            + " | ".join(
+                "{:.0e} / {:.0e}".format(*found[mode, procs]) for procs in (1, 2, 3, 4)
+            )
+            + " |"
+        )
+    if max(map(max, found.values())) > 1e-4:
+        sys.exit("error: more than 1e-4 apart")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""How good a recipe is, and how much of that is luck: the same training with several seeds.
+
+    python tests/measure/quality.py                               # train_cpu.py --data multi30k, three times
+    python tests/measure/quality.py --seeds 5 --epochs 18 --name short
+
+All other flags are those of train_cpu.py. The runs are logs/NAME/1, logs/NAME/2 and so on, one after the
+other. The same command again goes on where it was stopped; a run that has ended is not trained again.
+Prints a table: BLEU with a beam of 4, the best on the validation part, and that of the test part, by the
+run itself and by translate.py --score; with their mean and standard deviation.
+"""
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from support.common.errors import UserError, run_main
+from support.corpora.pairs import find_corpus
+from support.training.flags import parse_arguments
+from support.translation.task import CORPUS_FLAGS
+
+
+def given_flags(flags: list[str]) -> dict:
+    """What train_cpu.py understands by them."""
+    sys.argv = ["train_cpu.py", *flags]
+    return parse_arguments("", devices=("cpu",), procs=(int, 0, "processes")).given
+
+
+def has_ended(run: Path, given: dict) -> bool:
+    """Whether a run with these flags is there, and was summed up after it was last started."""
+    config, summary = run / "config.json", run / "summary.json"
+    if not summary.is_file() or summary.stat().st_mtime < config.stat().st_mtime:
+        return False
+    flags = json.loads(config.read_text())["flags"]
+    return all(flags.get(name) == value for name, value in given.items())
+
+
+def train(name: str, seed: int, flags: list[str]) -> Path:
+    """Trains logs/NAME/SEED, or goes on with it, and returns it."""
+    run = Path("logs", name.removeprefix("logs/"), str(seed))
+    how = [*flags, "--name", f"{name}/{seed}", "--seed", str(seed)]
+    if not has_ended(run, given_flags(how)):
+        print(f"seed {seed}: train_cpu.py {' '.join(how)}", flush=True)
+        if status := subprocess.run([sys.executable, ROOT / "train_cpu.py", *how]).returncode:
+            sys.exit(status)  # it has said why
+    return run
+
+
+def score(run: Path, flags: dict) -> float:
+    """BLEU of the test part as translate.py gives it."""
+    corpus = find_corpus(*(flags[name] for name in CORPUS_FLAGS))
+    if "test" not in corpus.parts:
+        raise UserError(f"{corpus.name} has no test part: name one with --test")
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, side) for side in ("src", "tgt")]
+        for path, sentences in zip(paths, zip(*corpus.parts["test"]())):
+            path.write_text(
+                "".join(sentence + "\n" for sentence in sentences), encoding="utf-8"
+            )
+        done = subprocess.run(
+            [sys.executable, ROOT / "translate.py", "--checkpoint", run, "--score", *paths],
+            capture_output=True,
+            text=True,
+        )
+    if done.returncode:
+        sys.exit(done.stderr)
+    return float(re.match(r"BLEU ([\d.]+)", done.stdout)[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="train with 1, 2, … so many [3]")
+    parser.add_argument(
+        "--name", default="quality", help="the runs are logs/NAME/SEED [quality]"
+    )
+    args, flags = parser.parse_known_args()
+    if not {"data", "config"} & given_flags(flags).keys():
+        flags = ["--data", "multi30k", *flags]
+    rows = []
+    for seed in range(1, args.seeds + 1):
+        run = train(args.name, seed, flags)
+        summary, config = (
+            json.loads((run / f"{name}.json").read_text()) for name in ("summary", "config")
+        )
+        rows.append(
+            [
+                summary["valid_bleu"],
+                summary.get("test_bleu", float("nan")),
+                score(run, config["flags"]),
+                summary["wall_seconds"] / 60,
+            ]
+        )
+        print(f"seed {seed}: validation {rows[-1][0]:.2f}, test {rows[-1][1]:.2f}", flush=True)
+    print(
+        "\n| seed | best validation BLEU | test BLEU | test BLEU, `translate.py --score` | minutes |\n|"
+        + " --- |" * 5
+    )
+    for seed, row in enumerate(rows, 1):
+        print(
+            f"| {seed} | "
+            + " | ".join(f"{value:.2f}" for value in row[:3])
+            + f" | {row[3]:.0f} |"
+        )
+    columns = list(zip(*rows))
+    for what, of in {"mean": statistics.mean, "standard deviation": statistics.stdev}.items():
+        if len(rows) > 1:
+            print(
+                f"| {what} | "
+                + " | ".join(f"{of(column):.2f}" for column in columns[:3])
+                + f" | {of(columns[3]):.0f} |"
+            )
+
+
+if __name__ == "__main__":
+    run_main(main)

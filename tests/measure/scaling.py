@@ -1,0 +1,78 @@
+"""What a second process brings, for each script, next to what the machine allows.
+
+    python tests/measure/scaling.py --data multi30k               # flags are passed on to all runs
+    python tests/measure/scaling.py --modes ddp,fsdp --data multi30k --steps 40 --batch-tokens 6144
+
+Tokens a second with 1 and with 2 processes of one thread, and the ceiling: two runs of 1 process
+side by side that know nothing of each other, each with half the tokens a step. What is missing to
+the ceiling is the time that goes into communication, waiting included. Five rounds, in turn; shown
+are medians, and of the shares the median of those within a round: they were measured one after the
+other, so what else the machine did meets them alike.
+"""
+
+import argparse
+import re
+import statistics
+import subprocess
+import sys
+
+from parity import command
+
+
+def speed(*runs: list[str]) -> float:
+    """Tokens a second of commands that run at the same time, together."""
+    running = [
+        subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for run in runs
+    ]
+    total = 0.0
+    for process, (output, errors) in [(run, run.communicate()) for run in running]:
+        if process.returncode:
+            sys.exit(errors)
+        total += float(re.search(r"([\d,]+) source\+target", output)[1].replace(",", ""))
+    return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--modes", default="cpu,ddp,fsdp")
+    parser.add_argument(
+        "--batch-tokens", type=int, default=3072, help="a side, of all processes"
+    )
+    given, others = parser.parse_known_args()
+    flags, tokens = ["--benchmark", "--steps", "60", *others], given.batch_tokens
+    found, modes = {}, given.modes.split(",")
+
+    def on_core(core: int, mode: str, size: int) -> list[str]:
+        return [
+            "taskset",
+            "-c",
+            str(core),
+            *command(mode, 1, *flags, "--batch-tokens", str(size)),
+        ]
+
+    for _ in range(5):
+        for mode in modes:
+            for what, runs in {
+                "one": [on_core(0, mode, tokens)],
+                "two": [command(mode, 2, *flags, "--batch-tokens", str(tokens))],
+                "ceiling": [on_core(core, mode, tokens // 2) for core in (0, 1)],
+            }.items():
+                found.setdefault((mode, what), []).append(speed(*runs))
+    print(
+        "| script | 1 process | 2 processes | two runs side by side | of that ceiling "
+        "| in communication |\n|" + " --- |" * 6
+    )
+    for mode in modes:
+        one, two, ceiling = (found[mode, what] for what in ("one", "two", "ceiling"))
+        share = statistics.median(a / b for a, b in zip(two, ceiling))
+        medians = [f"{statistics.median(speeds):,.0f}" for speeds in (one, two, ceiling)]
+        print(
+            "|",
+            " | ".join([f"train_{mode}.py", *medians, f"{share:.0%}", f"{1 - share:.0%}"]),
+            "|",
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""What each trick that is there for speed alone brings on a CPU: two runs in turn, one without it.
+
+    python tests/measure/tricks.py --data multi30k --steps 40
+    python tests/measure/tricks.py --only "Adam|memory" --cpu --write ...
+
+All other flags are those of train_cpu.py, which is run with --benchmark. For each trick there are
+two runs, that of all tricks, and one in which this one thing is as one would write it first (or,
+for a trick that is not used, as one would not). They take the same steps, in turn: one waits while
+the other computes, so what else the machine does meets both. Prints the median of each run's
+speeds, and of their ratio; the first quarter of the steps is left out, and the first row, of two
+equal runs, shows how exact it is. --write keeps all in logs/benchmark/tricks.csv. On a machine that
+others use too, --cpu counts the seconds that rank 0 computed, not those that went by: then waiting
+for other processes costs nothing.
+"""
+
+import argparse
+import csv
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import data
+import model
+import train_cpu
+from support.common import kernels as fast
+from support.distributed import launch as processes
+from support.training.flags import parse_arguments
+from support.training.run import Run
+
+
+def unsorted(lengths, batch_tokens, rng, batch_size=0):
+    """`group_by_length` of sentences as they come: steps of as many tokens, with more padding."""
+    longer, steps, start = np.maximum(*lengths), [], 0
+    order = rng.permutation(len(longer))
+    while start < len(order):
+        widths = np.maximum.accumulate(longer[order[start : start + batch_tokens]])
+        fit = int((widths * np.arange(1, len(widths) + 1) <= batch_tokens).sum())
+        steps.append(order[start : start + max(fit, 1)])
+        start += len(steps[-1])
+    return steps
+
+
+def reduce_each_parameter() -> None:
+    """Has train_cpu.py sum the gradients of one parameter after the other."""
+    initialize, all_reduce, sizes = train_cpu.initialize, dist.all_reduce, []
+
+    def note_sizes(model, seed):
+        sizes.extend(parameter.numel() for parameter in model.parameters())
+        initialize(model, seed)
+
+    def reduce(tensor):
+        is_gradient = tensor.numel() == sum(sizes)
+        for part in tensor.split(sizes) if is_gradient else [tensor]:
+            all_reduce(part)
+
+    train_cpu.initialize, dist.all_reduce = note_sizes, reduce
+
+
+def put(place, name: str, value) -> Callable[[], None]:
+    return lambda: setattr(place, name, value)
+
+
+AdamW = torch.optim.AdamW
+PATIENCE = timedelta(minutes=10)
+ALL, FP32, SDPA = "all of them", "bf16", F.scaled_dot_product_attention
+CHANGES = {  # trick: (what is instead, how, flags)
+    ALL: ("", lambda: None, []),
+    "nothing": ("the same again", lambda: None, []),
+    "one process a core": ("one process, a thread a core", lambda: None, ["--procs", "1"]),
+    FP32: ("fp32", lambda: None, ["--precision", "fp32"]),
+    "PyTorch's attention in fp32": (
+        "written out",
+        put(fast, "F", SimpleNamespace(scaled_dot_product_attention=model.scaled_dot_product)),
+        ["--precision", "fp32"],
+    ),
+    "attention written out in bf16": ("PyTorch's", put(fast, "short_attention", SDPA), []),
+    "attention for short sentences": (
+        "as model.py writes it",
+        put(fast, "short_attention", model.scaled_dot_product),
+        [],
+    ),
+    "oneDNN's plans for all shapes": (  # seen from the second epoch on
+        "for the last 1,024",
+        lambda: os.environ.update(ONEDNN_PRIMITIVE_CACHE_CAPACITY="1024"),
+        [],
+    ),
+    "glibc's memory as it is": ("memory that it keeps", fast.keep_memory, []),
+    "random bits of dropout 64 at a time": (
+        "nn.Dropout",
+        put(fast, "FastDropout", torch.nn.Dropout),
+        [],
+    ),
+    "a loss that keeps no logits": (
+        "written plainly",
+        put(fast, "SummedCrossEntropy", SimpleNamespace(apply=model.cross_entropy)),
+        [],
+    ),
+    "sentences of like length together": (
+        "as they come",
+        put(data, "group_by_length", unsorted),
+        [],
+    ),
+    "one all-reduce": ("one for each parameter", reduce_each_parameter, []),
+    "fused Adam": (
+        "in a loop",
+        put(
+            torch.optim,
+            "AdamW",
+            lambda *given, **named: AdamW(*given, **named | {"fused": False}),
+        ),
+        [],
+    ),
+}
+# What a trick is compared with, if not with all of them.
+AGAINST = {"PyTorch's attention in fp32": FP32}
+
+
+def take_turns(name: str) -> None:
+    """Has a process of train_cpu.py wait for its turn before each step, and say how fast it was."""
+    store = dist.TCPStore(
+        "127.0.0.1", int(os.environ["PORT"]), is_master=False, timeout=PATIENCE
+    )
+    clock = time.process_time if "CPU" in os.environ else time.perf_counter
+    seed_step, record, began = train_cpu.seed_step, Run.record, 0.0
+
+    def wait_first(seed: int, step: int, rank: int) -> None:
+        nonlocal began
+        store.wait([f"{name} {step}"])
+        began = clock()
+        seed_step(seed, step, rank)
+
+    def report(run: Run, step: int, *more) -> None:
+        if run.rank == 0:
+            speed = run.task.size(step - 1)[1] / (clock() - began)
+            store.set(f"{name} {step - 1} speed", str(speed))
+        record(run, step, *more)
+
+    train_cpu.seed_step, Run.record = wait_first, report
+
+
+if __name__ == "__mp_main__":  # in each process that `spawn` starts
+    CHANGES[os.environ["WITHOUT"]][1]()
+    take_turns(os.environ["WITHOUT"])
+
+
+def measure(trick: str, steps: int, flags: list[str]) -> list[tuple[float, float]]:
+    """Tokens a second of each step, with the trick and without it."""
+    store = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE
+    )
+    both, found = (AGAINST.get(trick, ALL), trick), []
+    running = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                __file__,
+                "--benchmark",
+                "--steps",
+                str(steps),
+                *flags,
+                *CHANGES[name][2],
+            ],
+            stdout=subprocess.DEVNULL,
+            env=os.environ | {"WITHOUT": name, "PORT": str(store.port)},
+        )
+        for name in both
+    ]
+    try:
+        for step in range(steps):
+            speeds = {}
+            for name in both[:: 1 if step % 2 else -1]:  # nobody is always the first
+                store.set(f"{name} {step}", "")
+                speeds[name] = float(store.get(f"{name} {step} speed"))
+            found.append(tuple(speeds[name] for name in both))
+    finally:
+        for run in running:
+            run.terminate() if len(found) < steps else run.wait()
+    return found[steps // 4 :]
+
+
+def main() -> None:
+    if "WITHOUT" in os.environ:
+        processes.spawn(
+            train_cpu.train,
+            parse_arguments(__doc__, devices=("cpu",), procs=(int, 0, "processes")),
+        )
+        return
+    own = argparse.ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    own.add_argument("--steps", metavar="N", type=int, default=40)
+    own.add_argument("--only", metavar="PATTERN", default="", help="some tricks, by name")
+    own.add_argument("--cpu", action="store_true")
+    own.add_argument("--write", action="store_true")
+    given, flags = own.parse_known_args()
+    if given.cpu:
+        os.environ["CPU"] = "1"
+    found = {}
+    print(
+        "| what is fast | what is instead | tokens/s | instead | median of the ratio |\n|"
+        + " --- |" * 5,
+        flush=True,
+    )
+    for trick in CHANGES:
+        if trick != ALL and re.search(given.only, trick):
+            found[trick] = measure(trick, given.steps, flags)
+            fast, slow = map(statistics.median, zip(*found[trick]))
+            ratio = statistics.median(one / other for one, other in found[trick])
+            print(
+                f"| {trick} | {CHANGES[trick][0]} | {fast:,.0f} | {slow:,.0f} | {ratio:.2f} |",
+                flush=True,
+            )
+    if given.write:
+        path = Path("logs/benchmark/tricks.csv")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "w", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(
+                ["trick", "instead", "tokens_per_second", "tokens_per_second_instead"]
+            )
+            rows.writerows(
+                [trick, CHANGES[trick][0], round(fast), round(slow)]
+                for trick, speeds in found.items()
+                for fast, slow in speeds
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""Beam search: its scores are the model's own, and it finds what a slow search finds."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from data import BOS, EOS, PAD
+from model import ModelConfig, Transformer, initialize
+from support.common.kernels import speed_up
+from support.translation.beam import (
+    alignment,
+    beam_search,
+    sort_into_batches,
+    translate_batch,
+    translate_lines,
+)
+
+CONFIG = dict(vocab_size=50, layers=2, d_model=32, heads=4, d_ff=64, dropout=0.0, max_length=32)
+
+
+@torch.no_grad()
+def make_model(seed=3, scale=4, **changes) -> Transformer:
+    """A model that was not trained, and yet writes different tokens and ends some sentences.
+
+    scale: of its weights; with 1 it repeats what it wrote last.
+    """
+    model = Transformer(ModelConfig(**CONFIG | changes)).eval()
+    initialize(model, seed)
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1 and name != "embedding.weight":
+            weight *= scale
+    model.embedding.weight[[PAD, BOS]] = 0  # so that `greedy` leaves them out, too
+    model.embedding.weight[EOS] *= 2
+    return model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """What is so small is fastest so, and other tests may run beside it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def model():
+    return make_model()
+
+
+@pytest.fixture
+def src():
+    """(6, 9): random sentences of 9, 8, … 4 tokens."""
+    torch.manual_seed(1)
+    ids = torch.randint(3, 50, (6, 9))
+    for row in range(6):
+        ids[row, 8 - row] = EOS
+        ids[row, 9 - row :] = PAD
+    return ids
+
+
+def limit(sentence) -> int:
+    """The most tokens that its translation may have."""
+    return min(CONFIG["max_length"], 2 * int((sentence != PAD).sum()) + 8)
+
+
+def with_eos(ids, sentence) -> torch.Tensor:
+    """(1, tgt): what the model was asked to score; at the limit there is no eos."""
+    return torch.tensor([ids + ([EOS] if len(ids) < limit(sentence) else [])])
+
+
+def shifted(target) -> torch.Tensor:
+    return F.pad(target[:, :-1], (1, 0), value=BOS)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("beam", [1, 4])
+def test_scores_are_the_models_own(src, beam, norm, fast):
+    """The KV cache and the beam's bookkeeping change nothing: scoring again gives the same."""
+    model = make_model(norm=norm)
+    if fast:
+        speed_up(model, "cpu", bf16=False).eval()
+    found = beam_search(model, src, beam, n_best=beam, length_penalty=1.0)
+    ended = [len(ids) < limit(s) for s, hypotheses in zip(src, found) for _, ids in hypotheses]
+    assert not all(ended) and (any(ended) or beam == 1)  # both kinds are looked at
+    for sentence, hypotheses in zip(src, found):
+        for score, ids in hypotheses:
+            target = with_eos(ids, sentence)
+            nll = model(sentence[None], shifted(target), target)[1]
+            assert score == pytest.approx(-float(nll) / target.shape[1], rel=1e-4)
+
+
+def test_the_length_penalty_divides_by_a_power_of_the_length(model, src):
+    plain, penalized = (beam_search(model, src, 4, 4, length_penalty=p) for p in (0.0, 1.5))
+    for sentence, a, b in zip(src, plain, penalized):
+        assert sorted(ids for _, ids in a) == sorted(ids for _, ids in b)  # found alike
+        scores = {tuple(ids): score for score, ids in a}
+        for score, ids in b:
+            length = with_eos(ids, sentence).shape[1]
+            assert score == pytest.approx(scores[tuple(ids)] / length**1.5)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_a_result_does_not_depend_on_the_batch(src, beam):
+    model = make_model()
+    together = beam_search(model, src, beam, n_best=beam)
+    backwards = beam_search(model, src.flip(0), beam, n_best=beam)[::-1]
+    for sentence, found, other in zip(src, together, backwards):
+        alone = beam_search(model, sentence[sentence != PAD][None], beam, n_best=beam)[0]
+        for result in (alone, other):
+            assert [ids for _, ids in result] == [ids for _, ids in found]
+            scores = [score for score, _ in found]
+            assert [score for score, _ in result] == pytest.approx(scores, rel=1e-4)
+
+
+def test_with_beam_1_it_is_greedy(src):
+    for seed in range(5):
+        model = make_model(seed)
+        greedy, found = model.greedy(src).tolist(), beam_search(model, src)
+        for sentence, expected, [(_, ids)] in zip(src, greedy, found):
+            expected = expected[: limit(sentence)]
+            assert ids == (expected[: expected.index(EOS)] if EOS in expected else expected)
+
+
+def test_pad_and_bos_are_never_produced(src):
+    model = make_model()
+    wanted = model.decode(torch.tensor([[BOS]]), *model.encode(src[:1]))[0, 0].detach()
+    with torch.no_grad():
+        model.embedding.weight[[PAD, BOS]] = wanted  # by far the most likely
+    for hypotheses in beam_search(model, src, beam=4, n_best=4):
+        assert not any({PAD, BOS, EOS} & {*ids} for _, ids in hypotheses)
+
+
+@pytest.mark.parametrize("beam", [2, 5, 25])
+def test_n_best_are_sorted_and_distinct(model, src, beam):
+    for sentence, hypotheses in zip(src, beam_search(model, src, beam, n_best=beam)):
+        scores = [score for score, _ in hypotheses]
+        assert len(hypotheses) == beam and scores == sorted(scores, reverse=True)
+        assert all(math.isfinite(score) for score in scores)
+        assert len({tuple(ids) for _, ids in hypotheses}) == beam
+        assert all(len(ids) <= limit(sentence) for _, ids in hypotheses)
+
+
+def test_a_wide_beam_finds_what_exhaustive_search_finds():
+    model = make_model(seed=5, vocab_size=34, max_length=2)
+    src, words = torch.tensor([[3, 4, 2]]), range(3, 34)
+    targets = torch.tensor(
+        [[EOS, PAD], *([a, EOS] for a in words), *([a, b] for a in words for b in words)]
+    )  # all there are
+    memory, mask = model.encode(src)
+    states = model.decode(shifted(targets), memory.expand(len(targets), -1, -1), mask)
+    log_p = F.linear(states, model.embedding.weight).log_softmax(-1)
+    log_p = log_p.gather(2, targets[:, :, None])[:, :, 0].masked_fill(targets == PAD, 0)
+    scores = log_p.sum(1) / (targets != PAD).sum(1)
+    score, ids = beam_search(model, src, beam=16, length_penalty=1.0)[0][0]
+    assert score == pytest.approx(scores.max().item(), rel=1e-4)
+    assert ids == [i for i in targets[scores.argmax()].tolist() if i not in (EOS, PAD)]
+
+
+def test_an_ensemble_searches_with_the_mean_of_the_probabilities(model, src):
+    """The others may have another shape."""
+    other = make_model(seed=3, layers=1, d_model=48, norm="post")
+    found = beam_search(model, src, beam=4, length_penalty=1.0, others=[other])
+    for sentence, [(score, ids)] in zip(src, found):
+        target = with_eos(ids, sentence)
+        states = [
+            (m, m.decode(shifted(target), *m.encode(sentence[None]))) for m in (model, other)
+        ]
+        p = sum(F.linear(x[0], m.embedding.weight).softmax(-1) for m, x in states) / 2
+        assert score == pytest.approx(
+            p.gather(1, target[0][:, None]).log().mean().item(), rel=1e-4
+        )
+
+
+def test_an_ensemble_of_equals_changes_nothing(model, src):
+    one, two = (beam_search(model, src, 4, others=others) for others in ([], [model]))
+    assert [found[0][1] for found in one] == [found[0][1] for found in two]
+
+
+def test_in_bf16_the_search_is_nearly_the_same(src):
+    model = make_model(scale=1)
+    exact = beam_search(model, src, beam=4, length_penalty=1.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        near = beam_search(model, src, beam=4, length_penalty=1.0)
+    for a, b in zip(exact, near):
+        assert b[0][0] == pytest.approx(a[0][0], abs=0.05)  # nats a token
+
+
+@pytest.mark.parametrize("beam", [0, -1, 26])
+def test_a_beam_that_cannot_be_is_refused(model, src, beam):
+    with pytest.raises(ValueError, match=f"beam {beam}"):
+        beam_search(model, src, beam)
+
+
+@torch.inference_mode()
+def test_alignment_is_what_the_last_layer_attends_with(src):
+    model = make_model(heads=1)
+    attention, seen = model.decoder[-1].cross_attention, []
+    tgt_in = torch.tensor([[BOS, 5, 6, 7]] * 6)
+    attention.register_forward_hook(lambda _, inputs, y: seen.append((inputs[1], y)))
+    weights = alignment(model, src, tgt_in)  # (batch, tgt, src)
+    source, y = seen[0]
+    values = attention.key_value(source).chunk(2, dim=-1)[1]
+    torch.testing.assert_close(attention.out(weights @ values), y, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(6, 4))
+    assert not weights.masked_select((src == PAD)[:, None]).any()
+    assert len(attention._forward_hooks) == 1  # the one of this test
+
+
+def test_batches_are_of_like_length_longest_first():
+    sentences = [[7] * n for n in (3, 1, 2, 3, 500, 2)]
+    assert sort_into_batches(sentences, most=2) == [[4, 0], [3, 2], [5, 1]]
+    assert sort_into_batches(sentences, tokens=600) == [[4], [0, 3, 2, 5, 1]]
+    assert sort_into_batches([]) == []
+
+
+class Words:
+    """A BPE of a few words, each a token."""
+
+    words = ["<pad>", "<bos>", "<eos>", "a", "b", "c.", "d", "\x1b"]
+
+    def encode(self, texts):
+        return [[self.words.index(word) for word in text.split(" ") if word] for text in texts]
+
+    def decode(self, ids):
+        return " ".join(self.words[i] for i in ids)
+
+
+def test_lines_keep_their_order_and_long_ones_are_split(capsys):
+    def search(batches):  # "translates" backwards
+        for batch in batches:
+            yield [[(-1.0, ids[::-1]), (-2.0, ids)] for ids in batch]
+
+    lines = [
+        "a b",
+        "",
+        "a a a c. b b",
+        "d",
+        "  ",
+        "\x1b d",
+        "c. a b d",
+    ]  # the last has as many as can be
+    found = translate_lines(Words(), lines, 4, search)
+    assert [hypotheses[0][1] for hypotheses in found] == [
+        "b a",
+        "",
+        "c. a a a b b",
+        "d",
+        "",
+        "d  ",
+        "d b a c.",
+    ]
+    assert found[0] == [(-1.0, "b a"), (-2.0, "a b")] and found[2] == [(-2.0, "c. a a a b b")]
+    assert capsys.readouterr().err == (
+        "warning: 6 tokens in one line, more than the 4 the model "
+        "takes: translated in 2 pieces\n"
+    )
+    translate_lines(Words(), lines, 4, search, quiet=True)
+    assert not capsys.readouterr().err
+
+
+def test_a_batch_of_ids_gets_its_end_marks(model):
+    found = translate_batch(model, [[5, 6, 7], [8]], beam=2, n_best=2)
+    src = torch.tensor([[5, 6, 7, EOS], [8, EOS, PAD, PAD]])
+    assert found == beam_search(model, src, beam=2, n_best=2)

@@ -1,0 +1,682 @@
+"""Classifiers on the three pages: the same curve and the same figures in every mode, from texts and from pictures."""
+
+import csv
+import gzip
+import json
+import random
+import shutil
+import struct
+import subprocess
+from dataclasses import asdict
+
+import kill
+import numpy as np
+import parity
+import pytest
+import torch
+from conftest import mathematics, read_metrics, run_script
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from model import initialize
+from support.classification import task as classification
+from support.classification.classifier import Classifier, ClassifierConfig
+from support.classification.examples import ExampleBatches, Texts, encode_texts, prepare
+from support.classification.images import Picture, move
+from support.classification.labelled import classes_of, find_labelled
+from support.classification.predict import load_classifier, logits
+from support.common.errors import UserError
+from support.pretrained.pretrained import export
+
+SHAPE = [
+    "--layers",
+    "1",
+    "--d-model",
+    "32",
+    "--heads",
+    "2",
+    "--d-ff",
+    "64",
+    "--vocab-size",
+    "300",
+    "--dropout",
+    "0",
+    "--precision",
+    "fp32",
+    "--log-every",
+    "1",
+    "--batch-size",
+    "24",
+    "--warmup",
+    "5",
+    "--lr",
+    "3e-3",
+]
+WORDS = {
+    "animal": ["dog", "cat", "horse", "bird", "cow"],
+    "colour": ["red", "green", "blue", "black", "white"],
+    "food": ["bread", "apple", "cheese", "soup", "rice"],
+}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """A table of texts of unlike lengths, in three classes that are not equally frequent, and another to test on."""
+    folder, rng = tmp_path_factory.mktemp("labelled"), random.Random(1)
+    for name, rows in (("train", 400), ("test", 61)):
+        with open(folder / f"{name}.csv", "w", newline="") as file:
+            out = csv.writer(file)
+            out.writerow(["title", "text", "topic"])
+            for _ in range(rows):
+                topic = rng.choice(["animal", "animal", "colour", "food"])
+                words = [
+                    rng.choice(WORDS[topic if rng.random() < 0.8 else rng.choice(list(WORDS))])
+                    for _ in range(rng.randint(1, 9))
+                ]
+                out.writerow([words[0], " ".join(words), topic])
+    return [
+        "--data",
+        str(folder / "train.csv"),
+        "--test",
+        str(folder / "test.csv"),
+        "--label",
+        "topic",
+        "--text",
+        "title,text",
+        "--epochs",
+        "2",
+        "--token-dropout",
+        "0.2",
+    ]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """IDX files of 8 x 8 pixels: the class says which quarter is bright, one time in eight of training it lies.
+
+    Without the lies the loss would end near 0.001, which fp32 works out to three digits only.
+    """
+    folder, rng = tmp_path_factory.mktemp("idx"), np.random.default_rng(1)
+    for part, n in (("train", 300), ("t10k", 50)):
+        labels = rng.integers(0, 4, n, dtype=np.uint8)
+        pixels = rng.integers(0, 60, (n, 8, 8), dtype=np.uint8)
+        for i, label in enumerate(labels):
+            label = (label + (part == "train" and i % 8 == 0)) % 4
+            pixels[i, 4 * (label // 2) :, 4 * (label % 2) :][:4, :4] += 180
+        for name, magic, content in (
+            (f"{part}-images-idx3-ubyte", 2051, pixels),
+            (f"{part}-labels-idx1-ubyte", 2049, labels),
+        ):
+            header = struct.pack(f">{1 + content.ndim}I", magic, *content.shape)
+            with gzip.open(folder / f"{name}.gz", "wb") as file:
+                file.write(header + content.tobytes())
+    return [
+        "--data",
+        str(folder),
+        "--crop",
+        "1",
+        "--flip",
+        "no",
+        "--patch",
+        "4",
+        "--stem-channels",
+        "4",
+        "--epochs",
+        "4",
+        "--lr",
+        "1e-2",
+    ]
+
+
+def train(folder, mode, procs, *flags):
+    done = subprocess.run(
+        parity.command(mode, procs, *flags),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def weights_of(run) -> dict:
+    return torch.load(run / "last.pt", weights_only=True)["model"]
+
+
+def compare(folder, flags, cases):
+    """Trains by train_cpu.py on one process, and by `cases`; asserts that nothing tells them apart."""
+    flags = [*SHAPE, *flags]
+    train(folder, "cpu", 1, "--name", "one", *flags)
+    one = folder / "logs" / "one"
+    summary = json.loads((one / "summary.json").read_text())
+    for mode, procs, accumulate in cases:
+        name = f"{mode}-{procs}-{accumulate}"
+        train(folder, mode, procs, "--name", name, "--accumulate", str(accumulate), *flags)
+        other = folder / "logs" / name
+        for a, b in zip(read_metrics(one), read_metrics(other), strict=True):
+            assert float(b["train_loss"]) == pytest.approx(float(a["train_loss"]), rel=1e-4)
+            assert (b["valid_accuracy"], b["valid_f1"]) == (a["valid_accuracy"], a["valid_f1"])
+        weights = weights_of(one), weights_of(other)
+        assert (
+            max(float((weights[0][key] - weights[1][key]).abs().max()) for key in weights[0])
+            < 1e-4
+        )
+        found = json.loads((other / "summary.json").read_text())
+        assert (
+            found["confusion"] == summary["confusion"]
+            and found["test_accuracy"] == summary["test_accuracy"]
+        )
+    return summary
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory, table):
+    """logs/one of a folder, by train_cpu.py alone, which two of train_ddp.py's processes have equalled."""
+    folder = tmp_path_factory.mktemp("learnt")
+    compare(folder, [*table, "--class-weights"], [("ddp", 2, 2)])
+    return folder / "logs" / "one"
+
+
+def test_texts_are_learnt_alike_by_all_pages(learnt):
+    summary = json.loads((learnt / "summary.json").read_text())
+    assert summary["test_accuracy"] > 0.7 and sum(map(sum, summary["confusion"])) == 61
+    assert summary["classes"] == ["animal", "colour", "food"]
+
+
+@pytest.mark.slow
+def test_pictures_are_learnt_alike_by_all_pages(tmp_path, pictures):
+    summary = compare(tmp_path, pictures, [("fsdp", 2, 1)])
+    assert summary["test_accuracy"] > 0.9 and sum(map(sum, summary["confusion"])) == 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "corpus, cases",
+    [
+        ("table", [("cpu", 3, 2), ("fsdp", 2, 2), ("fsdp", 3, 1)]),
+        ("pictures", [("ddp", 3, 1), ("cpu", 2, 2)]),
+    ],
+)
+def test_more_processes_and_micro_batches(tmp_path, request, corpus, cases):
+    compare(tmp_path, request.getfixturevalue(corpus), cases)
+
+
+def test_a_run_leaves_predictions_that_agree_with_its_figures(table, learnt):
+    run = learnt
+    with open(run / "predictions.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    summary = json.loads((run / "summary.json").read_text())
+    assert [int(row["row"]) for row in rows] == list(range(61))
+    right = sum(row["label"] == row["prediction"] for row in rows)
+    assert right / 61 == pytest.approx(summary["test_accuracy"], abs=1e-6)
+    assert all(
+        sum(float(row[name]) for name in summary["classes"]) == pytest.approx(1, abs=1e-4)
+        for row in rows
+    )
+    model, saved = load_classifier(run / "best.pt")
+    with open(table[3], newline="") as file:
+        texts = [f"{row['title']} {row['text']}" for row in csv.DictReader(file)]
+    probabilities = logits(model, saved, texts)[0].softmax(-1)
+    shown = torch.tensor([[float(row[name]) for name in summary["classes"]] for row in rows])
+    assert (probabilities - shown).abs().max() < 1e-4
+    assert {"epoch", "samples_per_second", "valid_accuracy", "memory_mib"} <= summary["epochs"][
+        0
+    ].keys()
+
+
+@pytest.mark.slow
+def test_a_runs_record_starts_the_same_run(tmp_path, learnt):
+    again = run_script(
+        "train_cpu.py",
+        "--config",
+        learnt / "config.json",
+        "--name",
+        "again",
+        "--steps",
+        "2",
+        "--procs",
+        "1",
+        cwd=tmp_path,
+    )
+    assert again.returncode == 0, again.stderr
+    assert (
+        mathematics(read_metrics(tmp_path / "logs" / "again"))[0]
+        == mathematics(read_metrics(learnt))[0]
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_last_bit_and_early_stopping_holds(tmp_path, table):
+    flags = [
+        *table,
+        *SHAPE,
+        "--epochs",
+        "6",
+        "--dropout",
+        "0.1",
+        "--procs",
+        "2",
+        "--patience",
+        "2",
+        "--lr",
+        "0.0",
+        "--head-lr",
+        "0",
+    ]
+    whole = run_script("train_cpu.py", *flags, "--name", "whole", cwd=tmp_path)
+    assert whole.returncode == 0 and "no better for 2 evaluations" in whole.stdout, whole.stderr
+    flags = [*table, *SHAPE, "--dropout", "0.1", "--procs", "2"]
+    for name, last in (("a", 20), ("b", 9), ("b", 20)):
+        assert (
+            run_script(
+                "train_cpu.py",
+                *flags,
+                "--name",
+                name,
+                "--steps",
+                str(last),
+                "--schedule",
+                "noam",
+                cwd=tmp_path,
+            ).returncode
+            == 0
+        )
+    a, b = (tmp_path / "logs" / name for name in "ab")
+    assert mathematics(read_metrics(a))[9:] == mathematics(read_metrics(b))[9:]
+    weights = weights_of(a), weights_of(b)
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+def test_pictures_move_and_are_mirrored():
+    pixels = np.arange(1, 2 * 9 + 1, dtype=np.uint8).reshape(2, 1, 3, 3)
+    stay, right, up = (
+        move(pixels, np.array([how, [0, 0, 0]]))[0, 0].tolist()
+        for how in ([0, 0, 0], [0, 1, 0], [-2, 0, 1])
+    )
+    assert stay == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert right == [[0, 1, 2], [0, 4, 5], [0, 7, 8]]
+    assert up == [[9, 8, 7], [0, 0, 0], [0, 0, 0]]
+    assert not move(pixels, np.array([[5, 0, 0], [0, -9, 1]])).any()
+
+
+def test_texts_are_cut_and_counted():
+    """Also a text of one word that is longer than what is looked at, of which a single token may come."""
+    tokenizer = Tokenizer(
+        models.WordPiece({"[UNK]": 0, "good": 1, "bad": 2}, unk_token="[UNK]")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    texts = [
+        "good bad",
+        "good bad good bad good",
+        "x" * 400 + " good bad",
+        "  good" + " " * 400,
+    ]
+    assert encode_texts(tokenizer, texts, 4) == ([[1, 2], [1, 2, 1, 2], [0], [1]], 2)
+
+
+def test_hidden_tokens_depend_on_seed_epoch_and_text_alone():
+    class Whole:  # 40 texts of 9 tokens, none of them 0
+        pad = 0
+
+        def __len__(self):
+            return 40
+
+        def lengths(self, rows):
+            return [np.full(len(rows), 9)]
+
+        def batch(self, rows, width=9):
+            ids = torch.from_numpy(np.asarray(rows))[:, None] * 9 + torch.arange(1, 1 + width)
+            return ids, torch.zeros(len(rows), dtype=int), torch.ones(len(rows))
+
+    plan = ExampleBatches(Whole(), 90, 1, 0, np.array([4 / 3]), hide=0.4)
+    assert (
+        plan.weights.item() == plan.weights.bfloat16().item() != 4 / 3
+    )  # what FSDP makes of them in bf16
+    rows = np.arange(40)
+    x, whole = plan.batch(rows, [9], epoch=0)[0], Whole().batch(rows)[0]
+    hidden = x == 0
+    assert torch.equal(x[~hidden], whole[~hidden]) and not hidden[:, 0].any()
+    assert 0.3 < float(hidden[:, 1:].float().mean()) < 0.5
+    assert torch.equal(plan.batch(rows[[30, 2]], [9], epoch=0)[0], x[[30, 2]])
+    assert torch.equal(plan.batch(rows[[7]], [5], epoch=0)[0], x[[7], :5])
+    assert not torch.equal(plan.batch(rows, [9], epoch=1)[0] == 0, hidden)
+    assert not torch.equal(
+        ExampleBatches(Whole(), 90, 2, 0, np.ones(1), hide=0.4).batch(rows, [9], 0)[0] == 0,
+        hidden,
+    )
+
+
+@pytest.mark.slow
+def test_kill_9_loses_nothing(tmp_path, table):
+    said = kill.check(
+        tmp_path, "cpu", 2, 3, 500, 1, *table, "--batch-size", "24", "--dropout", "0.1"
+    )
+    assert len(said) == 3
+
+
+def test_what_cannot_be_is_said_in_one_line(tmp_path, table):
+    done = run_script("train_cpu.py", *table, "--label", "nothing", cwd=tmp_path)
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 2 and len(lines) == 1 and "no column" in lines[0], done.stderr
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        (["--data", "kinds", "--d-model", "33"], "heads"),
+        (["--data", "phrasebook", "--freeze", "1"], "for classifiers"),
+        (["--data", "phrasebook", "--stem-channels", "8"], "for classifiers"),
+        (["--data", "phrasebook", "--patch", "8"], "--patch is for classifiers"),
+        (["--data", "kinds", "--src", "en"], "--src is for translation"),
+        (["--data", "kinds", "--crop", "1"], "for pictures"),
+        (["--data", "kinds", "--pretrained", "nowhere"], "nowhere"),
+        (["--data", "kinds", "--patch", "8"], "for pictures"),
+        (["--data", "kinds", "--pool", "mean"], "--pool mean: it is for the weights"),
+        (["--data", "PICTURES", "--token-dropout", "0.1"], "for texts"),
+        (
+            ["--data", "PICTURES", "--patch", "2", "--stem-channels", "8"],
+            "patch 2: with a stem",
+        ),
+        (["--data", "kinds", "--stem-channels", "8"], "for pictures"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(refusal, pictures, flags, expected):
+    assert expected in refusal(*(pictures[1] if flag == "PICTURES" else flag for flag in flags))
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A folder with a small BERT that knows the table's words, for other classes than the table's."""
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *(word for words in WORDS.values() for word in words),
+    ]
+    tokenizer = Tokenizer(
+        models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.add_special_tokens(words[:5])
+    config = ClassifierConfig(
+        2,
+        vocab_size=len(words),
+        layers=2,
+        d_model=32,
+        heads=2,
+        d_ff=64,
+        bias=True,
+        activation="gelu",
+        positions="learned",
+        norm="post",
+        pool="first",
+        head="tanh",
+        max_length=32,
+    )
+    initialize(model := Classifier(config), seed=7)
+    folder = tmp_path_factory.mktemp("published") / "bert"
+    export(
+        folder,
+        model,
+        {
+            "tokenizer": tokenizer.to_str(),
+            "classes": ["no", "yes"],
+            "picture": None,
+            "config": asdict(config),
+        },
+    )
+    return str(folder), model
+
+
+def fine_tune(folder, mode, procs, name, table, init, *flags):
+    return train(
+        folder,
+        mode,
+        procs,
+        "--name",
+        name,
+        *table,
+        "--pretrained",
+        init,
+        "--max-length",
+        "16",
+        "--dropout",
+        "0",
+        "--lr",
+        "3e-3",
+        "--precision",
+        "fp32",
+        "--batch-size",
+        "24",
+        "--warmup",
+        "5",
+        "--log-every",
+        "1",
+        *flags,
+    )
+
+
+@pytest.mark.slow
+def test_published_weights_are_tuned_alike_and_frozen_ones_stay(tmp_path, table, published):
+    init, model = published
+    frozen = ["--freeze", "1", "--head-lr", "1e-2", "--steps", "8"]
+    said = fine_tune(tmp_path, "cpu", 1, "one", table, init, *frozen)
+    assert "new are head.3.bias, head.3.weight" in said and "left out" in said
+    one, before = weights_of(tmp_path / "logs/one"), model.state_dict()
+    for mode in ("cpu", "ddp", "fsdp"):
+        fine_tune(tmp_path, mode, 2, mode, table, init, *frozen)
+        two = weights_of(tmp_path / "logs" / mode)
+        # A key's bias changes no attention: its gradient is rounding alone, which Adam makes large.
+        for weights in (one, two):
+            weights["encoder.1.attention.key_value.bias"][:32] = 0
+        assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-4
+        for name in one:
+            if name.startswith(("encoder.0.", "embedding", "norm")):
+                assert torch.equal(two[name], before[name]), name
+    assert (
+        one["encoder.1.feed_forward.0.weight"] - before["encoder.1.feed_forward.0.weight"]
+    ).abs().max() > 1e-3
+    fine_tune(
+        tmp_path, "fsdp", 2, "ddp", table, init, *frozen[:4], "--steps", "12"
+    )  # and it goes on
+    assert [int(row["step"]) for row in read_metrics(tmp_path / "logs/ddp")] == list(
+        range(1, 13)
+    )
+
+
+def test_the_mean_of_all_tokens_in_the_place_of_a_head(tmp_path, table, published):
+    """--pool mean: the layer with tanh is left out, and the first token counts like any other."""
+    said = fine_tune(
+        tmp_path, "cpu", 1, "one", table, published[0], "--pool", "mean", "--steps", "1"
+    )
+    assert (
+        "new are head.1.bias, head.1.weight" in said
+        and "left out: bert.pooler.dense.bias, bert.pooler.dense.weight, classifier.bias, classifier.weight\n"
+        in said
+    )
+    saved = torch.load(tmp_path / "logs/one/last.pt", weights_only=True)
+    model = Classifier(ClassifierConfig(**saved["task"]["config"])).eval()
+    model.load_state_dict(saved["model"])
+    x = torch.tensor([[2, 5, 6, 3], [2, 7, 3, 0]])
+    y, _ = model.encode(x)
+    expected = (
+        torch.stack([y[0].mean(0), y[1, :3].mean(0)]) @ model.head[1].weight.T
+        + model.head[1].bias
+    )
+    assert (model.logits(x) - expected).abs().max() < 1e-5
+    with pytest.raises(UserError, match="no class of transformers"):
+        export(tmp_path / "out", model, saved["task"])
+
+
+@pytest.mark.slow
+def test_the_mean_gets_a_last_layer_of_its_own(tmp_path, pictures):
+    """A published one of the same classes is for the first token; DeiT's and DINOv2's are even wider."""
+    config = ClassifierConfig(
+        4,
+        patch=4,
+        channels=1,
+        image_size=8,
+        layers=1,
+        d_model=16,
+        heads=2,
+        d_ff=24,
+        max_length=1,
+        bias=True,
+        activation="gelu",
+        epsilon=1e-12,
+        positions="learned",
+        pool="first",
+        num_prefix_tokens=1,
+    )
+    initialize(model := Classifier(config), seed=7)
+    saved = {
+        "tokenizer": "",
+        "classes": ["0", "1", "2", "3"],
+        "picture": asdict(Picture(size=8, channels=1)),
+        "config": asdict(config),
+    }
+    export(tmp_path / "vit", model, saved)
+    flags = [*pictures[:6], "--steps", "1", "--lr", "0", "--pretrained", str(tmp_path / "vit")]
+    assert "new are no weights" in train(tmp_path, "cpu", 1, "--name", "kept", *flags)
+    assert "new are head.1.bias, head.1.weight" in train(
+        tmp_path, "cpu", 1, "--name", "mean", "--pool", "mean", *flags
+    )
+    kept, mean = (weights_of(tmp_path / "logs" / name) for name in ("kept", "mean"))
+    assert torch.equal(kept["head.1.weight"], model.state_dict()["head.1.weight"])
+    assert not torch.equal(mean["head.1.weight"], kept["head.1.weight"])
+    assert torch.equal(
+        mean["encoder.0.attention.out.weight"], kept["encoder.0.attention.out.weight"]
+    )
+
+
+def test_texts_have_one_process_and_pictures_several(pictures):
+    """A step of texts changes few of their embeddings, but an exchange would send all."""
+    flags = {"data": "kinds", "pretrained": "", "image_size": 0} | dict.fromkeys(
+        ("valid", "test", "text", "label"), ""
+    )
+    assert classification.presets(flags)["procs"] == 1
+    assert classification.presets(flags | {"pretrained": "FOLDER"})["procs"] == 1
+    assert "procs" not in classification.presets(flags | {"data": pictures[1]})
+
+
+@pytest.mark.slow
+def test_a_folder_that_names_more_classes_than_it_has_rows_for(tmp_path, table, published):
+    """Its last layer is left out, as one for other classes is; the table's classes are among the names."""
+    folder = shutil.copytree(published[0], tmp_path / "bert")
+    said = json.loads((folder / "config.json").read_text())
+    names = ["no", "yes", "maybe", *WORDS]
+    said |= {
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
+    (folder / "config.json").write_text(json.dumps(said))
+    said = fine_tune(tmp_path, "cpu", 1, "one", table, str(folder), "--steps", "1")
+    assert (
+        "new are head.3.bias, head.3.weight" in said
+        and "left out: classifier.bias, classifier.weight\n" in said
+    )
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        (["--layers", "3"], "have a shape already"),
+        (["--head-lr", "1e-3", "--lr", "0"], "--freeze"),
+        (["--max-length", "2"], "from 3 to 32"),
+        (["--max-length", "64"], "from 3 to 32"),
+        (["--freeze", "3"], "there are 2 layers"),
+        (["--dropout", "1"], "not in [0, 1)"),
+    ],
+)
+def test_what_the_weights_cannot_be_tuned_for(refusal, table, published, flags, expected):
+    assert expected in refusal(
+        *table, "--pretrained", published[0], "--max-length", "16", *flags
+    )
+
+
+@pytest.mark.slow
+def test_fsdp_ends_with_the_mean_of_the_last_weights(tmp_path):
+    """What evaluation gathered is put back into shards before other weights come."""
+    found = {}
+    for mode in ("cpu", "fsdp"):
+        done = subprocess.run(
+            parity.command(
+                mode,
+                2,
+                "--name",
+                mode,
+                "--data",
+                "kinds",
+                *SHAPE,
+                "--average-checkpoints",
+                "3",
+                "--steps",
+                "12",
+                "--eval-every",
+                "3",
+            ),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        found[mode] = json.loads((tmp_path / f"logs/{mode}/summary.json").read_text())
+    for figure in ("averaged_checkpoints", "best_step", "confusion"):
+        assert found["cpu"][figure] == found["fsdp"][figure]
+
+
+@pytest.mark.slow
+def test_fsdp_has_post_norm_in_bf16(tmp_path):
+    """Sinusoids are fp32, and its norms bf16."""
+    done = subprocess.run(
+        parity.command(
+            "fsdp",
+            2,
+            "--data",
+            "kinds",
+            *SHAPE,
+            "--steps",
+            "4",
+            "--norm",
+            "post",
+            "--precision",
+            "bf16",
+        ),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_label_is_not_the_text(tmp_path):
+    from support.corpora.tables import read_labelled_table
+
+    (tmp_path / "a.csv").write_text("comment,review\nfine,good\n")
+    with pytest.raises(
+        UserError, match="--text says which it is; its columns: comment, review"
+    ):
+        list(read_labelled_table(tmp_path / "a.csv", "", "review"))
+
+
+def test_of_no_class_all_examples_are_held_out(tmp_path):
+    """Some of the 300 that occur once would be, by their hash."""
+    rows = [f"{word} {i},often" for i, word in enumerate(["dog"] * 300)] + [
+        f"text {i},once {i}" for i in range(300)
+    ]
+    (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    corpus = find_labelled(str(tmp_path / "a.csv"), label="label")
+    folder = prepare(corpus, corpus.checksum(), tmp_path, "", 64, None, 300)
+    train, valid = Texts(folder, "train").labels, Texts(folder, "valid").labels
+    assert (
+        len(set(train)) == 301
+        and len(train) + len(valid) == 600
+        and set(valid) == {classes_of(corpus).index("often")}
+    )

@@ -1,0 +1,318 @@
+"""The classifier against PyTorch's own layers: texts and pictures, all pools and heads, padding, the loss."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from model import initialize, sinusoids
+from support.classification.classifier import Classifier, ClassifierConfig
+from support.classification.task import freeze
+from support.common.flops import flops
+
+torch.set_num_threads(1)  # so small a model gains nothing by more
+TEXTS = dict(
+    vocab_size=30,
+    layers=2,
+    d_model=16,
+    heads=2,
+    d_ff=32,
+    dropout=0.0,
+    head_dropout=0.0,
+    max_length=12,
+)
+PICTURES = TEXTS | dict(vocab_size=0, patch=2, image_size=6)
+
+
+def make_model(seed=1, **changes) -> Classifier:
+    """With random numbers in its biases and norms too, as trained weights have them."""
+    model = Classifier(ClassifierConfig(4, **changes)).eval()
+    initialize(model, seed)
+    torch.manual_seed(seed)
+    for weight in model.parameters():
+        if weight.dim() == 1:
+            weight.data += 0.1 * torch.randn(len(weight))
+    return model
+
+
+def reference(model: Classifier, x, padding=None):
+    """(batch, length, d_model): what nn.TransformerEncoder makes of embedded examples with the same weights."""
+    config, prefix = model.config, model.config.norm == "pre"
+    layer = nn.TransformerEncoderLayer(
+        config.d_model,
+        config.heads,
+        config.d_ff,
+        0.0,
+        config.activation,
+        config.epsilon,
+        batch_first=True,
+        norm_first=prefix,
+        bias=True,
+    )
+    theirs = nn.TransformerEncoder(layer, config.layers, enable_nested_tensor=False).eval()
+    for one, ours in zip(theirs.layers, model.encoder):
+        parts = {
+            "self_attn.in_proj_": [ours.attention.query, ours.attention.key_value],
+            "self_attn.out_proj.": [ours.attention.out],
+            "linear1.": [ours.feed_forward[0]],
+            "linear2.": [ours.feed_forward[2]],
+            "norm1.": [ours.residuals[0].norm],
+            "norm2.": [ours.residuals[1].norm],
+        }
+        for name, modules in parts.items():
+            one.get_parameter(f"{name}weight").data = torch.cat(
+                [module.weight for module in modules]
+            )
+            biases = [
+                module.bias if module.bias is not None else torch.zeros(len(module.weight))
+                for module in modules
+            ]
+            one.get_parameter(f"{name}bias").data = torch.cat(biases)
+    y = theirs(x if prefix else model.norm(x), src_key_padding_mask=padding)
+    return model.norm(y) if prefix else y
+
+
+def make_texts():
+    torch.manual_seed(3)
+    ids = torch.randint(1, 30, (5, 12))
+    for row in range(1, 5):
+        ids[row, 12 - 2 * row :] = 0  # padding
+    return ids
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("bias, activation", [(True, "gelu"), (False, "relu")])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_texts(norm, bias, activation, positions):
+    model = make_model(
+        **TEXTS, norm=norm, bias=bias, activation=activation, positions=positions, epsilon=1e-3
+    )
+    ids = make_texts()[:, :10]  # shorter than the longest: the first positions
+    x = model.embedding(ids)
+    x = (
+        x + model.positions[:10]
+        if positions == "learned"
+        else 4 * x + sinusoids(torch.arange(10), 16)
+    )
+    y, real = model.encode(ids)
+    assert torch.equal(real, ids != 0)
+    torch.testing.assert_close(
+        y[real], reference(model, x, ids == 0)[real], rtol=1e-4, atol=1e-5
+    )
+    assert model.layers() == list(model.encoder)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_pictures(first):
+    """A patch's projection is a convolution; learned tokens come before the patches."""
+    model = make_model(**PICTURES, num_prefix_tokens=first, positions="learned", bias=True)
+    pixels = torch.randn(5, 3, 6, 6)
+    x = (
+        F.conv2d(
+            pixels, model.embedding.weight.view(16, 3, 2, 2), model.embedding.bias, stride=2
+        )
+        .flatten(2)
+        .transpose(1, 2)
+    )
+    if first:
+        x = torch.cat([model.first.expand(5, first, 16), x], 1)
+    y, real = model.encode(pixels)
+    torch.testing.assert_close(y, reference(model, x + model.positions), rtol=1e-4, atol=1e-5)
+    assert real.shape == (5, 9 + first) and real.all()
+
+
+@torch.no_grad()
+def test_a_stem_is_two_convolutions_and_the_largest_of_four_pixels_after_each():
+    model = make_model(
+        **PICTURES | dict(patch=4, image_size=8), stem_channels=32, positions="learned"
+    )
+    pixels, (first, second) = torch.randn(5, 3, 8, 8), (model.stem[0], model.stem[3])
+    x = (
+        F.conv2d(pixels, first.weight, first.bias, padding=1)
+        .relu()
+        .unflatten(3, (-1, 2))
+        .unflatten(2, (-1, 2))
+        .amax((3, 5))
+    )
+    x = (
+        F.conv2d(x, second.weight, second.bias, padding=1)
+        .relu()
+        .unflatten(3, (-1, 2))
+        .unflatten(2, (-1, 2))
+        .amax((3, 5))
+    )
+    assert x.shape == (5, 64, 2, 2)
+    x = F.linear(x.flatten(2).transpose(1, 2), model.embedding.weight, model.embedding.bias)
+    torch.testing.assert_close(model.embed(pixels), x + model.positions, rtol=1e-4, atol=1e-5)
+    initialize(model, 1)
+    assert second.weight.std().item() == pytest.approx(
+        (2 / (32 * 9)) ** 0.5, rel=0.05
+    )  # what goes in has so many numbers
+    freeze(model, model.config.layers)
+    assert {
+        name.split(".")[0] for name, weight in model.named_parameters() if weight.requires_grad
+    } == {"norm", "head"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", ["", "tanh", "relu"])
+def test_pools_and_heads(head):
+    ids = make_texts()
+    for pool in ("first", "first+second", "first+mean", "mean"):
+        model = make_model(**TEXTS, pool=pool, head="" if "+" in pool else head)
+        y, real = model.encode(ids)
+        expected = {
+            "first": y[:, 0],
+            "first+second": torch.cat([y[:, 0], y[:, 1]], 1),
+            "first+mean": torch.cat([y[:, 0], y[:, 1:].mean(1)], 1),
+            "mean": torch.stack([row[these].mean(0) for row, these in zip(y, real)]),
+        }[pool]
+        if model.config.head:
+            expected = getattr(torch, head)(
+                F.linear(expected, model.head[0].weight, model.head[0].bias)
+            )
+        torch.testing.assert_close(
+            model.score(ids), F.linear(expected, model.head[-1].weight, model.head[-1].bias)
+        )
+    nothing = torch.zeros(1, 3, dtype=torch.long)  # what a process gets that has no example
+    assert (
+        not model.pool(*model.encode(nothing)).any() and model.score(nothing).isfinite().all()
+    )
+
+
+@torch.no_grad()
+def test_padding_changes_nothing():
+    model, ids = make_model(**TEXTS), make_texts()
+    alone = torch.cat([model.score(row[row != 0][None]) for row in ids])
+    torch.testing.assert_close(model.score(ids), alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_is_pytorchs_and_its_sums_are_of_the_examples_that_count(smoothing):
+    model, ids, labels = (
+        make_model(**TEXTS, label_smoothing=smoothing),
+        make_texts(),
+        torch.tensor([0, 3, 1, 1, 2]),
+    )
+    weights = torch.tensor([1.0, 0.5, 0.0, 2.0, 1.0])
+    loss, nll = model(ids, labels, weights)
+    logits = model.score(ids)
+    each = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+    torch.testing.assert_close(loss, (each * weights).sum())
+    counted = weights > 0
+    torch.testing.assert_close(
+        nll, F.cross_entropy(logits[counted], labels[counted], reduction="sum")
+    )
+    assert loss.requires_grad and not nll.requires_grad
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.score(ids).dtype == torch.float32
+
+
+def test_dropout_is_where_it_is_said_to_be():
+    shape = {name: value for name, value in TEXTS.items() if name != "head_dropout"} | dict(
+        dropout=0.5, norm="post"
+    )
+    model = make_model(**shape, head="tanh").train()
+    assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [
+        0.5
+    ] * 5 + [0.1]
+    model.encoder = nn.ModuleList()  # what is left are the embeddings
+    dropped = model.encode(torch.ones(50, 12, dtype=torch.long))[0] == 0
+    assert 0.45 < float(dropped.float().mean()) < 0.55
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (dict(stem_channels=4), "patch 2: with a stem"),
+        (dict(classes=1), "there is 1 class"),
+        (dict(image_size=7), "image_size 7 is no multiple of patch 2"),
+        (dict(image_size=0), "image_size 0"),
+        (dict(activation="tanh"), "activation 'tanh' is none of relu, gelu"),
+        (dict(pool="max"), "pool 'max' is none of mean, first"),
+        (dict(positions="rotary"), "positions 'rotary' is none of"),
+        (dict(head="gelu"), "head 'gelu' is none of"),
+        (dict(norm="mid"), "norm 'mid'"),
+    ],
+)
+def test_an_impossible_shape_is_refused(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        ClassifierConfig(**dict(classes=2) | PICTURES | wrong)
+    assert ClassifierConfig(2, **PICTURES).channels == 3
+    ClassifierConfig(2, **PICTURES | dict(patch=1, image_size=1))
+    ClassifierConfig(2, image_size=7)  # of texts: it means nothing
+    assert (
+        make_model(vocab_size=9, pool="first+mean", head="tanh")
+        .logits(torch.ones(2, 3, dtype=torch.long))
+        .shape[0]
+        == 2
+    )
+
+
+def test_weights_have_the_sizes_that_training_needs():
+    model = Classifier(
+        ClassifierConfig(
+            4,
+            **PICTURES | dict(d_model=64, image_size=64),
+            num_prefix_tokens=40,
+            positions="learned",
+        )
+    )
+    initialize(model, 1)
+    for name in ("positions", "first"):
+        assert model.get_parameter(name).std().item() == pytest.approx(1 / 8, rel=0.05), name
+    assert model.embedding.weight.std().item() == pytest.approx(
+        12**-0.5, rel=0.1
+    )  # of a patch's numbers
+    assert not model.embedding.bias.any() and (model.norm.weight == 1).all()
+
+
+def test_the_flop_count_is_that_of_the_layers():
+    model = make_model(**TEXTS | dict(layers=1), bias=True)
+    counter, ids = FlopCounterMode(display=False), torch.ones(3, 12, dtype=torch.long)
+    with counter:
+        model(ids, torch.zeros(3, dtype=torch.long), torch.ones(3))[0].backward()
+    head = 3 * 2 * 3 * 16 * 4  # the last layer, which is left out
+    assert counter.get_total_flops() - head == flops(model.config, torch.full((3,), 12))
+
+
+def test_the_flop_count_has_the_stem():
+    model = make_model(
+        **PICTURES | dict(layers=1, patch=4, image_size=8, stem_channels=6, max_length=1),
+        bias=True,
+    )
+    counter = FlopCounterMode(display=False)
+    with counter:
+        model(torch.rand(2, 3, 8, 8), torch.zeros(2, dtype=torch.long), torch.ones(2))[
+            0
+        ].backward()
+    left_out = 3 * 2 * 2 * (16 * 4 + 4 * 12 * 16)  # the last layer, and the patches' projection
+    unneeded = 2 * 2 * (9 * 3 * 6 * 64)  # the picture itself has no gradient
+    assert (
+        counter.get_total_flops() - left_out
+        == flops(model.config, torch.full((2,), 4)) - unneeded
+    )
+
+
+@pytest.mark.parametrize("frozen", [1, 2])
+def test_frozen_layers_have_a_forward_pass_only(frozen):
+    model = make_model(
+        **PICTURES | dict(layers=2, patch=4, image_size=8, stem_channels=6, max_length=1),
+        bias=True,
+    )
+    freeze(model, frozen)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        model(torch.rand(2, 3, 8, 8), torch.zeros(2, dtype=torch.long), torch.ones(2))[
+            0
+        ].backward()
+    head, patches = (
+        3 * 2 * 2 * 16 * 4,
+        2 * 2 * 4 * 12 * 16,
+    )  # the last layer; the patches' projection is frozen
+    # The lowest layer that learns passes no gradient on, so there the one of its projection's input is not counted.
+    count = flops(model.config, torch.full((2,), 4), frozen=frozen)
+    assert 0.95 * count <= counter.get_total_flops() - head - patches <= count

@@ -1,0 +1,542 @@
+"""classify.py as a user runs it: at a prompt, one text or picture, files, scores, odd input."""
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, run_script, write_runs
+from test_translate import ODD, Terminal
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import classify
+import translate
+from model import initialize
+from support.classification.classifier import Classifier, ClassifierConfig
+from support.classification.images import Picture
+from support.classification.labelled import find_labelled
+from support.classification.metrics import table
+from support.classification.predict import load_classifier, logits
+from support.classification.splits import hold_out
+from support.common import checkpoint
+from support.common.errors import UserError
+from support.pretrained.pretrained import read_folder
+
+# Seven classes, so that not all are shown; each has words of its own.
+WORDS = {
+    "animal": "dog cat horse",
+    "colour": "red green blue",
+    "food": "bread apple cheese",
+    "number": "one two three",
+    "body": "hand foot nose",
+    "sky": "sun moon star",
+    'the "Geräte"': "hammer saw nail",
+}
+CLASSES = list(WORDS)
+LENGTH = 8  # tokens
+
+
+def save(folder, model, kind="classification", flags=None, **saved):
+    """Writes folder/best.pt as training does."""
+    folder.mkdir(parents=True)
+    task = {
+        "kind": kind,
+        "config": asdict(model.config),
+        "classes": CLASSES,
+        "tokenizer": "",
+        "picture": None,
+        "checksum": "",
+    } | saved
+    checkpoint.save(
+        folder / "best.pt",
+        {
+            "step": 1,
+            "model": model.state_dict(),
+            "task": task,
+            "flags": flags or {},
+            "progress": {},
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def examples():
+    """(text, class): two words of the class, and one of any."""
+    random = np.random.default_rng(1)
+    words = [word for some in WORDS.values() for word in some.split()]
+    return [
+        (" ".join([*random.choice(WORDS[name].split(), 2), random.choice(words)]), name)
+        for name in map(str, random.choice(CLASSES, 200))
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, examples):
+    """A folder with logs/texts, of a model that knows the words, and with its corpus."""
+    folder = tmp_path_factory.mktemp("classifier")
+    vocabulary = {"<pad>": 0, "?": 1}
+    for word in " ".join(WORDS.values()).split():
+        vocabulary[word] = len(vocabulary)
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    for part in ("train", "test"):
+        write_table(
+            folder / f"{part}.csv", examples[:150] if part == "train" else examples[150:]
+        )
+    config = ClassifierConfig(
+        classes=len(CLASSES),
+        vocab_size=len(vocabulary),
+        layers=1,
+        d_model=16,
+        heads=2,
+        d_ff=16,
+        max_length=LENGTH,
+    )
+    model = Classifier(config)
+    initialize(model, 1)
+    adam, texts, names = torch.optim.Adam(model.parameters(), lr=1e-2), *zip(*examples)
+    ids = torch.tensor([encoded.ids for encoded in tokenizer.encode_batch(texts)])
+    labels = torch.tensor([CLASSES.index(name) for name in names])
+    for _ in range(60):
+        torch.nn.functional.cross_entropy(model.score(ids), labels).backward()
+        adam.step()
+        adam.zero_grad()
+    save(
+        folder / "logs" / "texts",
+        model,
+        tokenizer=tokenizer.to_str(),
+        flags={
+            "data": "train.csv",
+            "valid": "",
+            "test": "test.csv",
+            "text": "words",
+            "label": "kind",
+        },
+    )
+    return folder
+
+
+def write_table(path, rows, header=("words", "kind")):
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+@pytest.fixture
+def answer(folder, monkeypatch, capsys):
+    """answer(*flags, lines=b""): what classify.py prints, but in this process, which is quicker."""
+    monkeypatch.chdir(folder)
+
+    def answer(*flags, lines=b"", script=classify):
+        monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, flags)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+        threads = torch.get_num_threads()
+        try:
+            script.main()
+        finally:
+            torch.set_num_threads(threads)
+        return capsys.readouterr()
+
+    return answer
+
+
+def probabilities(folder, texts):
+    model, saved = load_classifier(folder / "logs" / "texts" / "best.pt")
+    return logits(model, saved, texts)[0].softmax(-1)
+
+
+# --- Texts ----------------------------------------------------------------------------------------
+
+
+def test_one_text_gets_its_five_likeliest_classes(folder, answer):
+    lines = answer("cat dog").out.splitlines()
+    rows = [re.fullmatch(r"(.*?) +([\d.]+)%  (=*)", line) for line in lines]
+    assert len(rows) == 5 and len({line.index("%") for line in lines}) == 1
+    expected, labels = probabilities(folder, ["cat dog"])[0].topk(5)
+    assert [row[1].strip() for row in rows] == [CLASSES[label] for label in labels]
+    assert [float(row[2]) for row in rows] == pytest.approx(100 * expected, abs=0.051)
+    assert rows[0][1].strip() == "animal"
+    assert [len(row[3]) for row in rows] == [round(30 * p) for p in expected.tolist()]
+
+
+def test_a_file_comes_out_one_for_one(folder, answer, examples):
+    texts = [text for text, _ in examples] * 12  # more than are read at once
+    texts[::7] = ["", " \t "] * (len(texts[::7]) // 2) + [""] * (len(texts[::7]) % 2)
+    assert len(texts) > 2 * classify.AT_ONCE
+    done = answer(lines="\n".join(texts).encode())
+    assert done.err == ""
+    lines = done.out.split("\n")
+    assert len(lines) == len(texts) + 1 and lines.pop() == ""
+    expected = [found.max(-1) for found in probabilities(folder, texts)]
+    for text, line, best in zip(texts, lines, expected):
+        if text.strip():
+            name, p = line.split("\t")
+            assert name == CLASSES[best.indices] and re.fullmatch(r"[01]\.\d{4}", p)
+            assert float(p) == pytest.approx(float(best.values), abs=1e-4)
+        else:
+            assert line == ""
+    assert answer().out == ""  # nothing in, nothing out
+
+
+def test_odd_lines_come_out_one_for_one(folder):
+    done = run_script("classify.py", cwd=folder, input=("\n".join(ODD) + "\n").encode())
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode().split("\n")
+    assert len(lines) == len(ODD) + 1 and [i for i, line in enumerate(lines) if not line] == [
+        *(i for i, line in enumerate(ODD) if not line.strip()),
+        len(ODD),
+    ]
+    # Its 5,000 words, and perhaps others that fall apart into more than there is room for.
+    assert re.fullmatch(
+        rb"warning: \d of \d+ texts were cut at the 8 tokens that the model takes\n",
+        done.stderr,
+    )
+
+
+def test_texts_that_are_cut_are_counted(answer):
+    long, fits = "cat " * (LENGTH + 1), "cat " * LENGTH
+    done = answer(lines=f"{long}\n{fits}\n\n{long * 100_000}\n".encode())
+    assert done.err == "warning: 2 of 3 texts were cut at the 8 tokens that the model takes\n"
+    assert len({*done.out.split("\n")[:2]}) == 1 and done.out.count("animal") == 3
+    assert answer(fits).err == "" and "1 of 1 texts" in answer(long).err
+
+
+def test_what_reads_the_lines_may_leave(folder):
+    with subprocess.Popen(
+        [sys.executable, str(ROOT / "classify.py")],
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        process.stdout.close()
+        _, err = process.communicate(b"dog\n" * 10_000, 60)
+    assert (process.returncode, err) == (0, b"")
+
+
+# --- Scores ---------------------------------------------------------------------------------------
+
+
+def expected_table(folder, rows):
+    confusion = np.zeros((len(CLASSES), len(CLASSES)), int)
+    for (_, name), p in zip(rows, probabilities(folder, [text for text, _ in rows])):
+        confusion[CLASSES.index(name), p.argmax()] += 1
+    assert 0.5 < confusion.trace() / confusion.sum() < 1
+    return table(confusion, CLASSES)
+
+
+def test_score_prints_the_figures(folder, answer, examples, tmp_path):
+    rows = examples[150:]
+    rows = [*rows, *(("red green", name) for name in CLASSES)]  # six of them wrong
+    (tmp_path / "same.tsv").write_text(
+        "".join("\t".join(pair) + "\n" for pair in [("words", "kind"), *rows])
+    )
+    with open(tmp_path / "other.jsonl", "w") as file:
+        file.writelines(json.dumps({"a": text, "b": name}) + "\n" for text, name in rows)
+    for number, (text, name) in enumerate(rows):
+        inner = tmp_path / "texts" / name
+        inner.mkdir(parents=True, exist_ok=True)
+        (inner / f"{number}.txt").write_text(text)
+    expected = expected_table(folder, rows)
+    for flags in (["same.tsv"], ["other.jsonl", "--text", "a", "--label", "b"], ["texts"]):
+        out = answer("--score", tmp_path / flags[0], *flags[1:]).out
+        assert out.startswith(expected + "\n\n")
+        assert re.fullmatch(r"57 texts, \d+\.\d s, [\d,]+ texts/s\n", out[len(expected) + 2 :])
+
+
+def test_score_takes_a_part_of_what_the_model_was_trained_on(folder, answer, examples):
+    rows = examples[150:] + [("red green", "animal")]
+    write_table(folder / "test.csv", rows)
+    assert answer("--score", "test").out.startswith(expected_table(folder, rows))
+    assert answer("--score", "test.csv").out.startswith(expected_table(folder, rows))
+    assert (
+        "texts, with those that the model was trained on, "
+        in answer("--score", "train.csv").out
+    )
+
+
+def test_score_takes_the_examples_that_were_held_out(folder, answer, examples, tmp_path):
+    corpus = find_labelled(str(folder / "train.csv"), text="words", label="kind")
+    parts, count = hold_out(corpus)
+    held_out = [*parts["valid"]()]
+    assert 0 < len(held_out) < count / 10 and {*held_out} <= {*examples}
+    model, saved = load_classifier(folder / "logs" / "texts" / "best.pt")
+    flags = {
+        "data": str(folder / "train.csv"),
+        "valid": "",
+        "test": "",
+        "text": "words",
+        "label": "kind",
+    }
+    save(
+        tmp_path / "run",
+        model,
+        flags=flags,
+        tokenizer=saved["tokenizer"],
+        checksum=corpus.checksum(),
+    )
+    for part, number in (("valid", len(held_out)), ("train", count - len(held_out))):
+        assert (
+            f"\n{number} texts of the {part} part, "
+            in answer("--checkpoint", tmp_path / "run", "--score", part).out
+        )
+    with pytest.raises(
+        UserError, match="--score test: train has no such part, only train, valid"
+    ):
+        answer("--checkpoint", tmp_path / "run", "--score", "test")
+    save(
+        tmp_path / "older", model, flags=flags, tokenizer=saved["tokenizer"], checksum="another"
+    )
+    with pytest.raises(
+        UserError, match="--score valid: train has changed since"
+    ):  # others are held out of it now
+        answer("--checkpoint", tmp_path / "older", "--score", "valid")
+
+
+def test_a_folder_with_a_test_part_alone_is_scored(answer, tmp_path):
+    (tmp_path / "all/test/animal").mkdir(parents=True)
+    (tmp_path / "all/test/animal/1.txt").write_text("dog")
+    assert "\n1 texts, " in answer("--score", tmp_path / "all").out
+
+
+def test_of_a_folder_with_parts_the_one_to_test_on_is_scored(answer, tmp_path):
+    for part, texts in (
+        ("train", ["dog", "cat", "horse"]),
+        ("dev", ["dog"]),
+        ("test", ["dog", "cat"]),
+    ):
+        for number, text in enumerate(texts):
+            inner = tmp_path / "all" / part / "animal"
+            inner.mkdir(parents=True, exist_ok=True)
+            (inner / f"{number}.txt").write_text(text)
+        if part != "train":
+            named = "valid" if part == "dev" else part
+            found = answer("--score", tmp_path / "all").out
+            assert f"\n{len(texts)} texts of the {named} part, " in found
+    with pytest.raises(
+        UserError, match="none of the model's"
+    ):  # the columns that it was trained on are another table's
+        answer("--score", "kinds")
+    with pytest.raises(UserError, match="no table"):
+        answer("--score", tmp_path / "all", "--label", "kind")
+
+
+def test_what_cannot_be_scored_is_refused(answer, tmp_path):
+    write_table(tmp_path / "strange.csv", [("dog", "animal"), ("rain", "weather")])
+    write_table(tmp_path / "empty.csv", [])
+    write_table(tmp_path / "columns.csv", [("dog", "animal")], ("a", "b"))
+    (tmp_path / "pictures" / "animal").mkdir(parents=True)
+    (tmp_path / "pictures" / "animal" / "1.png").write_bytes(b"")
+    for name, expected in [
+        ("strange.csv", r"the label 'weather' is none of the model's: animal, colour, food"),
+        ("empty.csv", "empty"),
+        ("columns.csv", "no column 'words'"),
+        ("no.csv", "no such file"),
+        ("pictures", "pictures, but logs/texts/best.pt knows texts"),
+        ("nothing", "nothing"),
+    ]:
+        with pytest.raises(UserError, match=expected) as problem:
+            answer("--score", tmp_path / name)
+        assert "\n" not in str(problem.value)
+
+
+# --- Which model ----------------------------------------------------------------------------------
+
+
+def test_the_newest_classifier_is_taken(folder, tmp_path, monkeypatch, answer):
+    content = torch.load(folder / "logs" / "texts" / "best.pt")
+    write_runs(
+        tmp_path,
+        content,
+        {"new": "translation", "mid": "classification", "old": "classification"},
+    )
+    monkeypatch.chdir(tmp_path)
+    assert checkpoint.find_checkpoint(None, "classification") == Path("logs/mid/best.pt")
+    for path in ("logs/old", "logs/old/best.pt"):
+        assert "animal" in answer("--checkpoint", path, "dog").out
+    for script, path, other in (
+        (classify, "new", "translate.py"),
+        (translate, "mid", "classify.py"),
+    ):
+        with pytest.raises(UserError) as problem:
+            answer("--checkpoint", f"logs/{path}", "dog", script=script)
+        assert f"; use python {other} --checkpoint logs/{path}/best.pt" in str(problem.value)
+
+
+def test_what_cannot_be_done_is_said_in_one_line(folder):
+    done = run_script("classify.py", cwd=folder, input=b"gut\nsch\xf6n\n")
+    assert done.returncode == 2 and re.fullmatch(
+        rb"error: standard input, line 2: not UTF-8.*\n", done.stderr
+    ), done.stderr
+    assert done.stdout.count(b"\n") == 1  # the line before the bad one has its answer
+
+
+def test_what_does_not_go_together_is_refused(folder, tmp_path, answer):
+    content = torch.load(folder / "logs" / "texts" / "best.pt")
+    (tmp_path / "zero.pt").write_bytes(b"")
+    config = content["task"]["config"] | {"d_model": 32}
+    torch.save(content | {"task": content["task"] | {"config": config}}, tmp_path / "shape.pt")
+    for flags, expected in [
+        (["dog", "--checkpoint", "no.pt"], "no.pt"),
+        (["dog", "--checkpoint", tmp_path], "it has no best.pt"),
+        (["dog", "--checkpoint", tmp_path / "zero.pt"], "zero.pt: not a whole checkpoint"),
+        (
+            ["dog", "--checkpoint", tmp_path / "shape.pt"],
+            "not a whole checkpoint of a classifier",
+        ),
+        (["dog", "--score", "test"], "one thing at a time"),
+        (["--export", "out", "--score", "test"], "one thing at a time"),
+        (["dog", "--label", "kind"], "columns of the file to --score"),
+        (["dog", "--threads", "-1"], "--threads -1"),
+        (["dog", "--device", "tpu"], "--help lists the flags"),
+        (["dog", "cat"], "--help lists the flags"),
+    ]:
+        with pytest.raises(UserError) as problem:
+            answer(*flags)
+        assert expected in str(problem.value) and "\n" not in str(problem.value)
+
+
+def test_export_writes_what_init_reads(folder, tmp_path, answer):
+    _, saved = load_classifier(folder / "logs" / "texts" / "best.pt")
+    with pytest.raises(UserError, match="no class of transformers"):
+        answer("--export", tmp_path / "no")
+    like_bert = {
+        "norm": "post",
+        "bias": True,
+        "activation": "gelu",
+        "positions": "learned",
+        "pool": "first",
+        "head": "tanh",
+        "epsilon": 1e-12,
+    }
+    model = Classifier(ClassifierConfig(**saved["config"] | like_bert))
+    initialize(model, 1)
+    save(tmp_path / "logs" / "bert", model, tokenizer=saved["tokenizer"])
+    answer("--checkpoint", tmp_path / "logs" / "bert", "--export", tmp_path / "folder")
+    with pytest.raises(UserError, match="folder: there is a model already"):
+        answer("--checkpoint", tmp_path / "logs" / "bert", "--export", tmp_path / "folder")
+    found = read_folder(str(tmp_path / "folder"))
+    assert found.labels == CLASSES and not found.new
+    assert {*found.weights} == {*model.state_dict()}
+    assert all(
+        torch.equal(weight, found.weights[name]) for name, weight in model.state_dict().items()
+    )
+
+
+# --- Pictures -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pictures(tmp_path, monkeypatch):
+    """The folder of a model of pictures, and in it a red.png and a broken.png."""
+    image = pytest.importorskip("PIL.Image")
+    model = Classifier(
+        ClassifierConfig(
+            classes=7,
+            patch=4,
+            image_size=8,
+            layers=1,
+            d_model=16,
+            heads=2,
+            d_ff=16,
+            positions="learned",
+            max_length=1,
+        )
+    )
+    initialize(model, 1)
+    save(
+        tmp_path / "logs" / "pictures",
+        model,
+        flags={"data": "shapes"},
+        picture=asdict(Picture(size=8)),
+    )
+    image.new("RGB", (20, 10), (250, 0, 0)).save(tmp_path / "red.png")
+    (tmp_path / "broken.png").write_bytes((tmp_path / "red.png").read_bytes()[:45])
+    red = np.zeros((3, 8, 8), np.uint8)
+    red[0] = 250
+    p = logits(*load_classifier(tmp_path / "logs" / "pictures" / "best.pt"), [red])[0].softmax(
+        -1
+    )[0]
+    return tmp_path, CLASSES[p.argmax()], float(p.max())
+
+
+@pytest.mark.optional
+def test_pictures_are_named_by_their_paths(pictures, answer, monkeypatch):
+    folder, name, p = pictures
+    monkeypatch.chdir(folder)
+    assert answer("red.png").out.split()[:2] == [name, f"{p:.1%}"]
+    assert (
+        answer(lines=b"red.png\n\n red.png \n").out == f"{name}\t{p:.4f}\n\n{name}\t{p:.4f}\n"
+    )
+    (folder / "shown" / name).mkdir(parents=True)
+    (folder / "red.png").rename(folder / "shown" / name / "1.png")
+    out = answer("--score", "shown").out
+    assert (
+        re.search(r"accuracy +1.0000 +1\n\(classes without examples: .; .*\)\n\ntaken for", out)
+        and "\n\n1 pictures, " in out
+    )
+    for path, expected in (
+        ("broken.png", "broken.png: not a whole"),
+        ("no.png", "no such file"),
+    ):
+        for given in ({}, {"lines": f"{path}\n".encode()}):
+            with pytest.raises(UserError, match=expected):
+                answer(*([] if given else [path]), **given)
+    (folder / "red.png").write_bytes((folder / "shown" / name / "1.png").read_bytes())
+    done = run_script("classify.py", cwd=folder, input=b"red.png\nno.png\nred.png\n")
+    assert (done.returncode, done.stdout) == (2, f"{name}\t{p:.4f}\n".encode())
+
+
+@pytest.mark.optional
+def test_a_mistyped_path_does_not_end_the_prompt(pictures):
+    terminal = Terminal(pictures[0], "classify.py")
+    try:
+        assert "Type the path of a picture; q ends." in terminal.read_until("> $")
+        for path, expected in (
+            ("no.png", "error: no.png: no such file"),
+            ("red.png", pictures[1]),
+        ):
+            terminal.write(f"{path}\n")
+            assert expected in terminal.read_until(r"\r\n(.*\r\n)+> $")
+        time.sleep(0.5)
+        terminal.write("q\n")
+        assert terminal.process.wait(30) == 0
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+        os.close(terminal.master)
+
+
+# --- In a terminal --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "end", ["q\n", *(pytest.param(end, marks=pytest.mark.slow) for end in ("\x04", "\x03"))]
+)
+def test_the_prompt_answers_until_q_ctrl_d_or_ctrl_c(folder, end):
+    terminal = Terminal(folder, "classify.py")
+    try:
+        assert "logs/texts/best.pt: 7 classes. Type a text; q ends." in terminal.read_until(
+            "> $"
+        )
+        terminal.write("cat dog\n")
+        shown = terminal.read_until(r"\r\n(.*\r\n){5}> $")
+        assert re.search(r"\r\nanimal  .*%  =+\r\n", shown)
+        terminal.write("\n")
+        terminal.read_until("> $")
+        # A person takes as long; and input() misses a signal between its prompt and the waiting.
+        time.sleep(0.5)
+        terminal.write(end)
+        assert terminal.process.wait(30) == 0
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+        os.close(terminal.master)

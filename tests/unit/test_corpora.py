@@ -1,0 +1,115 @@
+"""Sentence pairs from archives as OPUS gives them, and from .jsonl."""
+
+import gzip
+import zipfile
+
+import pytest
+
+from support.common.errors import UserError
+from support.corpora.pairs import find_corpus
+
+
+def write_zip(path, files):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return str(path)
+
+
+MOSES = {
+    "README": "x",
+    "LICENSE": "y",
+    "MultiUN.de-en.de": "Ja.\r\nNein,\u2028danke.\n",
+    "MultiUN.de-en.en": "Yes.\nNo, thanks.\n",
+    "MultiUN.de-en.xml": "<a/>",
+}
+PAIRS = [("Ja.", "Yes."), ("Nein,\u2028danke.", "No, thanks.")]
+
+
+def test_a_zip_in_moses_format_is_read_where_it_is(tmp_path):
+    data = write_zip(tmp_path / "de-en.txt.zip", MOSES)
+    corpus = find_corpus(data, valid=data)
+    assert corpus.name == "de-en"
+    for _ in range(2):  # a corpus is read more than once
+        assert list(corpus.parts["train"]()) == list(corpus.parts["valid"]()) == PAIRS
+    back = find_corpus(data, src="en", tgt="de")
+    assert list(back.parts["train"]()) == [pair[::-1] for pair in PAIRS]
+    assert back.checksum() != find_corpus(data).checksum()
+    assert [path.name for path in tmp_path.iterdir()] == [
+        "de-en.txt.zip"
+    ]  # nothing is unpacked
+
+
+def test_the_phrasebook_goes_both_ways():
+    pairs, back = (
+        list(find_corpus(src=src, tgt=tgt).parts["test"]())
+        for src, tgt in (("de", "en"), ("en", "de"))
+    )
+    assert (
+        pairs == [pair[::-1] for pair in back]
+        and len({src for src, _ in pairs} & {src for src, _ in back}) < len(pairs) / 10
+    )
+    assert find_corpus(src="en", tgt="de").columns != (
+        "en",
+        "de",
+    )  # the encoded one has another name than when it was not turned
+    with pytest.raises(UserError, match="^--src en --tgt fr: the phrasebook has de and en$"):
+        find_corpus(src="en", tgt="fr")
+
+
+def test_a_packed_file_may_end_in_capitals(tmp_path):
+    (tmp_path / "ROWS.TSV.GZ").write_bytes(gzip.compress(b"de\ten\nJa.\tYes.\n"))
+    assert list(find_corpus(str(tmp_path / "ROWS.TSV.GZ")).parts["train"]()) == [
+        ("Ja.", "Yes.")
+    ]
+
+
+def test_a_zip_that_cannot_be_read_is_refused_in_one_line(tmp_path):
+    def refusal(files, src="de", tgt="en"):
+        path = tmp_path / "a.zip"
+        if isinstance(files, bytes):
+            path.write_bytes(files)
+        elif files is not None:
+            write_zip(path, files)
+        with pytest.raises(UserError) as problem:
+            list(find_corpus(str(path), src=src, tgt=tgt).parts["train"]())
+        assert "\n" not in str(problem.value)
+        return str(problem.value)
+
+    assert "a.zip: no such file" in refusal(None)
+    assert "no pairs NAME.fr and NAME.en inside" in refusal(MOSES, src="fr")
+    assert "no pairs" in refusal({"a.de": "", "b.en": ""})
+    assert "2 pairs NAME.de and NAME.en inside" in refusal(MOSES | {"b.de": "", "b.en": ""})
+    assert "a.zip/MultiUN.de-en.en has 1: the sides differ" in refusal(
+        MOSES | {"MultiUN.de-en.en": "Yes.\n"}
+    )
+    latin = refusal(MOSES | {"MultiUN.de-en.de": b"gut\nsch\xf6n\n"})
+    assert "a.zip/MultiUN.de-en.de, line 2: not UTF-8" in latin
+    for content in (b"", b"PK\x03\x04 and no more", b"<html>"):
+        assert "cannot be read as a .zip archive" in refusal(content)
+    whole = open(write_zip(tmp_path / "b.zip", MOSES), "rb").read()
+    at = whole.index(b"MultiUN.de-en.en") + 18  # within the packed text
+    assert "cannot be read" in refusal(whole[:at] + b"?????" + whole[at + 5 :])
+    at = whole.index(b"PK\x01\x02")  # in the list of contents
+    at = whole.index(b"MultiUN.de-en.de", at) - 46 + 8
+    assert "cannot be read" in refusal(
+        whole[:at] + b"\x01" + whole[at + 1 :]
+    )  # as if encrypted
+
+
+def test_pairs_from_json_lines(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"de": "Ja.", "en": "Yes.\\nSir."}\n')
+    assert list(find_corpus(str(tmp_path / "a.jsonl")).parts["train"]()) == [
+        ("Ja.", "Yes. Sir.")
+    ]
+
+
+def test_a_part_in_anothers_place_is_another_corpus(tmp_path):
+    """The same files as --valid and as --test: what is made of one is not taken for the other."""
+    for name in ("train", "val", "test", "other"):
+        for side in ("de", "en"):
+            (tmp_path / f"{name}.{side}").write_text(f"{name}\n")
+    other = str(tmp_path / "other")
+    one, two = find_corpus(str(tmp_path), valid=other), find_corpus(str(tmp_path), test=other)
+    assert len({corpus.checksum() for corpus in (one, two, find_corpus(str(tmp_path)))}) == 3
+    assert list(one.parts["valid"]()) == list(two.parts["test"]()) == [("other", "other")]

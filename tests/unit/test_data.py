@@ -1,0 +1,472 @@
+"""Corpora, read right or refused in one line; BPE; the encoded corpus; the sentences of a step."""
+
+import gzip
+import http.server
+import os
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from conftest import write_pairs
+
+import data
+from data import BPE, Batches, Pairs, prepare, read_bpe, read_text
+from support.common.errors import UserError
+from support.common.hardware import available_cores
+from support.corpora import pairs as corpora
+from support.corpora.pairs import find_corpus
+
+PAIRS = [
+    ("Ein Hund läuft.", "A dog runs."),
+    ("Zwei Katzen schlafen.", "Two cats sleep."),
+    ("Ja!", "Yes!"),
+]
+
+
+def read(path, **how):
+    return list(find_corpus(str(path), **how).parts["train"]())
+
+
+# --- Corpora
+
+
+def test_a_tokenizer_of_lower_case_knows_a_word_however_it_is_written():
+    texts = ["Oil OIL oil"] * 9
+    for lower in (True, False):
+        oil, capital = BPE.train(iter(texts), 300, lower=lower).encode(["oil", "OIL"])
+        assert (oil == capital) == lower
+
+
+def test_parallel_files_plain_and_gz_with_bom_and_crlf(tmp_path):
+    write_pairs(tmp_path / "a", PAIRS)
+    assert read(tmp_path / "a") == PAIRS
+    german = "\r\n".join(p[0] for p in PAIRS).encode("utf-8-sig")
+    (tmp_path / "b.de.gz").write_bytes(gzip.compress(german))
+    (tmp_path / "b.en").write_text("\n".join(p[1] for p in PAIRS), encoding="utf-8")
+    assert read(tmp_path / "b") == PAIRS
+
+
+def test_a_line_ends_at_a_line_feed_only(tmp_path):
+    odd = [
+        ("a\rb", "c\rd"),
+        ("fünf", "five"),
+        ("eins\u2028zwei\x0bdrei\x85vier", "one\x0ctwo\x1cthree\u2029four"),
+    ]
+    write_pairs(tmp_path / "a", odd)
+    assert read(tmp_path / "a") == odd
+
+
+TABLES = {
+    "header.csv": 'id,DE,en\r\n1,"Ein ""Hund"", hier",A dog\r\n2,"Zwei\nZeilen",Two lines\r\n',
+    "header.tsv": 'en\tde\nA dog\t"Ein ""Hund"", hier"\n\nTwo lines\tZwei Zeilen\n\n',
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_by_header(tmp_path, name):
+    (tmp_path / name).write_text(TABLES[name], encoding="utf-8", newline="")
+    assert read(tmp_path / name) == [
+        ('Ein "Hund", hier', "A dog"),
+        ("Zwei Zeilen", "Two lines"),
+    ]
+
+
+def test_tables_by_position_with_and_without_a_header(tmp_path):
+    (tmp_path / "a.tsv").write_text("Ein Hund\tA dog\nZwei\tTwo\n")
+    assert read(tmp_path / "a.tsv", src="1", tgt="2") == [
+        ("Ein Hund", "A dog"),
+        ("Zwei", "Two"),
+    ]
+    (tmp_path / "b.tsv").write_text('German\tEnglish\n"Nein" sagt er\tHe says "no"\n')
+    assert read(tmp_path / "b.tsv", src="1", tgt="2") == [('"Nein" sagt er', 'He says "no"')]
+
+
+WRONG = {  # name: (files, what the answer says)
+    "missing": ({}, "missing.de: no such file"),
+    "short": (
+        {"short.de": b"a\nb\nc\nd\n", "short.en": b"a\nb\n"},
+        "short.de has 4 lines",
+        "short.en has 2",
+        "differ by 2",
+    ),
+    "longer": (
+        {"longer.de": b"a\n", "longer.en": b"a\nb\nc"},
+        "longer.de has 1 lines",
+        "longer.en has 3",
+    ),
+    "latin": (
+        {"latin.de": b"gut\nsch\xf6n\n", "latin.en": b"good\nnice\n"},
+        "latin.de, line 2: not UTF-8",
+    ),
+    "cutgz": (
+        {"cutgz.de.gz": gzip.compress(b"ein Satz\n" * 99)[:20], "cutgz.en": b"a\n"},
+        "cutgz.de.gz: cannot be read",
+    ),
+    "empty": ({"empty.de": b"", "empty.en": b""}, "empty", "is empty"),
+    "blank": (
+        {"blank.de": b" \n\n", "blank.en": b"a\nb\n"},
+        "no sentence pair to train on",
+        "with an empty side",
+    ),
+    "long": ({"long.de": b"ein " * 500, "long.en": b"a"}, "1 longer than --max-length"),
+    "cols.csv": ({"cols.csv": b"german,french\na,b\n"}, "no column 'de'", "german, french"),
+    "rows.csv": ({"rows.csv": b"de,en\na\n"}, "rows.csv, row 2: 1 columns"),
+    "quote.csv": ({"quote.csv": b'de,en\n"a,b\n'}, "quote.csv", "line"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_read_is_refused_in_one_line_and_leaves_nothing(tmp_path, name):
+    files, *expected = WRONG[name]
+    for file, content in files.items():
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises(UserError) as problem:
+        prepare(find_corpus(str(tmp_path / name)), tmp_path / "cache", 300)
+    assert all(text in str(problem.value) for text in expected), problem.value
+    assert "\n" not in str(problem.value)
+    assert not list(tmp_path.glob("cache/*"))
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves a folder on a free port of loopback while the test runs."""
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+def test_multi30k_is_fetched_checked_and_kept(tmp_path, monkeypatch, capfd):
+    """From a server on loopback, with small files in place of the real ones."""
+    served, cache = tmp_path / "served", tmp_path / "cache"
+    served.mkdir()
+    sums = {}
+    for name in corpora.MULTI30K:
+        (served / name).write_bytes(gzip.compress(b"ein Satz\n" * 3))
+        sums[name] = (len((served / name).read_bytes()), corpora.sha256(served / name))
+    monkeypatch.setattr(corpora, "MULTI30K", sums)
+    monkeypatch.setattr(corpora, "CACHE", cache)
+    with Server(("127.0.0.1", 0), partial(Quiet, directory=served)) as url:
+        monkeypatch.setenv("MULTI30K_URL", url)
+        assert len(list(find_corpus("multi30k").parts["train"]())) == 3
+        (cache / "multi30k" / "val.de.gz").write_bytes(b"half")  # spoilt: fetched again
+        assert len(list(find_corpus("multi30k").parts["valid"]())) == 3
+        good = (served / "val.en.gz").read_bytes()
+        for wrong in (good[:-3], good + b"x", b"x" * len(good)):  # cut, too long, another file
+            (served / "val.en.gz").write_bytes(wrong)
+            (cache / "multi30k" / "val.en.gz").unlink(missing_ok=True)
+            with pytest.raises(UserError, match="val.en.gz: not the file that was expected"):
+                find_corpus("multi30k")
+            assert set(os.listdir(cache / "multi30k")) == set(sums) - {"val.en.gz"}
+        (served / "val.en.gz").unlink()
+        with pytest.raises(UserError, match=r"404.*--data \./FOLDER"):
+            find_corpus("multi30k")
+    with pytest.raises(
+        UserError, match=r"cannot be fetched.*--data \./FOLDER"
+    ):  # nobody answers
+        find_corpus("multi30k")
+    (served / "val.en.gz").write_bytes(good)
+    assert find_corpus(str(served)).name == "multi30k"  # known by its content
+    (served / "val.en.gz").write_bytes(gzip.compress(b"another\n" * 3))
+    assert find_corpus(str(served)).name == "served"
+
+
+# --- BPE
+
+
+@pytest.fixture(scope="module")
+def bpe(pairs):
+    return BPE.train((text for pair in pairs["train"][:2000] for text in pair), 500)
+
+
+@pytest.mark.parametrize(
+    "text", ["Ein Hund läuft.", "😀 你好", "a\x00b", "\x07\x1b[0m", "<eos> <pad>", "q", "ﬁ ß ẞ"]
+)
+def test_any_text_survives_bpe(bpe, text):
+    ids = bpe.encode([text])[0]
+    assert bpe.decode(ids) == text
+    assert min(ids) > data.EOS  # nothing that is typed becomes a mark
+
+
+def test_bpe_is_the_same_every_time_and_keeps_its_size(pairs):
+    texts = [text for pair in pairs["train"][:3000] for text in pair]
+    one, two = BPE.train(iter(texts), 700), BPE.train(iter(texts), 700)
+    assert one.serialized == two.serialized
+    assert one.vocab_size == 700
+    assert BPE(one.serialized).encode(texts[:50]) == one.encode(texts[:50])
+
+
+# --- The encoded corpus
+
+
+def sentences(bpe: BPE, rows) -> list[str]:
+    return [bpe.decode([i for i in row if i > data.EOS]) for row in rows.tolist()]
+
+
+def test_the_encoded_corpus_is_the_text(small_corpus, pairs, tmp_path):
+    corpus = find_corpus(str(small_corpus), valid=f"{small_corpus}-valid")
+    folder = prepare(corpus, tmp_path, 300, 256)
+    bpe, train = BPE(read_bpe(folder)), Pairs(folder, "train")
+    src, tgt_in, tgt_out = train.batch(np.arange(len(train)))
+    assert len(train) == 600
+    assert sentences(bpe, src) == [
+        " ".join(german.split()) for german, _ in pairs["train"][:600]
+    ]
+    for row, (_, english) in enumerate(pairs["train"][:600]):
+        target = [i for i in tgt_out[row].tolist() if i != data.PAD]
+        assert target[-1] == data.EOS and bpe.decode(target[:-1]) == " ".join(english.split())
+        assert tgt_in[row].tolist()[: len(target)] == [data.BOS] + target[:-1]
+        assert not tgt_in[row, len(target) :].any()
+    assert read_text(folder, "valid", "tgt") == [english for _, english in pairs["valid"][:60]]
+    assert prepare(corpus, tmp_path, 300, 256) == folder  # found again
+    assert prepare(corpus, tmp_path, 310, 256) != folder
+    assert not list(tmp_path.glob("partial-*"))
+
+
+def test_a_resumed_run_encodes_with_its_own_bpe(small_corpus, tmp_path):
+    """That may be the one that was trained here, or another, as of a run from elsewhere."""
+    corpus = find_corpus(str(small_corpus))
+    folder = prepare(corpus, tmp_path, 300)
+    assert prepare(corpus, tmp_path, 300, bpe=read_bpe(folder)) == folder
+    other = BPE.train(iter(["ein anderer Text"]), 270)
+    again = prepare(corpus, tmp_path, 300, bpe=other.serialized)
+    assert again != folder and read_bpe(again) == other.serialized
+    assert prepare(corpus, tmp_path, 300, bpe=other.serialized) == again
+
+
+def test_pairs_left_out_are_counted(tmp_path):
+    left_out = [("", "empty"), ("lang " * 300, "long"), ("  ", "\t")]
+    write_pairs(tmp_path / "a", PAIRS * 30 + left_out)
+    write_pairs(tmp_path / "v", PAIRS)
+    corpus = find_corpus(str(tmp_path / "a"), valid=str(tmp_path / "v"))
+    counts = Pairs(prepare(corpus, tmp_path, 300, max_length=64), "train").counts
+    assert (counts["pairs"], counts["empty"], counts["too_long"]) == (90, 2, 1)
+
+
+def test_the_longest_sentence_is_kept_with_its_end_mark(tmp_path):
+    """Of as many tokens as the model takes, the end mark counted; one more is too many."""
+    write_pairs(tmp_path / "a", [("x" * n, "a") for n in range(1, 40)])
+    write_pairs(tmp_path / "v", PAIRS)
+    corpus = find_corpus(str(tmp_path / "a"), valid=str(tmp_path / "v"))
+    train = Pairs(prepare(corpus, tmp_path, 259, max_length=32), "train")  # bytes alone
+    assert train.lengths(np.arange(len(train)))[0].max() == 32
+    assert (len(train), train.counts["too_long"]) == (30, 9)  # a space is a token, too
+
+
+def test_without_a_validation_part_one_is_held_out_by_source(tmp_path, pairs):
+    corpus = pairs["train"][:2000] + [(german, "again") for german, _ in pairs["train"][:2000]]
+    write_pairs(tmp_path / "a", corpus)
+    folder = prepare(find_corpus(str(tmp_path / "a")), tmp_path, 300, 256)
+    train, sizes = (
+        Pairs(folder, "train"),
+        [len(Pairs(folder, part)) for part in ("train", "valid")],
+    )
+    assert sum(sizes) == 4000 and 100 < sizes[1] < 300
+    held = {" ".join(line.split()) for line in read_text(folder, "valid", "src")}
+    src = train.batch(np.arange(len(train)))[0]
+    assert not held & set(sentences(BPE(read_bpe(folder)), src))
+
+
+# --- Batches
+
+
+@pytest.fixture(scope="module")
+def batches(pairs, tmp_path_factory):
+    prefix = tmp_path_factory.mktemp("batches") / "all"
+    write_pairs(prefix, pairs["train"])
+    write_pairs(f"{prefix}-valid", pairs["valid"])
+    folder = prepare(find_corpus(str(prefix), valid=f"{prefix}-valid"), prefix.parent, 8000)
+    return Batches(Pairs(folder, "train"), 4096, seed=1)
+
+
+def test_an_epoch_has_every_sentence_once_little_padding_and_few_shapes(batches):
+    real = padded = 0
+    seen, shapes = [], set()
+    for step in range(len(batches)):
+        ((src, _, tgt_out),) = batches.share(step, 0, 1, 1)
+        seen.append(batches.rows(step))
+        real += int((src > 0).sum() + (tgt_out > 0).sum())
+        padded += src.numel() + tgt_out.numel()
+        shapes.add((*src.shape, tgt_out.shape[1]))
+        assert max(src.numel(), tgt_out.numel()) <= 4096
+    assert sorted(np.concatenate(seen)) == list(range(len(batches.examples)))
+    # Even widths would make 58 shapes, but 92.9 % real tokens: 2.5 % slower.
+    assert real / padded >= (0.95 if os.environ.get("MULTI30K") else 0.92)
+    assert len(shapes) <= 90
+
+
+def test_steps_are_as_full_as_may_be_of_pairs_that_fit_together():
+    rng = np.random.default_rng(0)
+    src, tgt = (np.repeat(side, 40) for side in ([9, 5, 7, 2], [3, 7, 5, 6]))
+    steps = data.group_by_length([src, tgt], 70, rng)
+    assert [len(step) for step in steps[:7]] == [7] * 5 + [
+        7,
+        10,
+    ]  # 70 // 9; then the rest with sevens
+    assert {(src[i], tgt[i]) for i in steps[0]} == {(9, 3)}
+    sevens = np.concatenate(steps)[40:120]  # 5:7 and 7:5 are not mixed
+    assert (src[sevens[:40]] == 7).all() and (src[sevens[40:]] == 5).all()
+    assert [len(step) for step in data.group_by_length([src, tgt], 5, rng)] == [
+        1
+    ] * 160  # longer than a step
+    assert len(data.group_by_length([src, tgt], 9 * 39, rng)[0]) == 32  # in eights, from 32
+    assert len(data.group_by_length([src, tgt], 9 * 31, rng)[0]) == 31
+
+
+def test_order_is_a_function_of_seed_and_epoch(batches):
+    again, other = (
+        Batches(batches.examples, 4096, seed=1),
+        Batches(batches.examples, 4096, seed=2),
+    )
+    epoch = len(batches)
+    for step in (0, 5, epoch, 2 * epoch + 3, 1):  # also going back, as a resumed run may
+        assert np.array_equal(batches.rows(step), again.rows(step))
+    assert not np.array_equal(batches.rows(0), other.rows(0))
+    assert not np.array_equal(batches.rows(0), batches.rows(epoch))
+
+
+def test_a_large_corpus_is_planned_block_by_block(batches, monkeypatch):
+    """Still every sentence is taken once an epoch, and each block is a sample of the whole."""
+    monkeypatch.setattr("data.AT_ONCE", 1000)
+    blocks = Batches(batches.examples, 4096, seed=1)
+    assert blocks.blocks == -(-len(batches.examples) // 1000) > 1
+    for epoch in (1, 0):
+        first = epoch * len(blocks)
+        seen = np.concatenate([blocks.rows(first + step) for step in range(len(blocks))])
+        assert sorted(seen) == list(range(len(batches.examples)))
+        first = seen[: len(blocks.examples) // blocks.blocks]
+        assert first.max() - first.min() > 0.9 * len(blocks.examples)
+    assert not np.array_equal(blocks.rows(0), blocks.rows(len(blocks)))
+
+
+SHARES = [(1, 1), (2, 1), (1, 4), (3, 2), (4, 4), (700, 1)]  # (processes, micro-batches)
+
+
+@pytest.mark.parametrize("world_size, accumulate", SHARES)
+def test_any_number_of_processes_shares_the_same_step(batches, world_size, accumulate):
+    """Also more processes than sentences: some get one row of padding."""
+    for step in (0, 7):
+        (whole,) = batches.share(step, 0, 1, 1)
+        shares = [
+            batches.share(step, rank, world_size, accumulate) for rank in range(world_size)
+        ]
+        assert {len(share) for share in shares} == {accumulate}
+        rows = [
+            tuple(row.tolist())
+            for share in shares
+            for src, _, _ in share
+            for row in src
+            if row.any()
+        ]
+        assert sorted(rows) == sorted(tuple(row.tolist()) for row in whole[0])
+        assert {src.shape[1] for share in shares for src, _, _ in share} == {whole[0].shape[1]}
+
+
+@pytest.mark.parametrize("world_size, accumulate", SHARES)
+def test_the_targets_of_a_step_are_those_of_all_its_shares(batches, world_size, accumulate):
+    """Every process knows them from the plan: what is no padding, end marks counted."""
+    for step in (0, 7, len(batches) + 3):
+        shares = [
+            batches.share(step, rank, world_size, accumulate) for rank in range(world_size)
+        ]
+        real = sum(
+            int((tgt_out != data.PAD).sum()) for share in shares for _, _, tgt_out in share
+        )
+        assert batches.targets(step) == real > 0
+        inputs = sum(
+            int((tgt_in != data.PAD).sum()) for share in shares for _, tgt_in, _ in share
+        )
+        assert inputs == real  # a row of padding has neither
+
+
+def test_no_rows_make_one_of_padding(batches):
+    for widths, expected in (((), (1, 1, 1)), ((7, 9), (7, 9, 9))):
+        found = batches.examples.batch(np.arange(0), *widths)
+        assert [tuple(part.shape) for part in found] == [(1, width) for width in expected]
+        assert not any(part.any() for part in found)
+
+
+def test_micro_batches_come_with_how_many_are_left(batches):
+    found = list(batches.step(3, 1, 2, 3, torch.device("cpu")))
+    assert [left for left, _ in found] == [2, 1, 0]
+    for (_, batch), share in zip(found, batches.share(3, 1, 2, 3), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(batch, share, strict=True))
+
+
+def test_batches_for_a_gpu_are_made_a_step_ahead(batches, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda part: part)  # here without a GPU
+    monkeypatch.setattr(torch.Tensor, "to", lambda part, *_, **__: part)
+    expected = {step: batches.share(step, 1, 2, 3) for step in (3, 4, 9)}
+    made, share = [], Batches.share
+    monkeypatch.setattr(
+        Batches, "share", lambda self, step, *how: made.append(step) or share(self, step, *how)
+    )
+    for step in expected:  # one after the other, then after a jump
+        for (_, batch), parts in zip(
+            batches.step(step, 1, 2, 3, torch.device("cuda")), expected[step], strict=True
+        ):
+            assert all(torch.equal(a, b) for a, b in zip(batch, parts, strict=True))
+    batches.ahead.pop(10).result()
+    assert sorted(made) == [3, 4, 5, 9, 10] and not batches.ahead
+
+
+def test_a_batch_is_told_its_epoch(batches, monkeypatch):
+    monkeypatch.setattr(batches, "batch", lambda rows, widths, epoch: epoch)
+    epoch = len(batches)
+    assert [batches.share(step, 0, 1, 1) for step in (epoch - 1, epoch, 3 * epoch + 2)] == [
+        [0],
+        [1],
+        [3],
+    ]
+
+
+@pytest.mark.slow
+def test_ten_million_pairs_are_planned_in_seconds():
+    rng = np.random.default_rng(0)
+    src = rng.integers(4, 40, 10_000_000, dtype=np.int32)
+    tgt = (src + rng.integers(-3, 4, len(src))).astype(np.int32)
+    began = time.perf_counter()
+    steps = data.group_by_length([src, tgt], 4096, rng)
+    assert time.perf_counter() - began < 60  # some 2 s: bounded against minutes
+    assert sum(map(len, steps)) == len(src)
+
+
+def test_no_more_cores_than_slurm_has_granted(monkeypatch):
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    cores = available_cores()
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
+    assert available_cores() == 1
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", str(cores + 7))
+    assert available_cores() == cores
+
+
+@pytest.mark.parametrize(
+    "files, cores",
+    [
+        ({"cpu.max": "100000 100000"}, 1),
+        ({"cpu.max": "150000 100000"}, 2),
+        ({"cpu.max": "max 100000"}, 64),
+        ({"cpu.max": ""}, 64),
+        ({}, 64),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+    ],
+)
+def test_a_containers_quota_limits_the_cores(monkeypatch, tmp_path, files, cores):
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert available_cores(tmp_path) == cores

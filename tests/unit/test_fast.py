@@ -1,0 +1,294 @@
+"""Each fast part against its plain twin: the same numbers, the same gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_model import make_batch, make_model
+from torch import nn
+
+from model import Attention, cross_entropy, scaled_dot_product
+from support.common.kernels import (
+    FastDropout,
+    SummedCrossEntropy,
+    fast_precision,
+    keep_memory,
+    short_attention,
+    speed_up,
+)
+
+
+def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """How far, as a share of the size of what was expected."""
+    return float((found - expected).norm() / expected.norm())
+
+
+# --- Attention
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("keys", [7, 18])
+def test_pytorchs_attention_is_the_written_out_one(keys, dtype, tolerance):
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(3, 4, n, 16, dtype=dtype, requires_grad=True) for n in (5, keys, keys)
+    )
+    mask = torch.rand(3, 1, 5, keys) > 0.3
+    mask[..., 0] = True  # every row may look at something
+    plain, fast = (
+        attend(q, k, v, mask) for attend in (scaled_dot_product, F.scaled_dot_product_attention)
+    )
+    torch.testing.assert_close(fast, plain, atol=tolerance, rtol=tolerance)
+    gradients = [
+        torch.autograd.grad(y.float().square().sum(), [q, k, v]) for y in (fast, plain)
+    ]
+    torch.testing.assert_close(*gradients, atol=4 * tolerance, rtol=4 * tolerance)
+
+
+@pytest.mark.parametrize("all_padding", [False, True])  # then the written out one is taken
+@pytest.mark.parametrize("keys", [1, 7, 31, 32, 45])
+def test_short_attention_is_the_written_out_one(keys, all_padding):
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(3, 4, n, 16, dtype=torch.bfloat16, requires_grad=True)
+        for n in (5, keys, keys)
+    )
+    mask = torch.rand(3, 1, 5, keys) > 0.3
+    mask[..., 0] = True
+    mask[0] &= not all_padding  # of a sentence
+    with torch.autocast("cpu", torch.bfloat16):
+        plain, fast = (
+            attend(q, k, v, mask) for attend in (scaled_dot_product, short_attention)
+        )
+    assert fast.dtype == plain.dtype == torch.bfloat16
+    if all_padding:
+        torch.testing.assert_close(
+            fast[0], v[0].mean(1, keepdim=True).expand_as(fast[0]), atol=1e-2, rtol=1e-2
+        )
+    exact = scaled_dot_product(*(x.float() for x in (q, k, v)), mask)
+    assert apart(fast.float(), exact) < max(1.1 * apart(plain.float(), exact), 1e-3)
+    gradients = [
+        torch.autograd.grad(y.float().square().sum(), [q, k, v]) for y in (fast, plain, exact)
+    ]
+    for found, written, right in zip(*gradients):
+        if right.norm() > 1e-3:  # 0 for q and k with a single key
+            assert apart(found, right) <= 1.1 * apart(written, right)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_where_all_is_padding_attention_gives_equal_weights_or_none_but_no_nan(dtype):
+    v = torch.arange(12, dtype=dtype).view(1, 1, 4, 3)
+    q = torch.randn(1, 1, 2, 3, dtype=dtype, requires_grad=True)
+    nothing = torch.zeros(1, 1, 1, 4, dtype=torch.bool)
+    plain = scaled_dot_product(q, v, v, nothing)
+    torch.testing.assert_close(plain, v.mean(2, keepdim=True).expand_as(plain))
+    fast = F.scaled_dot_product_attention(q, v, v, nothing)
+    assert fast.isfinite().all()
+    for y in (plain, fast):
+        assert not torch.autograd.grad(y.sum(), q)[0].any()
+
+
+# --- Dropout
+
+
+@pytest.mark.parametrize("p", [0.001, 0.3, 0.999])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_dropout_drops_its_share_and_keeps_the_mean(p, bf16):
+    torch.manual_seed(0)
+    x = torch.ones(7999, 1001)  # no multiple of eight
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        y = FastDropout(p)(x)
+    assert y.dtype == (torch.bfloat16 if bf16 else torch.float32)
+    deviation = (p * (1 - p) / x.numel()) ** 0.5  # of the share in so many draws
+    dropped = float((y == 0).double().mean())
+    assert dropped == pytest.approx(p, abs=5 * deviation + 2**-17)
+    kept = y[y != 0]
+    assert (kept == kept[0]).all()
+    assert float(kept[0]) == pytest.approx(1 / (1 - p), rel=4e-3 if bf16 else 1e-6)
+    assert float(y.double().mean()) == pytest.approx((1 - dropped) / (1 - p), rel=4e-3)
+    for side in (0, 1):  # no row and no column has its own share
+        shares = (y == 0).double().mean(side)
+        assert float((shares - p).abs().max()) < 6 * (p * (1 - p) / y.shape[side]) ** 0.5 + 1e-2
+
+
+def test_dropout_has_the_gradient_of_what_it_kept_and_other_numbers_each_time():
+    torch.manual_seed(0)
+    x, dropout = torch.randn(50, 40, requires_grad=True), FastDropout(0.3)
+    y = dropout(x)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(gradient, (y != 0) / 0.7)
+    assert not torch.equal(dropout(x) == 0, y == 0)
+    assert dropout(torch.ones(3, 5, 7)).shape == (3, 5, 7)
+    torch.manual_seed(0)
+    torch.randn(50, 40)
+    assert torch.equal(dropout(x), y)  # the same after the same seed
+
+
+def test_dropout_does_nothing_to_evaluate_or_with_p_0():
+    x = torch.randn(5, 7)
+    assert FastDropout(0.3).eval()(x) is x
+    assert FastDropout(0.0)(x) is x
+
+
+# --- The loss
+
+
+def make_loss(tokens=10, vocab=20, d_model=8, dtype=torch.float64):
+    torch.manual_seed(0)
+    x, weight = (
+        torch.randn(tokens, d_model, dtype=dtype),
+        torch.randn(vocab, d_model, dtype=dtype),
+    )
+    return x.requires_grad_(), weight.requires_grad_(), torch.randint(vocab, (tokens,))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("block", [1, 3, 10, 1024])
+@pytest.mark.parametrize("tokens", [10, 0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_loss_and_its_gradients(tokens, block, smoothing, dtype):
+    """With a factor from above, as dividing by the targets is one."""
+    x, weight, target = make_loss(tokens, dtype=dtype)
+    fast = SummedCrossEntropy.apply(x, weight, target, smoothing, block)
+    plain = cross_entropy(x, weight, target, smoothing)
+    for found, expected in zip(fast, plain):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        plain[1],
+        F.cross_entropy(x @ weight.t(), target, reduction="sum"),
+        check_dtype=False,
+        rtol=1e-5,
+        atol=1e-5,
+    )
+    assert not fast[1].requires_grad
+    for found, expected in zip(
+        *(torch.autograd.grad(3 * loss, [x, weight]) for loss in (fast[0], plain[0]))
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_plain_loss_is_pytorchs(smoothing):
+    x, weight, target = make_loss()
+    expected = F.cross_entropy(
+        x @ weight.t(), target, reduction="sum", label_smoothing=smoothing
+    )
+    loss, _ = cross_entropy(x, weight, target, smoothing)
+    torch.testing.assert_close(loss, expected, check_dtype=False, rtol=1e-5, atol=1e-5)
+    for found, right in zip(
+        *(torch.autograd.grad(each, [x, weight]) for each in (loss, expected))
+    ):
+        torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_in_bf16(smoothing):
+    """The gradients are near those in fp32, and smoothing's part, which is small, is in them."""
+    torch.manual_seed(0)
+    # The rows of weight have a mean, so that spreading a share over all of them shows in x's
+    # gradient. The last 500 tokens are never targets, and so unlikely that in their gradient
+    # there is little but that share.
+    x, weight = torch.randn(400, 64), 0.1 * torch.randn(1000, 64) + 0.2
+    x[:, 0], weight[:500, 0], weight[500:, 0] = 4, 2, 0
+    target = torch.randint(500, (400,))
+    x.requires_grad_(), weight.requires_grad_()
+    plain, expected = cross_entropy(x, weight, target, smoothing)
+    d_x, d_weight = torch.autograd.grad(plain, [x, weight])
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, nll = SummedCrossEntropy.apply(x, weight, target, smoothing, 128)
+    assert loss.dtype == nll.dtype == torch.float32
+    assert float(loss.detach()) == pytest.approx(float(plain.detach()), rel=2e-3)
+    assert float(nll) == pytest.approx(float(expected), rel=2e-3)
+    found_x, found_weight = torch.autograd.grad(loss, [x, weight])
+    assert apart(found_x, d_x) < 0.02
+    assert apart(found_weight, d_weight) < 0.02
+    assert apart(found_weight[500:], d_weight[500:]) < 0.02
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("loss", [cross_entropy, SummedCrossEntropy.apply])
+def test_a_hopeless_token_is_reported_as_it_is(loss, bf16):
+    """Nothing is clamped, and nothing overflows: its probability is exp(-600), 0 in fp32."""
+    x, weight = torch.tensor([[600.0, 0.0]], requires_grad=True), torch.eye(2)
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        found, nll = loss(x, weight, torch.tensor([1]), 0.1)
+    assert nll.item() == 600
+    assert found.item() == pytest.approx(0.9 * 600 + 0.1 * 300)
+    found.backward()
+    torch.testing.assert_close(x.grad, torch.tensor([[0.95, -0.95]]), rtol=5e-3, atol=0)
+
+
+# --- All of them
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_model_is_the_same_when_it_is_fast(norm, bf16):
+    batch, found = make_batch(), []
+    for fast in (False, True):
+        model = make_model(norm=norm, dropout=0.0)
+        if fast:
+            assert speed_up(model, "cpu", bf16) is model
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss, nll = model(*batch)
+        loss.backward()
+        found.append(
+            (
+                loss.detach(),
+                nll,
+                torch.cat([parameter.grad.flatten() for parameter in model.parameters()]),
+            )
+        )
+    (plain_loss, plain_nll, plain), (fast_loss, fast_nll, fast) = found
+    tolerance = 1e-2 if bf16 else 1e-5
+    torch.testing.assert_close(fast_loss, plain_loss, rtol=tolerance, atol=0)
+    torch.testing.assert_close(fast_nll, plain_nll, rtol=tolerance, atol=0)
+    assert apart(fast, plain) < (0.03 if bf16 else 1e-5)
+
+
+@pytest.mark.parametrize("device, bf16", [("cpu", False), ("cpu", True), ("cuda", True)])
+def test_which_parts_are_replaced(device, bf16):
+    model = make_model(dropout=0.25)
+    weights = dict(model.named_parameters())
+    speed_up(model, device, bf16)
+    fused = device == "cuda" or not bf16
+    for module in model.modules():
+        if isinstance(module, Attention):
+            assert module.attend is (
+                F.scaled_dot_product_attention if fused else short_attention
+            )
+        if isinstance(module, nn.Dropout):
+            assert isinstance(module, FastDropout) == (device == "cpu") and module.p == 0.25
+    dropouts = sum(isinstance(module, nn.Dropout) for module in model.modules())
+    assert dropouts == 1 + 2 * (2 + 3)  # embeddings; two layers of each kind
+    assert model.loss == SummedCrossEntropy.apply
+    assert all(weight is model.get_parameter(name) for name, weight in weights.items())
+    other = make_model()  # one model is changed, not all of them
+    assert (
+        other.loss is cross_entropy and other.encoder[0].attention.attend is scaled_dot_product
+    )
+    assert not any(module.training for module in speed_up(other.eval(), device, bf16).modules())
+
+
+@pytest.mark.parametrize(
+    "capabilities, bf16",
+    [
+        ({}, False),
+        ({"avx512": True, "avx512_bf16": False}, False),
+        ({"avx512_bf16": True}, True),
+        ({"amx_bf16": True}, True),
+        ({"bf16": True}, True),
+    ],
+)
+def test_bf16_is_for_processors_that_multiply_in_it(monkeypatch, capabilities, bf16):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    assert fast_precision("cpu") == ("bf16" if bf16 else "fp32")
+
+
+@pytest.mark.parametrize("capability, bf16", [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_bf16_is_for_gpus_that_multiply_in_it(monkeypatch, capability, bf16):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert fast_precision("cuda") == ("bf16" if bf16 else "fp32")
+
+
+def test_memory_can_be_kept():
+    keep_memory()  # whatever the C library is

@@ -1,0 +1,740 @@
+"""Labelled corpora: texts and pictures are read right, or refused in one line."""
+
+import gzip
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_data import Quiet, Server
+
+from support.classification import labelled
+from support.classification import task as classification
+from support.classification.examples import prepare
+from support.classification.labelled import (
+    Picture,
+    classes_of,
+    find_labelled,
+    is_labelled,
+    read_picture,
+)
+from support.common.errors import UserError
+from support.corpora import pairs as corpora
+from support.corpora import phrasebook
+from support.corpora.pairs import find_corpus
+from support.translation import task as translation
+
+NEWS = (
+    '"3","Oil, up","Prices ""rise"""\n"1","","A vote\\nin\\Rome\nnow"\n"4","Chips","Faster"\n'
+)
+NEWS_READ = [
+    ('Oil, up Prices "rise"', "Business"),
+    ("A vote nin Rome now", "World"),
+    ("Chips Faster", "Sci/Tech"),
+]
+
+
+def read(corpus, part="train"):
+    return list(corpus.parts[part]())
+
+
+def refusal(call, *args, **how):
+    """The one line in which a call is refused."""
+    with pytest.raises(UserError) as problem:
+        call(*args, **how)
+    assert "\n" not in str(problem.value)
+    return str(problem.value)
+
+
+def read_all(data, **how):
+    """Finds the corpus, reads all of it, and asks for its classes, as training does."""
+    corpus = find_labelled(str(data), **how)
+    for part in corpus.parts:
+        read(corpus, part)
+    return classes_of(corpus)
+
+
+def write_tree(folder, files):
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+# --- Tables
+
+
+def test_columns_by_name_several_are_joined(tmp_path):
+    table = 'Stars,Title,Review\r\n5,"Good, ""cheap""","Two\nlines"\r\n1,,Bad\r\n'
+    (tmp_path / "a.csv").write_text(table, newline="")
+    corpus = find_labelled(str(tmp_path / "a.csv"), text="title, review", label="stars")
+    assert (corpus.name, corpus.kind) == ("a", "text")
+    assert read(corpus) == [('Good, "cheap" Two lines', "5"), ("Bad", "1")]
+    assert read(corpus) == read(corpus)  # it can be read again
+
+
+def test_texts_that_are_all_empty_are_refused(tmp_path):
+    write_tree(tmp_path, {f"all/{name}/{i}.txt": "" for name in "ab" for i in range(3)})
+    with pytest.raises(UserError, match="the texts to train on are all empty"):
+        corpus = find_labelled(str(tmp_path / "all"))
+        prepare(corpus, corpus.checksum(), tmp_path, "", 16, None, 100)
+
+
+def test_a_table_may_be_packed_or_named_in_capitals(tmp_path):
+    rows = "text,label\nA film,pos\nA bore,neg\n"
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(rows.encode()))
+    (tmp_path / "B.CSV").write_text(rows)
+    for name in ("a.csv.gz", "B.CSV"):
+        assert read(find_labelled(str(tmp_path / name), label="label")) == [
+            ("A film", "pos"),
+            ("A bore", "neg"),
+        ]
+        assert [*find_corpus(str(tmp_path / name), src="text", tgt="label").parts["train"]()][
+            0
+        ] == ("A film", "pos")
+
+
+def test_columns_by_position_with_and_without_a_header(tmp_path):
+    rows = "pos\tA film\neg\tA bore\n"
+    for name, header in (("a", ""), ("b", "label\tsentence\n")):
+        (tmp_path / f"{name}.tsv").write_text(header + rows)
+        corpus = find_labelled(str(tmp_path / f"{name}.tsv"), text="2", label="1")
+        assert read(corpus) == [("A film", "pos"), ("A bore", "eg")]
+    (tmp_path / "c.tsv").write_text("2\t1\n")  # no names, though they are asked for
+    assert read(find_labelled(str(tmp_path / "c.tsv"), text="2", label="1")) == [("1", "2")]
+    # Names and positions may be mixed: then there is a header.
+    corpus = find_labelled(str(tmp_path / "b.tsv"), label="1")
+    assert read(corpus) == [("A film", "pos"), ("A bore", "eg")]
+
+
+def test_a_header_is_not_a_class(tmp_path):
+    """By positions, a header of names that are not known would be an example of a class of its own."""
+    (tmp_path / "a.csv").write_text("intent,utterance\nham,hi\nspam,buy\nham,you\n")
+    assert "a: 'intent' is the class of the first row alone" in refusal(
+        read_all, tmp_path / "a.csv", text="2", label="1"
+    )
+    assert read_all(tmp_path / "a.csv", text="utterance", label="intent") == ["ham", "spam"]
+    (tmp_path / "b.csv").write_text("spam,buy\nham,hi\nspam,now\n")
+    assert read_all(tmp_path / "b.csv", text="2", label="1") == ["ham", "spam"]
+    assert "column 0 was asked for" in refusal(
+        read_all, tmp_path / "b.csv", text="2", label="0"
+    )
+    (tmp_path / "c.csv").write_text(
+        "text,label\nhi,rare\na,ham\nb,ham\n"
+    )  # where there is one, a class may be rare
+    assert (
+        read_all(tmp_path / "c.csv", text="1", label="2")
+        == read_all(tmp_path / "c.csv", label="2")
+        == ["ham", "rare"]
+    )
+    (tmp_path / "d.jsonl").write_text(
+        "".join(f'{{"0": "hi", "1": "{name}"}}\n' for name in ("rare", "ham", "ham"))
+    )
+    assert read_all(tmp_path / "d.jsonl", text="0", label="1") == ["ham", "rare"]
+
+
+def test_a_file_with_the_name_of_a_corpus_is_not_that_corpus(tmp_path, monkeypatch):
+    """Its presets are those of any table; a built-in name goes before a folder."""
+    (tmp_path / "agnews.csv").write_text("text,label\na,1\nb,2\n")
+    assert find_labelled(str(tmp_path / "agnews.csv"), label="label").name == "agnews-file"
+    assert "agnews" in classification.PRESETS and "agnews-file" not in classification.PRESETS
+    (tmp_path / "kinds" / "a").mkdir(parents=True)
+    (tmp_path / "kinds" / "a" / "1.txt").write_text("one")
+    monkeypatch.chdir(tmp_path)
+    assert find_labelled("kinds").classes == list(phrasebook.KINDS)
+    for wrong in (dict(label="stars"), dict(text="body")):
+        assert "./kinds is no table, so it has no columns" in refusal(
+            find_labelled, "./kinds", **wrong
+        )
+    (tmp_path / "phrasebook.tsv").write_text("Ja.\tYes.\n")
+    assert (
+        find_corpus(str(tmp_path / "phrasebook.tsv"), src="1", tgt="2").name
+        == "phrasebook-file"
+        not in translation.PRESETS
+    )
+    assert [name for _, name in read(find_labelled("./kinds"))] == ["a"]
+
+
+@pytest.mark.parametrize("name, mark", [("a.csv", ","), ("a.tsv", "\t")])
+def test_a_row_with_more_columns_than_the_header_is_refused(tmp_path, name, mark):
+    """A comma in a text without quotes would make a class of what follows it."""
+    rows = [("text", "label"), ("good", "pos"), ("well", "I liked it", "pos")]
+    (tmp_path / name).write_text("".join(mark.join(row) + "\n" for row in rows))
+    assert "row 3: 3 columns, but the header has 2" in refusal(
+        read_all, tmp_path / name, label="label"
+    )
+    (tmp_path / name).write_text(
+        "".join(mark.join(row) + "\n" for row in [*rows[:2], ("bad", "neg", " ")])
+    )
+    assert read(find_labelled(str(tmp_path / name), label="label")) == [
+        ("good", "pos"),
+        ("bad", "neg"),
+    ]
+
+
+def test_columns_are_of_tables(tmp_path):
+    assert "no table" in refusal(find_labelled, "kinds", label="topic")
+
+
+def test_the_text_column_is_found_in_each_table_on_its_own(tmp_path):
+    """As in GLUE's SST-2, whose parts name it otherwise."""
+    (tmp_path / "train.tsv").write_text("label\tsentence\n0\tA bore\n1\tA joy\n")
+    (tmp_path / "dev.tsv").write_text("content\tlabel\nA film\t1\n")
+    corpus = find_labelled(
+        str(tmp_path / "train.tsv"), str(tmp_path / "dev.tsv"), label="label"
+    )
+    assert read(corpus, "valid") == [("A film", "1")]
+    assert classes_of(corpus) == ["0", "1"]
+
+
+def test_json_lines(tmp_path):
+    rows = [
+        {"Text": "Ein\nHund", "label": 2, "x": []},
+        {"text": "Ö", "label": True},
+        {"text": None, "label": "a b"},
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n\n".join(map(json.dumps, rows)))
+    assert read(find_labelled(str(path), label="label")) == [
+        ("Ein Hund", "2"),
+        ("Ö", "true"),
+        ("", "a b"),
+    ]
+
+
+def test_a_long_text_is_read(tmp_path):
+    (tmp_path / "a.csv").write_text(f"text,label\n{'long ' * 200_000},1\n")
+    [(text, _)] = read(find_labelled(str(tmp_path / "a.csv"), label="label"))
+    assert len(text) == 999_999
+
+
+TABLES = {  # name: (content, what the answer says)
+    "label.csv": ("text,x\na,b\n", "no column 'label'", "--text, --label", "text, x"),
+    "text.csv": ("phrase,label\na,b\n", "no column text, content", "--text", "phrase, label"),
+    "named.jsonl": ('{"phrase": "a", "label": 1}', "no column text", "phrase, label"),
+    "empty.csv": ("text,label\n,1\n ,2\n", "the text column (text) is empty"),
+    "none.csv": ("text,label\n", "the text column (text) is empty"),
+    "nolabel.csv": ("text,label\na,1\nb,\n", "row 3: it has no label"),
+    "one.csv": ("text,label\na,1\nb,1\n", "one class only, '1'"),
+    "short.tsv": ("text\tlabel\na\tb\nc\n", "row 3: 1 columns, column 2"),
+    "broken.jsonl": ('{"text": "a", "label": 1}\n{"text": \n', "line 2: broken JSON"),
+    "deep.jsonl": ("[" * 100_000, "line 1: broken JSON"),
+    "half.jsonl": ('{"text": "\\ud83d", "label": 1}', "line 1: broken JSON", "surrogates"),
+    "list.jsonl": ('{"text": "a", "label": 1}\n["a", 1]\n', "line 2: no JSON object"),
+    "lacks.jsonl": (
+        '{"text": "a", "label": 1}\n{"text": "b"}\n',
+        "line 2",
+        "'label'",
+        "has text",
+    ),
+    "nested.jsonl": ('{"text": ["a"], "label": 1}\n', "line 1: no text or number named 'text'"),
+    "latin.csv": (b"text,label\nsch\xf6n,1\n", "line 2: not UTF-8"),
+    "quote.csv": ('text,label\n"a,1\n', "quote.csv, line"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_that_cannot_be_read_is_refused(tmp_path, name):
+    content, *expected = TABLES[name]
+    write_tree(tmp_path, {name: content})
+    answer = refusal(read_all, tmp_path / name, label="label")
+    assert all(text in answer for text in [name.split(".")[0], *expected]), answer
+
+
+def test_a_table_needs_a_label_and_must_be_there(tmp_path):
+    assert "--label" in refusal(
+        find_labelled, str(write_tree(tmp_path, {"a.csv": "x"}) / "a.csv")
+    )
+    assert "no such file" in refusal(find_labelled, str(tmp_path / "b.csv"), label="1")
+    assert "no such file or folder" in refusal(find_labelled, "phrasebook", label="1")
+
+
+def test_classes_are_sorted_numbers_by_value(tmp_path):
+    for labels, expected in (
+        (["10", "9", "-1", "2.5"], ["-1", "2.5", "9", "10"]),
+        (["10", "9", "b"], ["10", "9", "b"]),
+    ):
+        (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"a,{x}\n" for x in labels))
+        assert classes_of(find_labelled(str(tmp_path / "a.csv"), label="label")) == expected
+
+
+def test_a_class_that_is_not_trained_on_is_refused(tmp_path):
+    write_tree(tmp_path, {"a.csv": "text,label\na,1\nb,2\n", "t.csv": "text,label\na,1\nb,3\n"})
+    answer = refusal(read_all, tmp_path / "a.csv", test=str(tmp_path / "t.csv"), label="label")
+    assert "the class '3' occurs in the test part" in answer
+
+
+def test_the_checksum_is_of_what_is_read_and_how(tmp_path):
+    write_tree(
+        tmp_path, {"a.csv": "text,body,label\na,b,1\n", "x/b.csv": "text,body,label\na,b,1\n"}
+    )
+    sums = [
+        find_labelled(str(tmp_path / name), text=text, label="label").checksum()
+        for name, text in (("a.csv", "text"), ("x/b.csv", "text"), ("a.csv", "body"))
+    ]
+    assert sums[0] == sums[1] != sums[2]
+    (tmp_path / "a.csv").write_text("text,body,label\nb,b,1\n")
+    assert (
+        find_labelled(str(tmp_path / "a.csv"), text="text", label="label").checksum() != sums[0]
+    )
+
+
+# --- AG News
+
+
+@pytest.mark.parametrize("train", ["train.csv", "train_part.csv"])
+def test_a_folder_with_the_files_of_agnews(tmp_path, train):
+    folder = write_tree(
+        tmp_path / "news",
+        {
+            train: NEWS,
+            "test.csv": '"2","Cup","won"\n',
+            "classes.txt": "World\nSports\nBusiness\nSci/Tech\n",
+        },
+    )
+    corpus = find_labelled(str(folder))
+    assert is_labelled(str(folder)) and corpus.name == "agnews"
+    assert corpus.classes == ["World", "Sports", "Business", "Sci/Tech"]
+    assert read(corpus) == NEWS_READ and read(corpus, "test") == [("Cup won", "Sports")]
+    assert "the class 'Sports' occurs in the test part" in refusal(classes_of, corpus)
+
+
+def test_other_corpora_of_that_form_have_their_own_classes(tmp_path):
+    folder = write_tree(
+        tmp_path / "poems", {"train.csv": "2,a\n1,b\n", "classes.txt": "ode\nelegy"}
+    )
+    corpus = find_labelled(str(folder))
+    assert (corpus.name, classes_of(corpus)) == ("poems", ["ode", "elegy"])
+    (folder / "train.csv").write_text(
+        '1,"Bad.\\n\\nNever."\n2,b\n'
+    )  # line ends as in Yelp's reviews
+    assert read(corpus) == [("Bad.  Never.", "ode"), ("b", "elegy")]
+    for row in ("0,a", "3,a", "label,text", "1", "x"):
+        (folder / "train.csv").write_text(f"1,a\n{row}\n")
+        assert "row 2" in refusal(read_all, folder)
+
+
+def test_agnews_is_fetched_checked_and_kept(tmp_path, monkeypatch):
+    served = write_tree(tmp_path / "served", {"train.csv": NEWS, "test.csv": NEWS})
+    sums = {
+        name: ((served / name).stat().st_size, corpora.sha256(served / name))
+        for name in labelled.AGNEWS
+    }
+    assert set(sums) == {"train.csv", "test.csv"}
+    monkeypatch.setattr(labelled, "AGNEWS", sums)
+    monkeypatch.setattr(corpora, "CACHE", tmp_path / "cache")
+    with Server(("127.0.0.1", 0), partial(Quiet, directory=served)) as url:
+        monkeypatch.setenv("AGNEWS_URL", url)
+        corpus = find_labelled("agnews")
+        assert corpus.name == "agnews" and read(corpus, "test") == NEWS_READ
+        (tmp_path / "cache/agnews/test.csv").unlink()
+        (served / "test.csv").write_text(NEWS.replace("Oil", "Gas"))
+        assert "not the file that was expected" in refusal(find_labelled, "agnews")
+        assert not (tmp_path / "cache/agnews/test.csv").exists()
+    assert "agnews cannot be fetched" in refusal(find_labelled, "agnews")
+
+
+# --- IDX
+
+
+def idx(array):
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + b"".join(n.to_bytes(4, "big") for n in array.shape)
+        + (array.tobytes())
+    )
+
+
+def write_idx(folder, size=4, **changed):
+    """A folder of IDX files, some packed: 6 pictures to train on, 3 to test; labels 0, 1, 10."""
+    rng = np.random.default_rng(1)
+    files = {}
+    for part, n in (("train", 6), ("t10k", 3)):
+        pictures = rng.integers(0, 256, (n, size, size), dtype=np.uint8)
+        labels = np.array([1, 10, 0] * 2, dtype=np.uint8)[:n]
+        files[f"{part}-images-idx3-ubyte"] = idx(pictures)
+        files[f"{part}-labels-idx1-ubyte.gz"] = gzip.compress(idx(labels))
+    return write_tree(folder, files | changed)
+
+
+def test_idx_files_stay_as_they_are(tmp_path):
+    folder = write_idx(tmp_path / "mnist")
+    corpus = find_labelled(str(folder))
+    assert is_labelled(str(folder)) and (corpus.name, corpus.kind) == ("mnist", "picture")
+    assert (corpus.picture.size, corpus.picture.channels) == (4, 1)
+    assert classes_of(corpus) == ["0", "1", "10"]
+    content = (folder / "train-images-idx3-ubyte").read_bytes()[16:]
+    examples = read(corpus)
+    assert [name for _, name in examples] == ["1", "10", "0"] * 2
+    assert b"".join(x.tobytes() for x, _ in examples) == content
+    assert examples[0][0].shape == (1, 4, 4) and examples[0][0].dtype == np.uint8
+    assert len(read(corpus, "test")) == 3
+
+
+@pytest.mark.optional
+def test_idx_files_in_another_size(tmp_path):
+    pytest.importorskip("PIL")
+    write_idx(tmp_path)
+    corpus = find_labelled(str(tmp_path), picture=Picture(size=8, channels=3))
+    pixels, _ = read(corpus)[0]
+    assert pixels.shape == (3, 8, 8) and (pixels[0] == pixels[2]).all()
+    assert corpus.checksum() != find_labelled(str(tmp_path)).checksum()
+
+
+@pytest.mark.optional
+def test_idx_files_made_smaller_stay_grey(tmp_path):
+    pytest.importorskip("PIL")
+    write_idx(tmp_path)
+    corpus = find_labelled(str(tmp_path), size=2)
+    assert (corpus.picture.size, corpus.picture.channels) == (2, 1)
+    assert read(corpus)[0][0].shape == (1, 2, 2)
+
+
+def test_fashion_mnist_is_known_by_what_it_holds_packed_anew_or_not(tmp_path, monkeypatch):
+    served, cache = write_idx(tmp_path / "served"), tmp_path / "cache"
+    for path in list(served.iterdir()):
+        if path.suffix == ".gz":
+            path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+            path.unlink()
+    sums = {}
+    for name in labelled.FASHION_MNIST:
+        content = (served / name.removesuffix(".gz")).read_bytes()
+        sums[name] = (len(content) + 99, corpora.sha256(served / name.removesuffix(".gz")))
+        (served / name).write_bytes(gzip.compress(content, 1))
+    for module in (labelled, labelled.is_fashion_mnist.__globals__):
+        table = module if isinstance(module, dict) else vars(module)
+        monkeypatch.setitem(table, "FASHION_MNIST", sums)
+    monkeypatch.setattr(labelled, "FASHION_CLASSES", [f"class {i}" for i in range(11)])
+    monkeypatch.setattr(corpora, "CACHE", cache)
+    with Server(("127.0.0.1", 0), partial(Quiet, directory=served)) as url:
+        monkeypatch.setenv("FASHION_MNIST_URL", url + "/")
+        corpus = find_labelled("fashion-mnist")
+        assert read(corpus)[0][1] == "class 1" and corpus.picture.mean == [0.28604]
+        for wrong in (b"half", gzip.compress(b"another"), gzip.compress(content)[:-9]):
+            (cache / "fashion-mnist" / name).unlink(missing_ok=True)
+            (served / name).write_bytes(wrong)
+            assert "not the file that was expected" in refusal(find_labelled, "fashion-mnist")
+        (served / name).write_bytes(gzip.compress(content, 9))
+        (cache / "fashion-mnist" / name).write_bytes(b"spoilt")  # fetched again
+        assert find_labelled("fashion-mnist").name == "fashion-mnist"
+    assert find_labelled(str(served)).name == "fashion-mnist"
+    (served / name).unlink()  # plain ones are left
+    assert find_labelled(str(served)).classes == corpus.classes
+    (served / name.removesuffix(".gz")).write_bytes(content[:-1] + b"?")
+    assert find_labelled(str(served)).name == "served"
+
+
+FOUR = np.zeros((6, 4, 4), np.uint8)
+WRONG_IDX = {
+    "cut": (
+        "train-images-idx3-ubyte",
+        idx(FOUR)[:-5],
+        "91 bytes after its header",
+        "6 x 4 x 4",
+    ),
+    "long": ("train-images-idx3-ubyte", idx(FOUR) + b"x", "97 bytes after its header"),
+    "head": (
+        "train-images-idx3-ubyte",
+        idx(FOUR)[:9],
+        "not an IDX file of bytes in 3 dimensions",
+    ),
+    "magic": ("train-images-idx3-ubyte", b"\x89PNG" + idx(FOUR), "it begins with 89504e47"),
+    "empty": ("train-images-idx3-ubyte", b"", "it begins with nothing"),
+    "cutgz": (
+        "train-labels-idx1-ubyte.gz",
+        gzip.compress(idx(FOUR[0, 0]))[:-9],
+        "cannot be read",
+    ),
+    "notgz": ("train-labels-idx1-ubyte.gz", b"plain", "cannot be read"),
+    "counts": (
+        "train-labels-idx1-ubyte.gz",
+        gzip.compress(idx(FOUR[0, 0])),
+        "has 6 pictures",
+        "has 4 labels",
+    ),
+    "one": (
+        "train-labels-idx1-ubyte.gz",
+        gzip.compress(idx(FOUR[:, 0, 0])),
+        "one class only, '0'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_IDX)
+def test_idx_files_that_are_wrong_are_refused(tmp_path, name):
+    file, content, *expected = WRONG_IDX[name]
+    answer = refusal(read_all, write_idx(tmp_path, **{file: content}))
+    assert all(text in answer for text in expected), answer
+
+
+def test_idx_pictures_without_labels_are_refused(tmp_path):
+    (write_idx(tmp_path) / "train-labels-idx1-ubyte.gz").unlink()
+    assert "both pictures and labels" in refusal(find_labelled, str(tmp_path))
+
+
+# --- Folders with a folder for each class
+
+
+REVIEWS = {
+    "train/pos/0_9.txt": "Good\nfilm.",
+    "train/neg/1_2.txt": "Bad.",
+    "train/neg/0_1.txt": "Worse.\n",
+    "train/unsup/0_0.txt": "?",
+    "train/urls_pos.txt": "http",
+    "train/.cache/x.txt": "?",
+    "test/neg/0_3.txt": "So so.",
+    "test/pos/notes.md": "?",
+    "imdb.vocab": "the",
+}
+
+
+def test_class_folders_of_texts_as_imdb_has_them(tmp_path):
+    folder = write_tree(tmp_path / "aclImdb", REVIEWS)
+    corpus = find_labelled(str(folder))
+    assert is_labelled(str(folder)) and (corpus.name, corpus.kind) == ("aclImdb", "text")
+    assert read(corpus) == [("Worse.", "neg"), ("Bad.", "neg"), ("Good film.", "pos")]
+    assert read(corpus, "test") == [("So so.", "neg")]
+    assert classes_of(corpus) == ["neg", "pos"]
+    # A text that moves to another class is another corpus, though its content is the same.
+    before = corpus.checksum()
+    (folder / "train/pos/0_9.txt").rename(folder / "train/neg/9.txt")
+    assert find_labelled(str(folder)).checksum() != before
+
+
+def test_class_folders_without_parts_and_others_to_validate_on(tmp_path):
+    write_tree(
+        tmp_path,
+        {
+            "all/a/1.txt": "x",
+            "all/b/1.txt": "y",
+            "dev/b/2.txt": "z",
+            "t/c/1.txt": "",
+            "p/a/1.png": b"",
+            "both/a/1.txt": "",
+            "both/b/1.jpg": b"",
+        },
+    )
+    corpus = find_labelled(f"{tmp_path}/all", valid=f"{tmp_path}/dev")
+    assert read(corpus) == [("x", "a"), ("y", "b")] and read(corpus, "valid") == [("z", "b")]
+    assert "'c' occurs in the test part" in refusal(
+        read_all, tmp_path / "all", test=f"{tmp_path}/t"
+    )
+    answer = refusal(find_labelled, f"{tmp_path}/all", valid=f"{tmp_path}/p")
+    assert "pictures for the valid part, but all has texts" in answer
+    assert "both .txt files and pictures" in refusal(find_labelled, f"{tmp_path}/both")
+    assert "neither a table nor" in refusal(find_labelled, f"{tmp_path}/all/a")
+    assert "no such file or folder" in refusal(find_labelled, f"{tmp_path}/none", label="label")
+
+
+def test_a_folder_with_a_test_part_alone_is_found_but_nothing_to_train_on(tmp_path):
+    write_tree(tmp_path, {"test/a/1.txt": "x", "test/b/1.txt": "y"})
+    corpus = find_labelled(str(tmp_path))
+    assert read(corpus, "test") == [("x", "a"), ("y", "b")]
+    assert "no training part, only test" in refusal(classes_of, corpus)
+
+
+def test_the_runs_of_this_project_are_no_class(tmp_path, monkeypatch):
+    write_tree(
+        tmp_path,
+        {"a/1.txt": "x", "b/1.txt": "y", "logs/r/metrics.csv": "", "logs/notes.txt": ""},
+    )
+    monkeypatch.chdir(tmp_path)
+    assert read(find_labelled(".")) == [("x", "a"), ("y", "b")]
+
+
+def test_other_files_named_train_do_not_hide_class_folders(tmp_path):
+    write_tree(
+        tmp_path,
+        {"a/1.txt": "x", "b/1.txt": "y", "train.csv": "file,label\n1,a\n", "train.py": ""},
+    )
+    assert is_labelled(str(tmp_path)) and read(find_labelled(str(tmp_path))) == [
+        ("x", "a"),
+        ("y", "b"),
+    ]
+    write_tree(tmp_path, {"train/c/1.txt": "z"})
+    assert read(find_labelled(str(tmp_path))) == [("z", "c")]
+
+
+@pytest.mark.parametrize(
+    "train, name", [("train", "val"), ("train", "valid"), ("Train", "Dev")]
+)
+def test_the_validation_part_has_several_names(tmp_path, train, name):
+    write_tree(tmp_path, {f"{part}/{c}/1.txt": part for part in (train, name) for c in "ab"})
+    assert read(find_labelled(str(tmp_path)), "valid") == [(name, "a"), (name, "b")]
+
+
+def test_what_is_labelled_is_known_without_reading(tmp_path, monkeypatch):
+    for data in ("agnews", "fashion-mnist", "kinds"):
+        assert is_labelled(data, "")
+    write_tree(
+        tmp_path,
+        {
+            "train.de": "a",
+            "train.en": "b",
+            "old/x/1.txt": "",
+            "notes/1.txt": "",
+            "pairs.tsv": "a\tb",
+        },
+    )
+    for data in (
+        "phrasebook",
+        "multi30k",
+        str(tmp_path),
+        f"{tmp_path}/train",
+        f"{tmp_path}/pairs.tsv",
+        f"{tmp_path}/nothing",
+    ):
+        assert not is_labelled(data, "")
+    assert is_labelled(f"{tmp_path}/pairs.tsv", "2")
+    write_tree(tmp_path, {"phrasebook/notes/1.txt": "", "own/notes/1.txt": ""})
+    monkeypatch.chdir(tmp_path)  # a built-in name goes before a folder's
+    assert is_labelled("own") and not is_labelled("phrasebook") and is_labelled("./phrasebook")
+
+
+# --- Pictures
+
+
+@pytest.fixture
+def image():
+    """The module of Pillow."""
+    return pytest.importorskip("PIL.Image")
+
+
+@pytest.mark.optional
+def test_pictures_of_any_mode_become_bytes(tmp_path, image, recwarn):
+    rgb = np.random.default_rng(1).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    image.fromarray(rgb).save(tmp_path / "a.png")
+    same = read_picture(tmp_path / "a.png", Picture(size=6))
+    assert same.dtype == np.uint8 and (same == rgb.transpose(2, 0, 1)).all()
+    assert read_picture(tmp_path / "a.png", Picture(size=6, channels=1)).shape == (1, 6, 6)
+    deep = (np.arange(36, dtype=np.uint16) * 1820).reshape(6, 6)
+    image.fromarray(deep).save(tmp_path / "deep.png")
+    assert (read_picture(tmp_path / "deep.png", Picture(6, 1))[0] == deep >> 8).all()
+    for mode in ("RGBA", "P", "1", "LA", "CMYK"):
+        path = tmp_path / ("a.jpg" if mode == "CMYK" else f"{mode}.png")
+        image.fromarray(rgb).convert(mode).save(path)
+        assert read_picture(path, Picture(size=9)).shape == (3, 9, 9)
+    image.fromarray(rgb).convert("P").save(tmp_path / "P.png", transparency=bytes(256))
+    assert read_picture(tmp_path / "P.png", Picture(size=6)).any()
+    assert not recwarn.list  # of that Pillow would warn
+
+
+@pytest.mark.optional
+def test_a_photo_is_turned_as_its_camera_was_held(tmp_path, image):
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    pixels[0] = 255  # the top edge, as the sensor saw it
+    exif = image.Exif()
+    exif[0x0112] = 6  # the camera was turned: to be shown a quarter to the right
+    image.fromarray(pixels).save(tmp_path / "photo.png", exif=exif)
+    shown = read_picture(tmp_path / "photo.png", Picture(8, 1))[0]
+    assert (shown[:, 7] == 255).all() and not shown[:, :7].any()
+    image.fromarray(pixels).save(
+        tmp_path / "odd.png", exif=b"Exif\0\0nonsense"
+    )  # then as the sensor saw it
+    assert (read_picture(tmp_path / "odd.png", Picture(8, 1))[0, 0] == 255).all()
+    large = np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    image.fromarray(large).save(tmp_path / "cut.jpg", exif=exif)
+    (tmp_path / "cut.jpg").write_bytes((tmp_path / "cut.jpg").read_bytes()[:2000])
+    with pytest.raises(UserError, match="cut.jpg: not a whole picture"):
+        read_picture(tmp_path / "cut.jpg", Picture(8, 1))
+
+
+@pytest.mark.optional
+def test_the_shorter_edge_is_resized_and_the_centre_cut_out(tmp_path, image):
+    wide = np.zeros((10, 40), np.uint8)
+    wide[:, 15:25] = 200  # the centre square
+    image.fromarray(wide).save(tmp_path / "wide.png")
+    cropped = read_picture(tmp_path / "wide.png", Picture(10, 1, crop=8))
+    assert cropped.shape == (1, 8, 8) and (cropped == 200).all()
+    squeezed = read_picture(tmp_path / "wide.png", Picture(10, 1))
+    assert squeezed.shape == (1, 10, 10) and (squeezed[0, :, 0] == 0).all()
+    assert squeezed[0, :, 5].min() > 150
+
+
+@pytest.mark.optional
+def test_class_folders_of_pictures(tmp_path, image):
+    for name, value in (("cat/1.png", 10), ("cat/2.JPG", 20), ("dog/1.jpeg", 200)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        image.new("RGB", (40, 30), (value,) * 3).save(tmp_path / name)
+    corpus = find_labelled(str(tmp_path))
+    assert is_labelled(str(tmp_path)) and corpus.kind == "picture"
+    assert (corpus.picture.size, corpus.picture.channels) == (32, 3)
+    assert [(x.shape, round(x.mean() / 10), name) for x, name in read(corpus)] == [
+        ((3, 32, 32), 1, "cat"),
+        ((3, 32, 32), 2, "cat"),
+        ((3, 32, 32), 20, "dog"),
+    ]
+    for name in ("4.webp", "5.bmp", "6.gif"):
+        image.new("RGB", (40, 30), (90,) * 3).save(tmp_path / "dog" / name)
+    assert [
+        (x.shape, round(x.mean() / 10)) for x, _ in read(find_labelled(str(tmp_path)))[3:]
+    ] == [((3, 32, 32), 9)] * 3
+    before = find_labelled(str(tmp_path)).checksum()  # two of one size change places
+    image.new("RGB", (40, 30), (20,) * 3).save(tmp_path / "cat/1.png")
+    assert find_labelled(str(tmp_path)).checksum() != before
+    (tmp_path / "dog/1.jpeg").write_bytes((tmp_path / "dog/1.jpeg").read_bytes()[:-200])
+    assert classes_of(corpus) == ["cat", "dog"]  # no picture is read for that
+    assert "dog/1.jpeg: not a whole picture of PNG, JPEG, WEBP, BMP, GIF (" in refusal(
+        read, corpus
+    )
+
+
+@pytest.mark.optional
+def test_pictures_that_are_broken_or_huge_are_refused(tmp_path, image, recwarn):
+    image.fromarray(np.random.default_rng(1).integers(0, 256, (30, 30)).astype(np.uint8)).save(
+        tmp_path / "a.png"
+    )
+    good = (tmp_path / "a.png").read_bytes()
+    for wrong in (b"", b"text", good[:20], good[:-300], good.replace(b"IDAT", b"????")):
+        (tmp_path / "a.png").write_bytes(wrong)
+        answer = refusal(read_picture, tmp_path / "a.png", Picture())
+        assert "a.png: not a whole picture of PNG, JPEG, WEBP, BMP, GIF (" in answer
+    assert "no such file" in refusal(read_picture, tmp_path / "b.png", Picture())
+    for size in ((7100, 7100), (20_000, 20_000)):  # a warning of Pillow's, an error of its
+        image.new("1", size).save(tmp_path / "huge.png")
+        answer = refusal(read_picture, tmp_path / "huge.png", Picture())
+        assert "huge.png: more than 50 megapixels" in answer
+    image.new("1", (7000, 7000)).save(tmp_path / "large.png")
+    assert read_picture(tmp_path / "large.png", Picture()).shape == (3, 32, 32)
+    image.new("1", (2, 9000)).save(tmp_path / "line.png")  # small, but not when it is 224 wide
+    assert "megapixels" in refusal(read_picture, tmp_path / "line.png", Picture(224, crop=224))
+    assert not recwarn.list
+
+
+def test_a_picture_that_cannot_be():
+    assert Picture(channels=1).mean == [0.5] and Picture(mean=[0.1, 0.2, 0.3]).mean[2] == 0.3
+    for how in (dict(size=0), dict(size=8, crop=9), dict(channels=2), dict(resample="best")):
+        refusal(Picture, **how)
+
+
+# --- Kinds
+
+
+def test_kinds_are_those_of_the_phrasebook(monkeypatch):
+    """The same German sentences in the same parts; of each kind enough."""
+    smaller = dict(train=3000, valid=100, test=100)
+    pairs = phrasebook.corpus(**smaller)
+    monkeypatch.setattr(phrasebook, "corpus", partial(phrasebook.corpus, **smaller))
+    corpus = find_labelled("kinds")
+    for part in pairs:
+        assert [text for text, _ in read(corpus, part)] == [german for german, _ in pairs[part]]
+    assert classes_of(corpus) == list(phrasebook.KINDS) == corpus.classes
+    counts = [sum(name == kind for _, name in read(corpus)) for kind in corpus.classes]
+    assert 4 <= len(counts) <= 8 and max(counts) <= 4.5 * min(counts)
+    assert sorted(map(str, set(phrasebook.TEMPLATES))) == sorted(
+        str(template) for templates in phrasebook.KINDS.values() for template in templates
+    )
+    assert corpus.files == [Path(phrasebook.__file__)]
+
+
+def test_a_class_that_would_vanish_is_named(tmp_path):
+    write_tree(tmp_path, {"all/a/1.txt": "x", "all/b/1.txt": "y", "all/c/1.md": "z"})
+    assert "a class without any file" in refusal(find_labelled, f"{tmp_path}/all")
+
+
+def test_a_numbered_table_without_names_is_not_taken_for_ag_news(tmp_path):
+    write_tree(tmp_path, {"yelp/train.csv": "1,bad\n2,good\n"})
+    answer = refusal(find_labelled, f"{tmp_path}/yelp")
+    assert "no classes.txt" in answer and "--data FILE --label COLUMN" in answer

@@ -1,0 +1,458 @@
+"""translate.py as a user runs it: at a prompt, one sentence, files, scores, odd input, engines."""
+
+import fcntl
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT, children_of, run_script, wait_for, write_runs
+from test_beam import make_model  # the latter is a fixture
+
+import translate
+from data import BOS, EOS
+from model import ModelConfig, Transformer, initialize
+from support.common.checkpoint import find_checkpoint
+from support.common.errors import UserError
+from support.common.errors import run_main as answered
+from support.translation.beam import translate_batch
+
+SENTENCE = "Ein Hund läuft im Park."
+
+
+def run(folder, *flags, **how):
+    """translate.py in a process of its own."""
+    return run_script("translate.py", *flags, cwd=folder, **how)
+
+
+@pytest.fixture
+def answer(trained, monkeypatch, capsys):
+    """answer(*flags, lines=""): what translate.py prints, but in this process, which is quicker."""
+    monkeypatch.chdir(trained)
+
+    def answer(*flags, lines=""):
+        monkeypatch.setattr(sys, "argv", ["translate.py", *map(str, flags)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+        translate.main()
+        return capsys.readouterr().out
+
+    return answer
+
+
+def scores(text) -> list[float]:
+    """Those of the lines that --n-best prints."""
+    return [float(line.split("\t")[0]) for line in text.splitlines()]
+
+
+def test_one_sentence_beam_and_n_best(trained, answer):
+    one = run(trained, SENTENCE)
+    assert one.returncode == 0 and one.stdout.count("\n") == 1 and one.stdout.strip(), (
+        one.stderr
+    )
+    best = scores(answer(SENTENCE, "--n-best", "3", "--beam", "5"))
+    assert len(best) == 3 and best == sorted(best, reverse=True)
+
+
+ODD = [
+    "Ein Hund läuft.",
+    "",
+    "   ",
+    "😀🚀",
+    "你好世界",
+    "a\x07b\x1b[31mc",
+    "mit\x00Null",
+    "Wort " * 5000,
+    "<eos> <pad>",
+    "\u2028 eins \x85 zwei",
+    "q",
+]
+
+
+@pytest.mark.parametrize(
+    "engine", ["own", pytest.param("ctranslate2", marks=pytest.mark.optional)]
+)
+def test_odd_lines_come_out_one_for_one(trained, engine):
+    if engine == "ctranslate2":
+        pytest.importorskip("ctranslate2")
+    done = run(trained, "--engine", engine, input=("\n".join(ODD) + "\n").encode())
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode().split("\n")
+    assert len(lines) == len(ODD) + 1 and lines[-1] == ""
+    assert lines[1] == lines[2] == ""
+    warning = rb"warning: [\d,]+ tokens in one line, .*translated in \d+ pieces\n"
+    assert re.fullmatch(b"(" + warning + b")+", done.stderr)
+    assert not any(ord(c) < 32 for c in "".join(lines))
+
+
+def test_a_file_is_translated_in_order_on_all_cores(trained, pairs, answer):
+    sources = [german for german, _ in pairs["train"][:700]]
+    whole = run(trained, "--beam", "1", "--procs", "2", input="\n".join(sources))
+    assert whole.returncode == 0, whole.stderr
+    lines = whole.stdout.split("\n")[:-1]
+    assert len(lines) == 700
+    few = answer("--beam", "1", "--procs", "1", lines="\n".join(sources[300:310])).split("\n")
+    # The shape of a batch may change how sums are rounded.
+    assert sum(a == b for a, b in zip(lines[300:310], few)) >= 8
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        signal.SIGKILL,
+    ],
+)
+def test_no_process_of_the_pool_outlives_it(trained, number):
+    lines = "".join(f"{i} Hunde laufen im Park.\n" for i in range(translate.AT_ONCE))
+    with subprocess.Popen(
+        [sys.executable, str(ROOT / "translate.py"), "--procs", "2"],
+        cwd=trained,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        preexec_fn=notice_ctrl_c,
+    ) as process:
+        process.stdin.write(lines.encode())
+        process.stdin.flush()
+        wait_for(lambda: len(children_of(process.pid)) == 2)
+        workers = children_of(process.pid)
+        time.sleep(0.5)
+        process.send_signal(number)
+        assert process.wait(20) == (130 if number == signal.SIGINT else -number)
+    wait_for(lambda: not any(alive(worker) for worker in workers), 20)
+
+
+def notice_ctrl_c():
+    """Whoever runs the tests may ignore it, and then so do all that they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def alive(pid) -> bool:
+    """Whether there is such a process; not if it has ended and nobody has asked how."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+def test_score_prints_bleu_with_its_signature(small_corpus, answer):
+    text = answer("--score", f"{small_corpus}-test.de", f"{small_corpus}-test.en")
+    pattern = r"BLEU \d+\.\d\d  nrefs:1\|case:mixed\|.*tok:13a.*\n40 sentences, beam 4, "
+    assert re.match(pattern, text)
+    with pytest.raises(UserError, match="40 lines.*60"):
+        answer("--score", f"{small_corpus}-test.de", f"{small_corpus}-valid.en")
+
+
+def test_the_translations_are_those_of_the_training(trained, small_corpus):
+    done = run(trained, input=Path(f"{small_corpus}-test.de").read_bytes())
+    expected = trained / "logs" / "first" / "translations.txt"
+    assert done.stdout == expected.read_bytes(), done.stderr
+
+
+def test_bf16_is_only_less_exact(small_corpus, answer):
+    lines = "".join(Path(f"{small_corpus}-test.de").read_text().splitlines(True)[:5])
+    exact, near = (
+        scores(answer("--precision", how, "--n-best", "2", lines=lines))[::2]
+        for how in ("fp32", "bf16")
+    )
+    assert len(exact) == 5 and near == pytest.approx(exact, rel=0.2)
+
+
+def test_each_line_has_its_n_best_also_a_blank_and_a_long_one(answer, capsys):
+    lines = answer("--n-best", "2", lines=f"{SENTENCE}\n\n{'Wort ' * 300}\n").splitlines()
+    assert len(lines) == 6 and lines[2:4] == ["0.000\t"] * 2 and lines[4] == lines[5]
+
+
+def test_a_closed_stdin_is_an_empty_one(answer, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr(sys, "argv", ["translate.py"])
+    answered(translate.main)
+    assert capsys.readouterr().out == ""
+
+
+def test_several_checkpoints_are_an_ensemble(trained, tmp_path, answer):
+    checkpoint = torch.load(trained / "logs" / "first" / "best.pt")
+    weights = {name: 0.9 * weight for name, weight in checkpoint["model"].items()}
+    torch.save(checkpoint | {"model": weights}, tmp_path / "other.pt")
+    first = "--checkpoint", "logs/first/best.pt"
+    other = "--checkpoint", tmp_path / "other.pt"
+    one, same, two = (
+        answer(SENTENCE, "--n-best", "4", *flags) for flags in (first, first * 2, first + other)
+    )
+    assert one == same and two.count("\n") == 4 and two != one
+
+
+def test_what_cannot_be_done_is_said_in_one_line(trained, tmp_path):
+    for folder, flags, how, expected in [
+        (tmp_path, ["Hallo"], {}, "train one, in a few minutes: python train_cpu.py"),
+        (trained, [], {"input": b"gut\nsch\xf6n\n"}, "standard input, line 2: not UTF-8"),
+    ]:
+        done = run(folder, *flags, **how)
+        err = done.stderr if isinstance(done.stderr, str) else done.stderr.decode()
+        assert done.returncode == 2 and err.startswith("error: ") and err.count("\n") == 1, err
+        assert expected in err
+        assert (
+            done.stdout.count(b"\n") == 1 if how else not done.stdout
+        )  # the line before the bad one has its answer
+
+
+def test_what_does_not_go_together_is_refused(trained, tmp_path, answer):
+    best = "logs/first/best.pt"
+    checkpoint = torch.load(trained / best)
+    task = checkpoint["task"] | {"bpe": checkpoint["task"]["bpe"] + "\n"}
+    torch.save(checkpoint | {"task": task}, tmp_path / "other.pt")
+    turned = checkpoint["task"] | {"src": "en", "tgt": "de"}
+    torch.save(checkpoint | {"task": turned}, tmp_path / "turned.pt")
+    torch.save(checkpoint | {"model": {}, "sharded": "step-9"}, tmp_path / "last.pt")
+    (tmp_path / "zero.pt").write_bytes(b"")
+    engine = ["Hallo", "--engine", "ctranslate2"]
+    for flags, expected in [
+        (["Hallo", "--beam", "many"], "--help lists the flags"),
+        (["Hallo", "--checkpoint", "no.pt"], "no.pt"),
+        (["Hallo", "--checkpoint", "logs"], "logs: it has no best.pt"),
+        (["Hallo", "--checkpoint", tmp_path / "zero.pt"], "zero.pt: not a whole checkpoint"),
+        (
+            ["Hallo", "--checkpoint", best, "--checkpoint", tmp_path / "other.pt"],
+            "different ones",
+        ),
+        (
+            ["Hallo", "--checkpoint", best, "--checkpoint", tmp_path / "turned.pt"],
+            "one vocabulary, direction",
+        ),
+        (["Hallo", "--checkpoint", tmp_path / "last.pt"], "its weights are in parts"),
+        (["Hallo", "--n-best", "5"], "--n-best 5 with --beam 4"),
+        (["Hallo", "--beam", "0"], "--beam 0: it is at least 1"),
+        (["Hallo", "--beam", "300"], "--beam 300: more than half the vocabulary, 300"),
+        (["Hallo", "--precision", "int8"], "invalid choice: 'int8'"),
+        ([*engine, "--checkpoint", best, "--checkpoint", best], "decodes one --checkpoint"),
+        ([*engine, "--attention", "a.png"], "without --attention"),
+        (
+            ["Hallo", "--attention", "a.png", "--checkpoint", best, "--checkpoint", best],
+            "one model's best",
+        ),
+        ([*engine, "--precision", "bf16"], "in int8"),
+        (["Hallo", "--score", "a.de", "a.en"], "one thing at a time"),
+        (["--score", os.devnull + ".de", os.devnull], "cannot be read"),
+    ]:
+        with pytest.raises(UserError) as problem:
+            answer(*flags)
+        assert expected in str(problem.value) and "\n" not in str(problem.value)
+
+
+def test_the_newest_translator_is_taken(trained, tmp_path, monkeypatch):
+    checkpoint = torch.load(trained / "logs" / "first" / "best.pt")
+    write_runs(
+        tmp_path, checkpoint, {"new": "other", "mid": "translation", "old": "translation"}
+    )
+    monkeypatch.chdir(tmp_path)
+    assert find_checkpoint(None, "translation") == Path("logs/mid/best.pt")
+    assert find_checkpoint(Path("logs/new"), "translation") == Path("logs/new/best.pt")
+
+
+def test_a_picture_of_what_each_word_attends_to(trained, answer):
+    assert answer("--attention", "out.png", SENTENCE).startswith("out.png: ")
+    picture = (trained / "out.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and len(picture) > 5_000
+    for wrong in (["out.png"], ["no/folder/out.png", "Ein Hund."], ["out.png", "Hund " * 500]):
+        with pytest.raises((UserError, OSError)) as problem:
+            answer("--attention", *wrong)
+        assert "--attention" in str(problem.value) or problem.value.filename == wrong[0]
+
+
+# --- The other engine -----------------------------------------------------------------------------
+
+
+@pytest.mark.optional
+def test_the_scores_of_ctranslate2_are_nearly_ours(small_corpus, answer):
+    pytest.importorskip("ctranslate2")
+    lines = Path(f"{small_corpus}-test.de").read_text()
+    own, other = (
+        scores(answer("--engine", engine, "--n-best", "2", lines=lines))[::2]
+        for engine in ("own", "ctranslate2")
+    )
+    assert len(own) == 40 and other == pytest.approx(own, rel=0.1)
+
+
+@pytest.fixture(scope="module")
+def copier():
+    """A model that has learned to copy; unlike the others here, it is sure of what it writes."""
+    pytest.importorskip("ctranslate2")
+    model = Transformer(ModelConfig(30, layers=1, d_model=32, heads=2, d_ff=64, dropout=0.0))
+    initialize(model, 1)
+    adam = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for words in (random_words(step, 64, 2 + step % 7) for step in range(350)):
+        tgt_in, src = F.pad(words, (1, 0), value=BOS), F.pad(words, (0, 1), value=EOS)
+        loss, _ = model(src, tgt_in, src)
+        (loss / src.numel()).backward()
+        adam.step()
+        adam.zero_grad()
+    return model.eval()
+
+
+def random_words(seed, sentences, length):
+    return torch.randint(
+        3, 30, (sentences, length), generator=torch.Generator().manual_seed(seed)
+    )
+
+
+@pytest.mark.optional
+@pytest.mark.parametrize("compute_type", ["int8", "float32", "unknown"])
+@pytest.mark.parametrize("beam", [1, 4])
+def test_ctranslate2_finds_what_beam_search_finds(copier, tmp_path, beam, compute_type):
+    from support.ctranslate.engine import Engine
+
+    path = tmp_path / "best.pt"
+    path.write_bytes(b"")  # only its checksum is asked for
+    batches = [
+        [ids for n in lengths for ids in random_words(n, 3, n).tolist()]
+        for lengths in ((7, 6), (5,), (3, 2))
+    ]
+    engine = Engine(path, copier, beam, min(beam, 2), 2, compute_type)
+    for batch, found in zip(batches, engine.search(batches), strict=True):
+        expected = translate_batch(copier, batch, beam)
+        for ids, ours, theirs in zip(batch, expected, found, strict=True):
+            assert theirs[0][1] == ours[0][1] == ids and len(theirs) == min(beam, 2)
+            # Eight bits are coarse, on a CPU without instructions for them coarser still.
+            near = 0.05 if compute_type == "int8" else 0.001
+            assert theirs[0][0] == pytest.approx(ours[0][0], rel=0.2, abs=near)
+
+
+@pytest.mark.optional
+def test_ctranslate2_takes_models_with_post_norm(tmp_path):
+    pytest.importorskip("ctranslate2")
+    from support.ctranslate.engine import Engine
+
+    model, path, batch = (
+        make_model(norm="post"),
+        tmp_path / "best.pt",
+        [[9, 8, 7, 6, 5], [3, 4, 5]],
+    )
+    path.write_bytes(b"")
+    found = next(Engine(path, model, 1, 1, 1, "float32").search([batch]))
+    ours = translate_batch(model, batch, 1)
+    assert [one[0][1] for one in found] == [one[0][1] for one in ours]
+
+
+@pytest.mark.optional
+def test_a_conversion_is_kept_until_the_checkpoint_changes(tmp_path, monkeypatch):
+    pytest.importorskip("ctranslate2")
+    from support.ctranslate import engine as ctranslate
+
+    path, conversions, convert = tmp_path / "best.pt", [], ctranslate.convert
+
+    def counted(model):
+        conversions.append(model)
+        return convert(model)
+
+    monkeypatch.setattr(ctranslate, "convert", counted)
+
+    def result(model):
+        return list(ctranslate.Engine(path, model, 2, 1, 1).search([[[5, 6, 7], [8]]]))
+
+    path.write_bytes(b"one")
+    first = result(make_model())
+    assert result(make_model()) == first and len(conversions) == 1
+    path.write_bytes(b"two")  # another checkpoint
+    second = result(make_model(seed=8))
+    assert second != first and len(conversions) == 2
+    weights = tmp_path / "best.ct2" / "model.bin"
+    for spoil in (lambda: weights.write_bytes(weights.read_bytes()[:5000]), weights.unlink):
+        spoil()
+        assert result(make_model(seed=8)) == second
+    assert len(conversions) == 4
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["best.ct2", "best.pt"]
+
+
+@pytest.mark.optional
+def test_a_conversion_that_cannot_be_written_is_said_in_one_line(tmp_path):
+    pytest.importorskip("ctranslate2")
+    from support.ctranslate.engine import Engine
+
+    (tmp_path / "best.pt").write_bytes(b"")
+    (tmp_path / "best.ct2").mkdir()
+    (tmp_path / "best.ct2" / "precious").write_bytes(b"somebody else's")
+    with pytest.raises(
+        UserError, match="best.ct2: the converted model cannot be written there"
+    ):
+        Engine(tmp_path / "best.pt", make_model(), 1, 1, 1)
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["best.pt", "precious"]
+
+
+def test_without_its_package_ctranslate2_is_refused(answer, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    monkeypatch.delitem(sys.modules, "support.ctranslate.engine", raising=False)
+    with pytest.raises(UserError, match="needs a package: pip install ctranslate2"):
+        answer("Hallo", "--engine", "ctranslate2")
+
+
+# --- In a terminal --------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A script in a terminal of its own."""
+
+    def __init__(self, folder, script="translate.py"):
+        self.master, slave = pty.openpty()
+
+        def take_the_terminal():
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+            notice_ctrl_c()
+
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT / script)],
+            cwd=folder,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=take_the_terminal,
+            env=os.environ | {"TERM": "xterm"},
+        )
+        os.close(slave)
+
+    def read_until(self, pattern, seconds=60):
+        seen, end = b"", time.monotonic() + seconds
+        while not re.search(pattern, seen.decode(errors="replace")):
+            assert time.monotonic() < end, f"no {pattern!r} in {seen!r}"
+            if select.select([self.master], [], [], 0.1)[0]:
+                seen += os.read(self.master, 65536)  # a character may come in two parts
+        return seen.decode()
+
+    def write(self, text):
+        os.write(self.master, text.encode())
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["q\n", *(pytest.param(end, marks=pytest.mark.slow) for end in (" q \n", "\x04", "\x03"))],
+)
+def test_the_prompt_answers_until_q_ctrl_d_or_ctrl_c(trained, end):
+    terminal = Terminal(trained)
+    try:
+        assert "logs/first/best.pt: de to en. Type" in terminal.read_until("de> $")
+        terminal.write("Ein Hund läuft.\n")
+        assert terminal.read_until(r"en> .*\r\n(.*\r\n)*.*de> $")
+        terminal.write("\n")
+        terminal.read_until("de> $")
+        if end == "q\n":
+            terminal.write("\x1b[A\x1b[A")  # the arrow key: an earlier line
+            assert "läuft" in terminal.read_until("läuft")
+            terminal.write("\x15")
+        # A person takes as long; and input() misses a signal between its prompt and the waiting.
+        time.sleep(0.5)
+        terminal.write(end)
+        assert terminal.process.wait(30) == 0
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+        os.close(terminal.master)

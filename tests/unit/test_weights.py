@@ -1,0 +1,247 @@
+"""Weights in copies and in parts, in two processes: they become whole, travel, and come back."""
+
+import multiprocessing
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+import torch._dynamo  # slow to import: here once, not in every fork
+import torch.distributed as dist
+from test_model import CONFIG, make_model
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+from model import ModelConfig, Transformer, initialize
+from support.classification.classifier import Classifier, ClassifierConfig
+from support.classification.task import freeze
+from support.common.errors import UserError
+from support.distributed import weights
+from support.profiling import memory
+
+
+def in_forks(folder, part, procs=2) -> None:
+    """Calls part(rank) in so many forks of this process that share a Gloo group; waits a minute at most."""
+
+    def one(rank):
+        torch.set_num_threads(1)
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(str(folder / "store"), procs),
+            rank=rank,
+            world_size=procs,
+            timeout=timedelta(seconds=30),
+        )
+        part(rank)
+        dist.destroy_process_group()
+
+    forks = [
+        multiprocessing.get_context("fork").Process(target=one, args=(rank,))
+        for rank in range(procs)
+    ]
+    for fork in forks:
+        fork.start()
+    for fork in forks:
+        fork.join(60)
+        fork.kill()  # if it has not ended
+        fork.join()
+    assert [fork.exitcode for fork in forks] == [0] * procs
+
+
+def in_parts(seed=2) -> Transformer:
+    """`make_model`, as train_fsdp.py makes it."""
+    with torch.device("meta"):
+        model = Transformer(ModelConfig(**CONFIG))
+    for part in [*model.layers(), model]:
+        fully_shard(part, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    model.to_empty(device="cpu")
+    initialize(model, seed)
+    return model
+
+
+BOTH = pytest.mark.parametrize("make", [make_model, in_parts])
+
+
+def take_a_step(model):
+    """An optimizer that has something to remember."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        parameter.grad = parameter.detach() * 0.5
+    optimizer.step()
+    return optimizer
+
+
+def whole(tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def assert_equal(model, optimizer, other, its) -> None:
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(whole(one), whole(two))
+        for name, value in optimizer.state[one].items():
+            assert torch.equal(whole(value), whole(its.state[two][name])), name
+    assert its.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
+@BOTH
+def test_rank_0_has_the_whole_weights(tmp_path, make):
+    def part(rank):
+        model = make(3)
+        found, expected = weights.full_state_dict(model), make_model(3).state_dict()
+        assert found.keys() == (expected.keys() if rank == 0 else set())
+        assert all(torch.equal(weight, expected[name]) for name, weight in found.items())
+        copy = weights.gather_model(model, lambda: make_model(4))
+        if make is make_model:
+            assert copy is model
+        elif rank == 0:
+            assert all(
+                torch.equal(weight, expected[name])
+                for name, weight in copy.state_dict().items()
+            )
+        else:
+            assert copy is None
+
+    in_forks(tmp_path, part)
+
+
+@BOTH
+def test_all_get_the_weights_that_rank_0_has(tmp_path, make):
+    def part(rank):
+        model, given = make(3 + rank), make_model(5).state_dict()
+        names = set(given)
+        weights.load_full_state_dict(model, given if rank == 0 else None)
+        assert set(given) == names
+        for name, parameter in model.named_parameters():
+            assert torch.equal(whole(parameter), given[name]), name
+
+    in_forks(tmp_path, part)
+
+
+@pytest.mark.parametrize("make, into", [(make_model, in_parts), (in_parts, make_model)])
+def test_a_checkpoint_of_copies_or_parts_goes_into_copies_and_parts(tmp_path, make, into):
+    """Rank 0 alone has read it."""
+
+    def part(rank):
+        model = make(3)
+        optimizer = take_a_step(model)
+        found, state = get_state_dict(model, optimizer, options=weights.WHOLE)
+        other = into(4 + rank)
+        its = torch.optim.AdamW(other.parameters(), lr=1.0)
+        weights.restore(other, its, {"model": found, "optimizer": state} if rank == 0 else None)
+        assert_equal(model, optimizer, other, its)
+
+    in_forks(tmp_path, part)
+
+
+def test_every_process_saves_its_part_and_reads_it_again(tmp_path):
+    def part(rank):
+        model = in_parts(3)
+        optimizer = take_a_step(model)
+        weights.save_sharded(
+            tmp_path, "parts", *get_state_dict(model, optimizer, options=weights.PARTS)
+        )
+        other = in_parts(4)
+        its = torch.optim.AdamW(other.parameters(), lr=1.0)
+        weights.restore(other, its, None, str(tmp_path / "parts"))
+        assert_equal(model, optimizer, other, its)
+        assert len(list((tmp_path / "parts").glob("*.distcp"))) == 2
+
+    in_forks(tmp_path, part)
+
+
+@pytest.mark.parametrize("wrong", ["cut", "missing", "no metadata"])
+def test_a_checkpoint_in_parts_that_is_not_whole_is_refused_in_one_line(tmp_path, wrong):
+    def part(rank):
+        model = in_parts(3)
+        optimizer = take_a_step(model)
+        state = get_state_dict(model, optimizer, options=weights.PARTS)
+        weights.save_sharded(tmp_path, "parts", *state)
+        dist.barrier()
+        if rank == 0:
+            one = (
+                min((tmp_path / "parts").glob("*.distcp"))
+                if wrong != "no metadata"
+                else tmp_path / "parts/.metadata"
+            )
+            one.unlink() if wrong != "cut" else one.write_bytes(one.read_bytes()[:100])
+            (tmp_path / "file").write_text("")
+        dist.barrier()
+        with pytest.raises(
+            UserError, match=r"parts: not a whole checkpoint \(process \d: .+\)$"
+        ) as problem:
+            weights.restore(model, optimizer, None, str(tmp_path / "parts"))
+        assert "\n" not in str(problem.value)
+        with pytest.raises(
+            UserError,
+            match="file/parts: the checkpoint cannot be written .* the one from before is whole",
+        ):
+            weights.save_sharded(tmp_path / "file", "parts", *state)
+
+    in_forks(tmp_path, part)
+
+
+def test_what_does_not_fit_the_model_is_refused_in_one_line(tmp_path):
+    def part(_):
+        model = make_model()
+        optimizer = take_a_step(model)
+        found, state = get_state_dict(model, optimizer, options=weights.WHOLE)
+        wider = {name: torch.zeros(3, 3) for name in found}
+        for wrong in ({"model": wider, "optimizer": state}, {"model": {}, "optimizer": state}):
+            with pytest.raises(
+                UserError,
+                match=r"^the checkpoint does not fit the model \(.*(loading state_dict for|Missing).*\)$",
+            ) as problem:
+                weights.restore(model, optimizer, wrong)
+            assert "\n" not in str(problem.value) and len(str(problem.value)) < 250
+
+    in_forks(tmp_path, part, procs=1)
+
+
+def test_a_process_that_dies_meanwhile_is_no_fault_of_the_checkpoint(monkeypatch):
+    def send(*_, **__):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+
+    monkeypatch.setattr(weights, "set_model_state_dict", send)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        weights.restore(model := make_model(), torch.optim.AdamW(model.parameters()), None)
+
+
+@pytest.mark.parametrize("frozen", [0, 1, 2, 3])
+def test_fsdp_gathers_a_classifiers_layers_twice_and_all_else_once(tmp_path, frozen):
+    """The layers below the lowest that learns only once, but for the one next to it, which is fetched in vain."""
+
+    def part(_):
+        model = Classifier(
+            ClassifierConfig(2, vocab_size=30, layers=3, d_model=16, heads=2, d_ff=32)
+        )
+        freeze(model, frozen)
+        for each in [*model.layers(), model]:
+            fully_shard(each, mesh=init_device_mesh("cpu", (2,)))
+        register_fsdp_forward_method(model, "score")  # as train_fsdp.py does, to evaluate
+        with CommDebugMode() as sent:
+            model(
+                torch.ones(4, 5, dtype=torch.long),
+                torch.ones(4, dtype=torch.long),
+                torch.ones(4),
+            )[0].backward()
+        gathers = sum(
+            times for what, times in sent.get_comm_counts().items() if "allgather" in str(what)
+        )
+        assert gathers == 1 + 3 + 3 - max(0, frozen - 1)
+        layer = sum(weight.numel() for weight in model.encoder[0].parameters())
+        numbers = [
+            sum(
+                weight.numel() for weight in model.parameters() if weight.requires_grad >= least
+            )
+            for least in (0, 1)
+        ]
+        formula = memory.Counter(model, torch.optim.AdamW(model.parameters())).formula(
+            1, "fp32", 2
+        )
+        assert formula["sent"] == 4 * (numbers[0] + (gathers - 4) * layer + numbers[1]) / 2
+
+    in_forks(tmp_path, part)
