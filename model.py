@@ -34,7 +34,7 @@ class LayerConfig:
     bias: bool = False  # in attention's projections
     activation: str = "relu"  # between the feed-forward layers
     epsilon: float = 1e-5  # of layer norm
-    KNOWN = {"norm": ("pre", "post"), "activation": ("relu", "gelu")}
+    CHOICES = {"norm": ("pre", "post"), "activation": ("relu", "gelu")}
 
     def __post_init__(self):
         for name in ("layers", "d_model", "heads", "d_ff", "max_length"):
@@ -47,11 +47,9 @@ class LayerConfig:
         for name in ("dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} is not in [0, 1)")
-        for name, known in self.KNOWN.items():
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"{name} {getattr(self, name)!r} is none of {', '.join(known)}"
-                )
+        for name, choices in self.CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} {getattr(self, name)!r} is not in {choices}")
 
 
 @dataclass
@@ -83,9 +81,8 @@ def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Multi-head attention (section 3.2.2), of a sentence to itself or to the encoder's output."""
 
-    attend: Callable = staticmethod(
-        scaled_dot_product
-    )  # support/common/kernels.py has a faster one
+    # support/common/kernels.py replaces it with a faster one.
+    attend: Callable = staticmethod(scaled_dot_product)
 
     def __init__(self, config: LayerConfig):
         super().__init__()
@@ -228,68 +225,80 @@ class Transformer(nn.Module):
             x = layer(x, causal, memory, memory_mask)
         return self.decoder_norm(x)
 
-    def forward(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> tuple[Tensor, Tensor]:
-        """(loss, nll) of a batch, each a sum over its target tokens: see `cross_entropy`.
+    def forward(
+        self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor] | Tensor:
+        """Returns (loss, nll) of a batch, each a sum over its target tokens: see `cross_entropy`.
 
         src: (batch, src); tgt_in: (batch, tgt), begins with bos; tgt_out: (batch, tgt), the same
         one token further on, ends with eos. Padding is at the end and counts for nothing.
+        Without tgt_out it returns the logits in fp32, (batch, tgt, vocabulary).
         """
-        real = (tgt_out != self.config.pad).flatten().nonzero().squeeze(1)
-        x = self.decode(tgt_in, *self.encode(src)).flatten(0, 1).index_select(0, real)
-        target = tgt_out.flatten().index_select(0, real)
+        memory, memory_mask = self.encode(src)
+        x = self.decode(tgt_in, memory, memory_mask)  # (batch, tgt, d_model)
+        if tgt_out is None:
+            return F.linear(x, self.embedding.weight).float()
+        # Most of the work is in the projection: padding is left out before it.
+        is_token = (tgt_out != self.config.pad).flatten()
+        tokens = is_token.nonzero().squeeze(1)
+        x = x.flatten(0, 1).index_select(0, tokens)  # (tokens, d_model)
+        target = tgt_out.flatten().index_select(0, tokens)
         return self.loss(x, self.embedding.weight, target, self.config.label_smoothing)
-
-    def score(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> tuple[Tensor, Tensor]:
-        """To evaluate: (nll, how many targets are the most likely token), sums over a batch."""
-        x, real = self.decode(tgt_in, *self.encode(src)), tgt_out != self.config.pad
-        logits = F.linear(x[real], self.embedding.weight).float()  # (tokens, vocabulary)
-        nll = F.cross_entropy(logits, tgt_out[real], reduction="sum")
-        return nll, (logits.argmax(-1) == tgt_out[real]).sum()
 
     @torch.inference_mode()
     def greedy(self, src: Tensor) -> Tensor:
-        """Takes the most likely next token each time (support/translation/beam.py searches better, and faster).
+        """Returns translations, taking the most likely next token each time.
 
         src: (batch, src) ids. Returns (batch, tgt) ids, padded after eos, without bos.
+        support/translation/beam.py has beam search, and does not compute earlier positions anew.
         """
-        memory, mask = self.encode(src)
+        memory, memory_mask = self.encode(src)
         ids = torch.full((len(src), 1), self.config.bos, device=src.device)
-        ended = torch.zeros_like(ids[:, 0], dtype=torch.bool)
+        ended = torch.zeros(len(src), dtype=torch.bool, device=src.device)
         while ids.shape[1] <= self.config.max_length and not ended.all():
-            logits = F.linear(self.decode(ids, memory, mask)[:, -1], self.embedding.weight)
+            x = self.decode(ids, memory, memory_mask)[:, -1]  # (batch, d_model)
+            logits = F.linear(x, self.embedding.weight)
             token = logits.argmax(-1).masked_fill(ended, self.config.pad)
-            ids, ended = (
-                torch.cat([ids, token[:, None]], dim=1),
-                ended | (token == self.config.eos),
-            )
+            ids = torch.cat([ids, token[:, None]], dim=1)
+            ended = ended | (token == self.config.eos)
         return ids[:, 1:]
+
+
+# Learned vectors of tokens and positions; the last two are a classifier's.
+EMBEDDINGS = ("embedding.weight", "positions", "first")
 
 
 @torch.no_grad()
 def initialize(model: nn.Module, seed: int) -> None:
-    """Fills matrices at random, the same in every process and script for a seed; biases with 0.
+    """Fills a model's matrices at random, in every process and script alike; biases with 0.
 
-    It makes one parameter at a time, so a process that keeps only its shard of each (train_fsdp.py)
-    never holds the whole model.
+
+    It makes one parameter at a time. So a process that keeps only a shard of each parameter, as in
+    train_fsdp.py, never holds the whole model.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        whole = torch.zeros(parameter.shape)  # biases stay 0
+        values = torch.zeros(parameter.shape)  # biases stay 0
         if name.endswith("norm.weight"):
-            whole.fill_(1)
-        elif name in ("embedding.weight", "positions", "first"):
-            nn.init.normal_(whole, std=whole.shape[1] ** -0.5, generator=generator)
-        elif whole.dim() == 4:  # of a convolution; a ReLU follows
-            nn.init.kaiming_uniform_(whole, nonlinearity="relu", generator=generator)
-        elif whole.dim() > 1:
-            nn.init.xavier_uniform_(whole, generator=generator)
-        if hasattr(parameter, "placements"):  # FSDP's DTensor: a shard is kept here
-            from torch.distributed.tensor import distribute_tensor
+            values.fill_(1)
+        elif name in EMBEDDINGS:
+            nn.init.normal_(values, std=values.shape[1] ** -0.5, generator=generator)
+        elif values.dim() == 4:  # of a convolution, which a ReLU follows
+            nn.init.kaiming_uniform_(values, nonlinearity="relu", generator=generator)
+        elif values.dim() > 1:
+            nn.init.xavier_uniform_(values, generator=generator)
+        if hasattr(parameter, "placements"):  # FSDP's DTensor: every process keeps its shard
+            values = shard_like(parameter, values)
+        parameter.copy_(values)
 
-            whole = distribute_tensor(
-                whole.to(parameter.device),
-                parameter.device_mesh,
-                parameter.placements,
-                src_data_rank=None,
-            )
-        parameter.copy_(whole)
+
+def shard_like(parameter: Tensor, values: Tensor) -> Tensor:
+    """Returns this process's shard of `values`, placed as that of the DTensor `parameter`."""
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(
+        values.to(parameter.device),
+        parameter.device_mesh,
+        parameter.placements,
+        src_data_rank=None,  # every process has made the same values: nothing is sent
+    )
