@@ -1,4 +1,4 @@
-"""Flags from a YAML or JSON file: configs/NAME.yaml, a file of one's own, or a run's config.json."""
+"""Flags from a file: configs/NAME.yaml, one's own YAML or JSON, or a run's config.json."""
 
 import dataclasses
 import json
@@ -12,9 +12,10 @@ from support.training.settings import SCRIPT_FLAGS, Settings, flags_of, type_of
 def read_config(path: str, settings: type[Settings], pretrained: str = "") -> dict[str, Any]:
     """Returns the flags that a file gives, by name. Raises UserError.
 
-    Headings in the file, such as `model:`, have no meaning. A run's config.json starts another run
-    with the same flags: what belongs to its machine or to itself alone is not taken, nor is the
-    model's shape if the weights are published ones. pretrained: what the command line names.
+    Headings in the file, such as `model:`, have no meaning. A run's config.json starts another
+    run with the same flags: what belongs to its machine or to itself alone is not taken, nor is
+    the model's shape if the weights are published ones. pretrained: what the command line
+    names.
     """
     content = load_file(path)
     known = flags_of(settings)
@@ -95,9 +96,10 @@ def convert(path: str, field: dataclasses.Field, value: Any) -> Any:
             return float(value)  # YAML reads 1e-3 as text
         except (ValueError, OverflowError):
             pass
-    elif expected is int and is_number and isinstance(value, int):
-        return value
-    elif expected in (bool, str) and isinstance(value, expected):
+    elif expected is int:
+        if is_number and isinstance(value, int):
+            return value
+    elif isinstance(value, expected):  # bool or str
         return value
     wanted = "text (put it in quotes)" if expected is str else expected.__name__
     raise UserError(f"--config {path}: {field.name} is {value!r}, not {wanted}")

@@ -1,4 +1,4 @@
-"""A run: its steps, its log and checkpoints in logs/RUN/, and what it shows while it goes on."""
+"""A run: its steps, its log and checkpoints in logs/RUN/, and the progress that it shows."""
 
 import dataclasses
 import hashlib
@@ -88,7 +88,9 @@ class Run:
             None  # nll, and norms, of steps that were not read back yet
         )
         self.row: dict[str, Any] | None = None  # of metrics.csv, to be written
-        self.bar = self.log = self.profile = None
+        self.bar: Any = None  # tqdm's
+        self.log: MetricsLog | None = None
+        self.profile: Any = None
         self.say(summary.beginning(self))
 
     # --- Beginning and going on
@@ -96,8 +98,8 @@ class Run:
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
         """Restores the checkpoint that the run goes on from in all ranks, and returns its step.
 
-        Rank 0 reads it and sends the weights; with --sharded each rank reads its own shard. A new
-        run begins at step 0. All ranks must have the same data.
+        Rank 0 reads it and sends the weights; with --sharded each rank reads its own shard. A
+        new run begins at step 0. All ranks must have the same data.
         """
         saved_task = self.task.saved()
         digest = hashlib.sha256(json.dumps(saved_task, sort_keys=True).encode()).hexdigest()
@@ -185,9 +187,9 @@ class Run:
     def record(self, step: int, nll: Tensor, targets: int, norm: Tensor) -> None:
         """Counts a step. Only where it ends a row or an epoch does it wait for the device.
 
-        nll: this rank's sum over the step's targets; targets: of all ranks; norm: the gradient's.
-        A collective. Raises UserError where the loss or the gradient is not finite, which ends the
-        run.
+        nll: this rank's sum over the step's targets; targets: of all ranks; norm: the
+        gradient's. A collective. Raises UserError where the loss or the gradient is not finite,
+        which ends the run.
         """
         examples, tokens, flops = self.task.size(step - 1)
         values = torch.stack([nll.double(), norm.double()])
@@ -214,7 +216,7 @@ class Run:
         self.begin_step()
 
     def read_back(self, step: int) -> None:
-        """Adds up the losses that are still on the devices, over all ranks. Raises UserError."""
+        """Adds up the losses that are still on the devices, over all ranks."""
         if self.unread is None:
             return
         dist.all_reduce(self.unread)
@@ -267,8 +269,8 @@ class Run:
     def save_best(self, step: int, model: nn.Module, metrics: dict[str, float]) -> None:
         """Saves the weights of an evaluation: the best in best.pt, the latest in step-N.pt.
 
-        The best have the highest first metric on the validation part, and of those the lowest loss.
-        A collective: rank 0 gathers the weights.
+        The best have the highest first metric on the validation part, and of those the lowest
+        loss. A collective: rank 0 gathers the weights.
         """
         state = weights.full_state_dict(model)
         in_log = ("loss", *self.task.metrics)
@@ -297,13 +299,13 @@ class Run:
         return sorted(self.folder.glob("step-[0-9]*.pt"))
 
     def stop_if_no_better(self, step: int) -> None:
-        """Makes this step the last one if --patience is over. All ranks have the same metrics."""
+        """Makes this step the last one if --patience is over, in all ranks alike."""
         if 0 < self.args.patience <= self.progress.since_best:
             self.say(f"step {step}: no better for {self.args.patience} evaluations")
             self.last = step
 
     def save_checkpoint(self, step: int, model_state: dict, optimizer_state: dict) -> None:
-        """Writes last.pt, which a run goes on from; with --sharded each rank writes its shard."""
+        """Writes last.pt, which a run goes on from; with --sharded each rank its shard."""
         self.read_back(step)
         shards = ""
         if self.sharded:
@@ -370,9 +372,8 @@ class Run:
         remaining = (self.last - step) * seconds / step
         loss = float(row["train_loss"])
         parts = [f"step {step}/{self.last}, epoch {row['epoch']}: loss {loss:.3f}"]
-        for name in self.columns:
-            if name in evaluated:
-                parts.append(f"{name.replace('_', ' ')} {round(evaluated[name], 4):.4g}")
+        shown = [name for name in self.columns if name in evaluated]
+        parts += [f"{name.replace('_', ' ')} {round(evaluated[name], 4):.4g}" for name in shown]
         parts.append(f"{int(row['tokens_per_second']):,} tokens/s")
         parts.append(f"{summary.minutes(seconds)} gone")
         parts.append(f"{summary.minutes(remaining)} left")
@@ -398,7 +399,7 @@ class Run:
     # --- The end
 
     def finish(self, step: int, model: nn.Module, stopping: bool) -> None:
-        """Says how a stopped run goes on, or scores and sums up one that has reached its end."""
+        """Says how a stopped run goes on, or scores and sums up one that has ended."""
         if self.args.benchmark:
             summary.benchmark(self)
         elif stopping:

@@ -51,7 +51,7 @@ def model_config(args, vocab_size: int) -> ModelConfig:
 
 
 def load_translator(path: Path) -> tuple[Transformer, BPE, dict[str, Any]]:
-    """Returns a checkpoint's model, ready to translate, its BPE, and what else the task saved."""
+    """Returns a checkpoint's model, ready to translate, its BPE, and what the task saved."""
     checkpoint = load(path)
     saved = checkpoint["task"]
     try:
@@ -72,7 +72,7 @@ class Translation:
     speed_unit = "source+target tokens"
 
     def __init__(self, args, saved: dict[str, Any] | None):
-        """args: the run's settings; saved: what its checkpoint holds of the task, if it has one."""
+        """args: the run's settings; saved: what its checkpoint, if any, holds of the task."""
         self.args = args
         self.weights: dict[str, Tensor] | None = None
         corpus = find_corpus(args.data, args.valid, args.test, args.src, args.tgt)
@@ -121,9 +121,10 @@ class Translation:
     ) -> dict[str, float]:
         """Returns the loss and the metrics of the part "valid" or "test", equal in all ranks.
 
-        bleu: sacreBLEU's, of greedy translations, or if `final` of those of beam search; loss: the
-        negative log-likelihood per target token, in nats; token_accuracy: how often the most likely
-        token is the right one. A collective: each sentence is scored once, by one rank.
+        bleu: sacreBLEU's, of greedy translations, or if `final` of those of beam search; loss:
+        the negative log-likelihood per target token, in nats; token_accuracy: how often the
+        most likely token is the right one. A collective: each sentence is scored once, by one
+        rank.
         """
         was_training = model.training
         model.eval()
@@ -259,7 +260,7 @@ def shared_search(
 
 
 def bleu(hypotheses: list[str], references: list[str]) -> tuple[float, str]:
-    """Returns corpus BLEU (Post, 2018), cased, tokenized by 13a, and its sacreBLEU signature."""
+    """Returns corpus BLEU (Post, 2018), cased, tokenized by 13a, and its signature."""
     import sacrebleu
 
     assert len(hypotheses) == len(references)  # sacreBLEU would not say
