@@ -7,7 +7,7 @@ All other flags are those of train_cpu.py. PYTHON is that of an environment with
 install joeynmt) or MarianMT (pip install transformers). torch.nn.Transformer is timed with this
 project's batches, loop and processes, and by the tutorials' recipe: one process, padded batches of
 128 sentences as they come. One-process peers run with and without our settings of glibc's
-allocator. Prints a table of the medians; --write keeps every run in logs/benchmark/training.csv.
+allocator. Prints a table of the medians; --write keeps every run in logs/reference/benchmark/training.csv.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from support.training.flags import complete, parse_arguments
 from support.training.tasks import find_task
 from support.translation.task import Translation
 
-# What has glibc keep freed memory; training does not ask for it, as it brought nothing (logs/README.md).
+# What has glibc keep freed memory; training does not ask for it, as it brought nothing (logs/reference/benchmark/tricks.md).
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 60),
@@ -79,8 +79,8 @@ def target_speed(said: str, share: float) -> float:
 
 
 def write_table(found: dict) -> None:
-    """Every run so far, as logs/benchmark/training.csv."""
-    path = Path("logs/benchmark/training.csv")
+    """Every run so far, as logs/reference/benchmark/training.csv."""
+    path = Path("logs/reference/benchmark/training.csv")
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")

@@ -12,7 +12,7 @@ and ends. Then a run that nobody disturbs takes as many steps: metrics.csv, weig
 translations must be equal to the last bit, and the same files must be there. Each line is checked against what
 had happened: who is called dead was killed or stopped, a step that is called saved is in the file, a loss is
 the one of the calm run. PyTorch's own lines are not
-checked. Full disks need root, for a small tmpfs. --write keeps the table as logs/benchmark/soak.md.
+checked. Full disks need root, for a small tmpfs. --write keeps the table as logs/reference/benchmark/soak.md.
 """
 
 import argparse
@@ -557,7 +557,9 @@ def main() -> None:
         "--kinds", default="", help="a pattern: only what it matches happens [all]"
     )
     parser.add_argument("--seed", type=int, default=1, help="of what happens, and when [1]")
-    parser.add_argument("--write", action="store_true", help="write logs/benchmark/soak.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write logs/reference/benchmark/soak.md"
+    )
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without cleaning up
     modes, began, table, after = args.modes.split(","), time.time(), [], []
@@ -596,7 +598,7 @@ def main() -> None:
             "| mode | what happened | times | what came of it |",
             "| --- | --- | --- | --- |",
         ]
-        (ROOT / "logs/benchmark/soak.md").write_text(
+        (ROOT / "logs/reference/benchmark/soak.md").write_text(
             "\n".join([*head, *table, "", *(f"- {line}" for line in after)]) + "\n"
         )
 

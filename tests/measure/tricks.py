@@ -8,7 +8,7 @@ two runs, that of all tricks, and one in which this one thing is as one would wr
 for a trick that is not used, as one would not). They take the same steps, in turn: one waits while
 the other computes, so what else the machine does meets both. Prints the median of each run's
 speeds, and of their ratio; the first quarter of the steps is left out, and the first row, of two
-equal runs, shows how exact it is. --write keeps all in logs/benchmark/tricks.csv. On a machine that
+equal runs, shows how exact it is. --write keeps all in logs/reference/benchmark/tricks.csv. On a machine that
 others use too, --cpu counts the seconds that rank 0 computed, not those that went by: then waiting
 for other processes costs nothing.
 """
@@ -227,7 +227,7 @@ def main() -> None:
                 flush=True,
             )
     if given.write:
-        path = Path("logs/benchmark/tricks.csv")
+        path = Path("logs/reference/benchmark/tricks.csv")
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "w", newline="") as file:
             rows = csv.writer(file, lineterminator="\n")
