@@ -23,11 +23,11 @@ from support.classification.examples import (
     class_weights,
     prepare,
 )
+from support.classification.flops import classifier_flops
 from support.classification.images import Picture
 from support.classification.labelled import find_labelled
 from support.classification.metrics import figures, per_class, table
 from support.common.errors import UserError
-from support.common.flops import flops
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
 from support.pretrained.pretrained import read_folder
@@ -268,7 +268,7 @@ class Classification:
         return (
             len(rows),
             int(lengths.sum()),
-            flops(self.config, lengths, frozen=self.args.freeze),
+            classifier_flops(self.config, lengths, frozen=self.args.freeze),
         )
 
     def model(self) -> Classifier:

@@ -25,7 +25,7 @@ from data import BPE, PAD, Batches, Pairs, group_by_length, prepare, read_bpe, r
 from model import ModelConfig, Transformer
 from support.common.checkpoint import load
 from support.common.errors import UserError, first_line
-from support.common.flops import flops
+from support.common.flops import transformer_flops
 from support.common.hardware import available_cores
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
@@ -146,7 +146,11 @@ class Translation:
         """Sentence pairs, tokens on both sides without padding, and FLOPs of a whole step."""
         rows = self.plan.rows(step)
         lengths = [torch.from_numpy(side) for side in self.pairs.lengths(rows)]
-        return len(rows), int(sum(side.sum() for side in lengths)), flops(self.config, *lengths)
+        return (
+            len(rows),
+            int(sum(side.sum() for side in lengths)),
+            transformer_flops(self.config, *lengths),
+        )
 
     def model(self) -> Transformer:
         """The model to train, with fast parts in place, its weights not yet initialized."""
