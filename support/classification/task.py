@@ -24,12 +24,12 @@ from support.classification.examples import (
     class_weights,
     prepare,
 )
+from support.classification.flops import classifier_flops
 from support.classification.images import Picture
 from support.classification.labelled import Labelled, find_labelled
 from support.classification.metrics import figures, per_class, table
 from support.classification.starting_weights import adapt
 from support.common.errors import UserError
-from support.common.flops import flops
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
 
@@ -190,7 +190,7 @@ class Classification:
         """Returns examples, tokens without padding, and FLOPs of a whole step."""
         rows = self.batches.rows(step)
         lengths = torch.from_numpy(self.batches.examples.lengths(rows)[0])
-        step_flops = flops(self.config, lengths, frozen=self.args.freeze)
+        step_flops = classifier_flops(self.config, lengths, frozen=self.args.freeze)
         return len(rows), int(lengths.sum()), step_flops
 
     def model(self) -> Classifier:

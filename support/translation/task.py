@@ -19,7 +19,7 @@ from data import BPE, PAD, Batches, Pairs, group_by_length, prepare, read_bpe, r
 from model import ModelConfig, Transformer
 from support.common.checkpoint import load
 from support.common.errors import UserError, first_line
-from support.common.flops import flops
+from support.common.flops import transformer_flops
 from support.common.hardware import available_cores
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
@@ -107,7 +107,7 @@ class Translation:
         rows = self.batches.rows(step)
         src_lengths, tgt_lengths = map(torch.from_numpy, self.pairs.lengths(rows))
         tokens = int(src_lengths.sum() + tgt_lengths.sum())
-        return len(rows), tokens, flops(self.config, src_lengths, tgt_lengths)
+        return len(rows), tokens, transformer_flops(self.config, src_lengths, tgt_lengths)
 
     def model(self) -> Transformer:
         """Returns the model to train, with its fast parts, its weights not yet initialized."""
