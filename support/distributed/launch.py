@@ -25,7 +25,8 @@ import torch.multiprocessing as mp
 
 from support.common.errors import UserError, exit_on_user_error
 from support.common.hardware import available_cores
-from support.distributed import delay as slow
+from support.common.kernels import configure_backends
+from support.distributed.delay import delayed_exchanges
 from support.distributed.rendezvous import (
     interface_to,
     name_lost_processes,
@@ -47,14 +48,15 @@ def run(
     train: Callable, rank: int, world_size: int, store: dist.Store, args: Namespace
 ) -> bool:
     """Calls `train` in this process, with all around it that is not training."""
+    configure_backends()
     torch.set_num_threads(args.threads)
     # Also for groups that others make, such as those of --replicas: else they wait for 30 minutes.
     dist.distributed_c10d.default_pg_timeout = timedelta(seconds=args.timeout)
-    slow.delay_exchanges(0 if args.netem else args.delay_ms / 1000)
+    delay = 0 if args.netem else args.delay_ms / 1000
     Signals.parent = os.getppid()
     Signals.answer(signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # `spawn` has them wait until here
-    with name_lost_processes(store, rank, world_size):
+    with name_lost_processes(store, rank, world_size), delayed_exchanges(delay):
         stopped = train(rank, world_size, store, args)
         # Here, and not in `train`: DDP, which uses the group, has to be gone before it.
         dist.destroy_process_group()

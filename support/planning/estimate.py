@@ -204,7 +204,8 @@ class Plan:
         ]
         gathers, sums = self.accumulate * (2 * len(units) - 1), len(units)
         exchanges = (self.shards > 1) * (gathers + sums) + mesh * sums
-        waits = exchanges * job.delay + self.collective(FP32, 2)  # the norm: each has its part
+        # The norm is a sum over all, too: each process has its part.
+        waits = (exchanges + 1) * job.delay + self.collective(FP32, 2)
         if self.kind.cpu:
             gathered = self.accumulate * (2 * sum(gather) - gather[0])
             return gathered + sum(scatter) + sum(across) + waits

@@ -17,7 +17,7 @@ from support.common.flops import flops
 
 FP32, BF16 = 4, 2  # bytes of a number
 MOMENTS = 2  # numbers that AdamW keeps for each parameter
-LOSS_ROWS = 4096  # `block` of SummedCrossEntropy in support/common/kernels.py
+LOSS_ROWS = 4096  # `block` of FusedCrossEntropy in support/common/kernels.py
 GATHERED = 2  # layers that FSDP holds whole: this one and the next
 
 
@@ -49,7 +49,7 @@ class Job:
         layers = flops(replace(self.config, vocab_size=1), lengths, lengths)
         self.computed = self.flops + self.recompute * self.sentences * layers / 3
         self.number = BF16 if self.precision == "bf16" else FP32  # of what goes into a product
-        # What runs through all layers is fp32, but on CPUs FastDropout (support/common/kernels.py) rounds it.
+        # What runs through all layers is fp32, but on CPUs ByteDropout (support/common/kernels.py) rounds it.
         self.stream = self.number if self.cpu and self.config.dropout else FP32
         # A dropout keeps what it multiplied with; on GPUs only what it dropped.
         self.dropped = (self.number if self.cpu else 1) if self.config.dropout else 0
@@ -65,7 +65,7 @@ def layer_activations(job: Job, sentences: int, attentions: int) -> float:
     copies = (2 * number, number) if stream != number else (stream, stream)
     # Into the norm; into the products; q, k, v, and what attention returns.
     attention = d * (stream + copies[0] + 4 * number + job.dropped)
-    if job.cpu and job.precision == "bf16":  # `short_attention`: weights of a query
+    if job.cpu and job.precision == "bf16":  # `cpu_bf16_attention`: weights of a query
         attention += number * heads * max(32, job.length)
     else:  # fused: the sum that divides them
         attention += FP32 * heads

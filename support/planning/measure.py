@@ -23,7 +23,7 @@ from torch.nn.utils import clip_grad_norm_
 from model import Transformer, initialize
 from support.common.errors import UserError
 from support.common.hardware import available_cores, matrix_rate, peak_memory
-from support.common.kernels import speed_up
+from support.common.kernels import configure_backends, speed_up
 from support.distributed.rendezvous import store_on_loopback
 from support.planning.estimate import ADAM, Kind, Plan
 from support.planning.footprint import FP32, Job
@@ -122,6 +122,7 @@ def exchange(processes: int, layer: int) -> dict[str, float]:
 
 def worker(rank: int, processes: int, port: int, job: Job, path: str) -> None:
     """One process of `measure`; rank 0 writes what it found to `path`."""
+    configure_backends()
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group(

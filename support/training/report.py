@@ -57,7 +57,7 @@ def finish(run, model: nn.Module) -> None:
             if run.writes
             else []
         )
-        mean = checkpoint.mean_weights(paths) if paths else best["model"]  # none was kept
+        mean = checkpoint.average_weights(paths) if paths else best["model"]  # none was kept
         if (found := score(mean))["loss"] < valid["loss"]:
             valid, best = found, {"model": mean}
             if run.writes:

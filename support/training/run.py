@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from support.common import checkpoint
-from support.common.errors import UserError, reader_may_leave
+from support.common.errors import UserError, ignore_closed_stdout
 from support.common.hardware import device_name
 from support.common.paths import CACHE
 from support.distributed import weights
@@ -50,7 +50,7 @@ class Run:
         self.eval_every = args.eval_every or task.epoch_steps
         self.save_every = args.save_every or self.eval_every
         self.sharded = getattr(args, "sharded", False)  # a flag of train_fsdp.py
-        self.options = weights.PARTS if self.sharded else weights.WHOLE
+        self.options = weights.SHARDED if self.sharded else weights.FULL
         self.columns = [*COLUMNS, *(f"valid_{name}" for name in task.figures)]
         # Travels in the checkpoint. nll and targets: the sums since the last row of metrics.csv;
         # epoch: those of the epoch that is going on; epochs: a record of each that is done.
@@ -275,7 +275,7 @@ class Run:
     def say(self, text: str) -> None:
         """A line from rank 0, above the progress bar."""
         if self.rank == 0:
-            with reader_may_leave():
+            with ignore_closed_stdout():
                 (self.bar.write if self.bar is not None else print)(text)
 
     def close(self) -> None:

@@ -31,7 +31,8 @@ from support.common.kernels import speed_up
 from support.common.paths import CACHE
 from support.corpora.pairs import find_corpus
 from support.distributed.collectives import all_gather_objects, broadcast_object
-from support.translation.beam import translate_batch, translate_lines
+from support.translation.beam import translate_batch
+from support.translation.lines import translate_lines
 
 # What is best for a corpus of this size, found on its validation part; a flag that is given wins.
 PRESETS = {
