@@ -22,8 +22,9 @@ import torch.multiprocessing as mp
 
 from support.common.errors import UserError, exit_on_user_error
 from support.common.hardware import available_cores
+from support.common.kernels import configure_backends
 from support.common.run_folder import remove_if_empty
-from support.distributed import delay
+from support.distributed.delay import delayed_exchanges
 from support.distributed.rendezvous import (
     CommandLine,
     interface_to,
@@ -59,14 +60,15 @@ def run(train: Train, rank: int, world_size: int, store: dist.Store, args) -> No
     """Calls `train` in this process, with all around it that is not training."""
     ThisProcess.rank = rank
     ThisProcess.store = store
+    configure_backends()
     torch.set_num_threads(args.threads)
     # Also for the groups that device meshes make, which would wait for 30 minutes.
     dist.distributed_c10d.default_pg_timeout = timedelta(seconds=args.timeout)
-    delay.delay_exchanges(0 if args.netem else args.delay_ms / 1000)
+    delay = 0 if args.netem else args.delay_ms / 1000
     Signals.parent = os.getppid()
     Signals.handle(signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # `spawn` has blocked them until here
-    with name_lost_processes(store, rank, world_size):
+    with name_lost_processes(store, rank, world_size), delayed_exchanges(delay):
         train(rank, world_size, args)
         # Here, and not in `train`: DDP, which uses the group, has to be gone before it.
         dist.destroy_process_group()

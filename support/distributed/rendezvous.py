@@ -5,13 +5,11 @@ group, and after one of them was lost.
 """
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
 import signal
 import socket
-import struct
 import sys
 import time
 import uuid
@@ -19,6 +17,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -242,22 +241,17 @@ def find_lost_processes(store: dist.Store, rank: int, world_size: int) -> list[i
 
 
 def interface_to(address: str) -> str | None:
-    """The network interface through which `address` is reached; None where Linux does not say.
+    """Returns the network interface through which this machine reaches `address`, or None.
 
-    Gloo would take the one that this machine's name stands for, which often is a loopback
-    address.
+    Gloo would use the interface of this machine's hostname, which often is loopback.
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 1))  # of a datagram socket: nothing is sent
-            for _, name in socket.if_nameindex():
-                try:
-                    request = struct.pack("256s", name.encode())
-                    answer = fcntl.ioctl(probe, 0x8915, request)  # SIOCGIFADDR
-                except OSError:  # it has no address
-                    continue
-                if socket.inet_ntoa(answer[20:24]) == probe.getsockname()[0]:
-                    return name
+            probe.connect((address, 1))  # a datagram socket: nothing is sent
+            own_address = probe.getsockname()[0]
     except OSError:
-        pass
+        return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == own_address for each in addresses):
+            return name
     return None

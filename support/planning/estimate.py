@@ -318,8 +318,8 @@ class Estimate:
         across = nothing
         if hsdp:
             across = [self.all_reduce(FP32 * unit / self.shards, "across") for unit in units]
-        delays = self.fsdp_exchanges() * step.delay
         norm = self.all_reduce(FP32)  # each process has a part of the gradient's norm
+        delays = (self.fsdp_exchanges() + 1) * step.delay
         waits = delays + norm
         if self.hardware.cpu:  # nothing is hidden; the root is gathered once, each layer twice
             gathered = self.accumulate * (2 * sum(gather) - gather[0])

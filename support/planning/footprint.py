@@ -19,7 +19,7 @@ from support.common.flops import transformer_flops
 FP32 = 4  # bytes of a number
 BF16 = 2
 MOMENTS = 2  # numbers that AdamW keeps for each parameter
-LOSS_ROWS = 4096  # `block` of SummedCrossEntropy in support/common/kernels.py
+LOSS_ROWS = 4096  # `block` of FusedCrossEntropy in support/common/kernels.py
 GATHERED_LAYERS = 2  # that FSDP holds whole: the current layer and the next one
 
 
@@ -50,7 +50,7 @@ class TrainingStep:
 
         bf16 = self.precision == "bf16"
         self.compute_bytes = BF16 if bf16 else FP32  # of a number that enters a matrix product
-        # The residual stream is fp32, except that FastDropout (support/common/kernels.py)
+        # The residual stream is fp32, except that ByteDropout (support/common/kernels.py)
         # rounds it on CPUs.
         rounded = self.cpu and self.config.dropout > 0
         self.residual_bytes = self.compute_bytes if rounded else FP32
@@ -89,7 +89,7 @@ def layer_activations(step: TrainingStep, sentences: int, attentions: int) -> fl
         feed_forward_input = number
     # The norm's input, the products' inputs, q, k, v, the result, and the dropout.
     attention = d * (residual + qkv_inputs + 4 * number + step.dropout_bytes)
-    if step.cpu and step.precision == "bf16":  # `short_attention` keeps a query's weights
+    if step.cpu and step.precision == "bf16":  # `cpu_bf16_attention` keeps a query's weights
         attention += number * step.config.heads * max(32, step.length)
     else:  # fused attention keeps the log-sum-exp of its scores
         attention += FP32 * step.config.heads

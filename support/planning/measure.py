@@ -27,7 +27,7 @@ from torch.nn.utils import clip_grad_norm_
 from model import ModelConfig, Transformer, initialize
 from support.common.errors import UserError
 from support.common.hardware import available_cores, matrix_rate, peak_memory
-from support.common.kernels import speed_up
+from support.common.kernels import configure_backends, speed_up
 from support.common.paths import ROOT
 from support.distributed.rendezvous import store_on_loopback
 from support.planning.estimate import ADAM_BYTES, HARDWARE, Estimate, Hardware
@@ -92,6 +92,7 @@ def time_computing(step: TrainingStep) -> Timings:
     """Measures the forward and backward pass, and AdamW."""
     torch.manual_seed(0)
     bf16 = step.precision == "bf16"
+    configure_backends()
     model = speed_up(Transformer(step.config), "cpu", bf16)
     initialize(model, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)

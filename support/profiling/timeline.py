@@ -161,12 +161,11 @@ def find_exchanges(
     events: of the process, with those of Gloo's threads; nccl: NCCL's kernels, each after the time
     of its launch; backward: the backward passes. DDP's exchanges are those within them.
     """
-    gloo, found, shards, delay = defaultdict(list), [], world_size, None
+    gloo, found, shards = defaultdict(list), [], world_size
     for event in events:
         if event.name.startswith("gloo:"):
             gloo[numbers_in(event, 0)].append(event)
     for i, (event, around) in enumerate(nested(events)):
-        delay = event if event.name == DELAY else delay
         if event.name not in EXCHANGES or world_size == 1:
             continue
         what, of, size = EXCHANGES[event.name], layer(around), world_size
@@ -183,6 +182,7 @@ def find_exchanges(
         whole = max(given, taken) * width([carried, *within])
         # Gloo does a reduce-scatter as an all-reduce, which sends twice as much.
         twice = what == "all-reduce" or carried.name == "gloo:all_reduce"
+        delay = next((other for other in within if other.name == DELAY), None)
         start = delay.start if delay and not kernels else carried.start
         found.append(
             Exchange(
@@ -195,7 +195,6 @@ def find_exchanges(
                 size,
             )
         )
-        delay = None
     return found
 
 

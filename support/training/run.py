@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from support.common import checkpoint
-from support.common.errors import UserError, reader_may_leave
+from support.common.errors import UserError, ignore_closed_stdout
 from support.common.hardware import device_name, peak_memory
 from support.common.run_folder import lock_folder
 from support.distributed import weights
@@ -80,7 +80,7 @@ class Run:
         self.eval_every = args.eval_every or self.epoch_steps
         self.save_every = args.save_every or self.eval_every
         self.sharded = getattr(args, "sharded", False)  # a flag of train_fsdp.py
-        self.state_dict_options = weights.PARTS if self.sharded else weights.WHOLE
+        self.state_dict_options = weights.SHARDED if self.sharded else weights.FULL
         self.columns = [*COLUMNS, *(f"valid_{name}" for name in task.metrics)]
         self.progress = Progress()
         self.throughput = Throughput(peak_rate(args, rank, world_size))
@@ -383,7 +383,7 @@ class Run:
         """Prints a line from rank 0, above the progress bar."""
         if self.rank > 0:
             return
-        with reader_may_leave():
+        with ignore_closed_stdout():
             if self.bar is None:
                 print(text)
             else:

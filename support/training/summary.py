@@ -114,7 +114,7 @@ def choose_weights(run: "Run", model: nn.Module) -> tuple[dict, dict[str, float]
     if run.writes:
         paths = run.evaluation_checkpoints()[-run.args.average_checkpoints :]
     if paths:
-        state = checkpoint.mean_weights(paths)
+        state = checkpoint.average_weights(paths)
         mean = run.content(run.last, state) | {"averaged": len(paths)}
     metrics_of_mean = load_and_evaluate(mean["model"])
     if metrics_of_mean["loss"] >= metrics["loss"]:

@@ -25,7 +25,8 @@ from support.common.kernels import speed_up
 from support.common.paths import CACHE
 from support.corpora.pairs import find_corpus
 from support.distributed.collectives import all_gather_objects, broadcast_object
-from support.translation.beam import translate_batch, translate_lines
+from support.translation.beam import translate_batch
+from support.translation.lines import translate_lines
 
 BEAM = 4  # hypotheses of the last evaluations; those during training are greedy
 EVALUATION_TOKENS = 4096  # a side in a batch of an evaluation

@@ -355,7 +355,7 @@ class Soak:
                 and (found[3] != "nothing was saved") == there
             )
         if found := re.match(
-            rf"error: {where}\S*: (?:the checkpoint )?cannot be written .*?(; the one from before is whole)?$",
+            rf"error: {where}\S*: (?:the checkpoint )?cannot be written .*?(; the previous one is intact)?$",
             line,
         ):
             return kind == FULL and (not found[1] or there)

@@ -19,12 +19,13 @@ from conftest import ROOT
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
 from model import ModelConfig, Transformer, initialize
 from support.common.errors import run_main
 from support.common.kernels import speed_up
-from support.distributed import delay as slow
+from support.distributed import delay as network_delay
 from support.planning import measure
 from support.planning.estimate import (
     HARDWARE,
@@ -255,9 +256,17 @@ def test_delays_are_counted_by_exchange():
 
     assert wait("cpu", 1) == wait("cpu", 4) == 2  # gradients, sums
     assert wait("ddp", 1) == wait("ddp", 4) == 2  # one bucket, sums
-    assert wait("fsdp", 1) == 5 + 3 + 1  # 3 gathers there, 2 back, 3 scatters, sums
-    assert wait("fsdp", 4) == 4 * 5 + 3 + 1
-    assert wait("hsdp", 1) == 5 + 3 + 3 + 1  # and each unit's sum over the nodes
+    assert wait("fsdp", 1) == 5 + 3 + 1 + 1  # 3 gathers there, 2 back, 3 scatters, norm, sums
+    assert wait("fsdp", 4) == 4 * 5 + 3 + 1 + 1
+    assert wait("hsdp", 1) == 5 + 3 + 3 + 1 + 1  # and each unit's sum over the nodes
+
+
+def all_reduce_bucket(_, bucket):
+    """What DDP does with a bucket by itself; but the futures of the fake group have no value."""
+    dist.all_reduce(bucket.buffer())
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
 
 
 @pytest.fixture
@@ -265,22 +274,14 @@ def waits(monkeypatch):
     """The waits of --delay-ms in this process, one of four; the others are only pretended."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    def completed(_, bucket):
-        dist.all_reduce(bucket.buffer())  # as the real one, whose future is none in this group
-        future = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
-
     found = []
-    for name in dir(dist):  # what `delay_exchanges` changes is put back
-        if name.startswith(("all_", "reduce_")):
-            monkeypatch.setattr(dist, name, getattr(dist, name))
-    monkeypatch.setattr(DistributedDataParallel, "__init__", DistributedDataParallel.__init__)
-    monkeypatch.setattr(slow, "allreduce_hook", completed)
-    monkeypatch.setattr(slow, "time", SimpleNamespace(sleep=found.append))
-    slow.delay_exchanges(1e-6)
+    monkeypatch.setattr(network_delay, "time", SimpleNamespace(sleep=found.append))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    yield found
+    with network_delay.delayed_exchanges(1e-6):
+        yield found
+    count = len(found)
+    dist.all_reduce(torch.ones(1))
+    assert len(found) == count  # the block has ended, and with it the delays
     dist.destroy_process_group()
 
 
@@ -293,6 +294,7 @@ def test_a_step_waits_as_often_as_planned(waits, mode, accumulate):
     mesh = init_device_mesh("cpu", (2, 2) if mode == "hsdp" else (4,), mesh_dim_names=names)
     if mode == "ddp":
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        model.register_comm_hook(None, all_reduce_bucket)
     else:
         for part in [*model.layers(), model]:
             fully_shard(part, mesh=mesh)
@@ -301,6 +303,9 @@ def test_a_step_waits_as_often_as_planned(waits, mode, accumulate):
         if mode != "ddp":
             model.set_requires_gradient_sync(not left)
         model(ids, ids, ids)[0].backward()
+    norm = clip_grad_norm_(model.parameters(), 1.0)
+    if mode != "ddp":
+        norm.full_tensor()
     plain, slowly = (
         Estimate(
             TrainingStep(TINY, 64, 5, delay=delay), HARDWARE["cpu"], mode, 2, 2, accumulate

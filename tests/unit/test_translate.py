@@ -114,7 +114,7 @@ def test_a_file_is_translated_in_order_on_all_cores(trained, pairs, answer):
     ],
 )
 def test_no_process_of_the_pool_outlives_it(trained, number):
-    lines = "".join(f"{i} Hunde laufen im Park.\n" for i in range(translate.AT_ONCE))
+    lines = "".join(f"{i} Hunde laufen im Park.\n" for i in range(translate.LINES_AT_ONCE))
     with subprocess.Popen(
         [sys.executable, str(ROOT / "translate.py"), "--procs", "2"],
         cwd=trained,
@@ -229,19 +229,22 @@ def test_what_does_not_go_together_is_refused(trained, tmp_path, answer):
             ["Hallo", "--checkpoint", best, "--checkpoint", tmp_path / "turned.pt"],
             "one vocabulary, direction",
         ),
-        (["Hallo", "--checkpoint", tmp_path / "last.pt"], "its weights are in parts"),
+        (["Hallo", "--checkpoint", tmp_path / "last.pt"], "its weights are sharded"),
         (["Hallo", "--n-best", "5"], "--n-best 5 with --beam 4"),
-        (["Hallo", "--beam", "0"], "--beam 0: it is at least 1"),
+        (["Hallo", "--beam", "0"], "--beam 0: it must be at least 1"),
         (["Hallo", "--beam", "300"], "--beam 300: more than half the vocabulary, 300"),
         (["Hallo", "--precision", "int8"], "invalid choice: 'int8'"),
-        ([*engine, "--checkpoint", best, "--checkpoint", best], "decodes one --checkpoint"),
-        ([*engine, "--attention", "a.png"], "without --attention"),
+        (
+            [*engine, "--checkpoint", best, "--checkpoint", best],
+            "decodes with one --checkpoint",
+        ),
+        ([*engine, "--attention", "a.png"], "leave out --attention"),
         (
             ["Hallo", "--attention", "a.png", "--checkpoint", best, "--checkpoint", best],
-            "one model's best",
+            "best translation of one model",
         ),
         ([*engine, "--precision", "bf16"], "in int8"),
-        (["Hallo", "--score", "a.de", "a.en"], "one thing at a time"),
+        (["Hallo", "--score", "a.de", "a.en"], "leave out the sentence"),
         (["--score", os.devnull + ".de", os.devnull], "cannot be read"),
     ]:
         with pytest.raises(UserError) as problem:
@@ -381,9 +384,7 @@ def test_a_conversion_that_cannot_be_written_is_said_in_one_line(tmp_path):
     (tmp_path / "best.pt").write_bytes(b"")
     (tmp_path / "best.ct2").mkdir()
     (tmp_path / "best.ct2" / "precious").write_bytes(b"somebody else's")
-    with pytest.raises(
-        UserError, match="best.ct2: the converted model cannot be written there"
-    ):
+    with pytest.raises(UserError, match="best.ct2: the converted model cannot be written"):
         Engine(tmp_path / "best.pt", make_model(), 1, 1, 1)
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["best.pt", "precious"]
 

@@ -128,7 +128,7 @@ def test_a_checkpoint_of_copies_or_parts_goes_into_copies_and_parts(tmp_path, ma
     def part(rank):
         model = make(3)
         optimizer = take_a_step(model)
-        found, state = get_state_dict(model, optimizer, options=weights.WHOLE)
+        found, state = get_state_dict(model, optimizer, options=weights.FULL)
         other = into(4 + rank)
         its = torch.optim.AdamW(other.parameters(), lr=1.0)
         weights.restore(other, its, {"model": found, "optimizer": state} if rank == 0 else None)
@@ -142,7 +142,7 @@ def test_every_process_saves_its_part_and_reads_it_again(tmp_path):
         model = in_parts(3)
         optimizer = take_a_step(model)
         weights.save_sharded(
-            tmp_path, "parts", *get_state_dict(model, optimizer, options=weights.PARTS)
+            tmp_path, "parts", *get_state_dict(model, optimizer, options=weights.SHARDED)
         )
         other = in_parts(4)
         its = torch.optim.AdamW(other.parameters(), lr=1.0)
@@ -158,7 +158,7 @@ def test_a_checkpoint_in_parts_that_is_not_whole_is_refused_in_one_line(tmp_path
     def part(rank):
         model = in_parts(3)
         optimizer = take_a_step(model)
-        state = get_state_dict(model, optimizer, options=weights.PARTS)
+        state = get_state_dict(model, optimizer, options=weights.SHARDED)
         weights.save_sharded(tmp_path, "parts", *state)
         dist.barrier()
         if rank == 0:
@@ -177,7 +177,7 @@ def test_a_checkpoint_in_parts_that_is_not_whole_is_refused_in_one_line(tmp_path
         assert "\n" not in str(problem.value)
         with pytest.raises(
             UserError,
-            match="file/parts: the checkpoint cannot be written .* the one from before is whole",
+            match="file/parts: the checkpoint cannot be written .* the previous one is intact",
         ):
             weights.save_sharded(tmp_path / "file", "parts", *state)
 
@@ -188,7 +188,7 @@ def test_what_does_not_fit_the_model_is_refused_in_one_line(tmp_path):
     def part(_):
         model = make_model()
         optimizer = take_a_step(model)
-        found, state = get_state_dict(model, optimizer, options=weights.WHOLE)
+        found, state = get_state_dict(model, optimizer, options=weights.FULL)
         wider = {name: torch.zeros(3, 3) for name in found}
         for wrong in ({"model": wider, "optimizer": state}, {"model": {}, "optimizer": state}):
             with pytest.raises(
