@@ -16,12 +16,13 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
 from support.common.errors import UserError
 from support.common.paths import CACHE
+from support.corpora import phrasebook
 from support.corpora.tables import TABLES, ending, read_lines, read_table
 
 # The names of files that hold each part, without their endings.
@@ -75,17 +76,10 @@ def find_corpus(data="phrasebook", valid="", test="", src="de", tgt="en") -> Cor
     format. valid and test: a PREFIX, a table or a .zip. Raises UserError if it is not there.
     """
     if data == "phrasebook":
-        from support.corpora import phrasebook  # only here: translating does not need it
-
-        book = cache(phrasebook.corpus)
         if {src, tgt} != {"de", "en"}:
             raise UserError(f"--src {src} --tgt {tgt}: the phrasebook has de and en")
-        way = 1 if src == "de" else -1
-        readers = {
-            part: (lambda part=part: (pair[::way] for pair in book()[part])) for part in PARTS
-        }
-        columns = (src, tgt) if way == 1 else (src, tgt, "turned")  # it once was not
-        corpus = Corpus(data, readers, columns, [Path(phrasebook.__file__)])
+        readers = {part: partial(read_phrasebook, part, src) for part in PARTS}
+        corpus = Corpus(data, readers, (src, tgt), [phrasebook.DATA])
     elif data == "multi30k" or Path(data).is_dir():
         folder = download(data, MULTI30K, MULTI30K_URL) if data == "multi30k" else Path(data)
         corpus = Corpus(own_name(folder, ("phrasebook",)), {}, (src, tgt))
@@ -107,6 +101,12 @@ def find_corpus(data="phrasebook", valid="", test="", src="de", tgt="en") -> Cor
         if spec:
             add_part(corpus, part, spec, src, tgt)
     return corpus
+
+
+def read_phrasebook(part: str, src: str) -> Iterator[tuple[str, str]]:
+    """Yields the pairs of a part of the phrasebook, from the language `src` to the other."""
+    for german, english in phrasebook.pairs(part):
+        yield (german, english) if src == "de" else (english, german)
 
 
 def own_name(path: Path, built_in: tuple) -> str:
