@@ -26,7 +26,7 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from support.common.errors import reader_may_leave
+from support.common.errors import ignore_closed_stdout
 
 Pair = tuple[str, str]  # German, English
 
@@ -2066,7 +2066,7 @@ def main() -> None:
     parser.add_argument("pairs", nargs="?", type=int, default=20, help="how many (20)")
     parser.add_argument("--seed", type=int, default=1, help="which (1)")
     arguments = parser.parse_args()
-    with reader_may_leave():
+    with ignore_closed_stdout():
         for german, english in corpus(arguments.seed, arguments.pairs, 0, 0)["train"]:
             print(german, english, sep="\t")
 

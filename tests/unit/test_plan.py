@@ -274,6 +274,9 @@ def waits(monkeypatch):
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     with network_delay.delayed_exchanges(1e-6):
         yield found
+    count = len(found)
+    dist.all_reduce(torch.ones(1))
+    assert len(found) == count  # the block has ended, and with it the delays
     dist.destroy_process_group()
 
 
