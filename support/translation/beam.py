@@ -39,38 +39,16 @@ def beam_search(
     sentence does not depend on the others of its batch. Raises ValueError for an impossible
     beam.
     """
-    config = model.config
-    check_beam(beam, config)
-    limit = ((src != config.pad).sum(1) * 2 + 8).clamp(max=config.max_length)  # (live,)
+    check_beam(beam, model.config)
+    hypotheses = Hypotheses(src, model.config, beam, length_penalty)
     decoders = [Decoder(each, src, beam) for each in (model, *others)]
-    finished = [[] for _ in src]  # hypotheses of each sentence
-    live = list(range(len(src)))  # the sentence of each row
-    ids = torch.full((len(src), beam, 1), config.bos, device=src.device)
-    scores = torch.full((len(src), beam), -math.inf, device=src.device)
-    scores[:, 0] = 0  # all hypotheses are alike at first: continue one of them
-
-    while live:
-        log_p = mean_log_probability([decoder.step(ids[:, :, -1]) for decoder in decoders])
-        log_p[:, :, config.pad] = -math.inf
-        log_p[:, :, config.bos] = -math.inf
-        # At most `beam` of 2 * beam candidates end with eos, so `beam` are left to continue.
-        totals, parents, tokens = best_candidates(scores, log_p, 2 * beam)
-        ids = torch.cat([take(ids, parents), tokens[:, :, None]], dim=2)
-        ends = tokens == config.eos
-        at_limit = limit == ids.shape[2] - 1
-        done = (ends | at_limit[:, None])[:, :beam]
-        add_finished(finished, live, totals, ids, done, config.eos, length_penalty)
-
-        # At its limit a sentence has `beam` finished hypotheses, too.
-        kept = [row for row, sentence in enumerate(live) if len(finished[sentence]) < beam]
-        live = [live[row] for row in kept]
-        rows = torch.tensor(kept, dtype=torch.long, device=src.device)
-        scores, best = totals.masked_fill(ends, -math.inf)[rows].topk(beam)  # (live, beam)
-        ids = take(ids[rows], best)
-        limit = limit[rows]
+    while hypotheses.live:
+        last = hypotheses.ids[:, :, -1]  # (live, beam)
+        log_p = mean_log_probability([decoder.step(last) for decoder in decoders])
+        rows, parents = hypotheses.extend(log_p)
         for decoder in decoders:
-            decoder.keep(rows, parents[rows].gather(1, best))
-    return [sorted(hypotheses, reverse=True)[:n_best] for hypotheses in finished]
+            decoder.keep(rows, parents)
+    return [sorted(each, reverse=True)[:n_best] for each in hypotheses.finished]
 
 
 def check_beam(beam: int, config: ModelConfig) -> None:
@@ -78,6 +56,73 @@ def check_beam(beam: int, config: ModelConfig) -> None:
     max_beam = config.vocab_size // 2
     if not 1 <= beam <= max_beam:
         raise ValueError(f"beam {beam}: it must be from 1 to half the vocabulary, {max_beam}")
+
+
+class Hypotheses:
+    """The hypotheses of a batch while it is searched.
+
+    live: the sentence of each row of the tensors; ids: (live, beam, length + 1), with bos;
+    scores: (live, beam), log-probabilities; limit: (live,), maximum lengths; finished: the
+    finished hypotheses of each sentence of the batch.
+    """
+
+    def __init__(self, src: Tensor, config: ModelConfig, beam: int, length_penalty: float):
+        self.config = config
+        self.beam = beam
+        self.length_penalty = length_penalty
+        self.finished: list[list[Hypothesis]] = [[] for _ in src]
+        self.live = list(range(len(src)))
+        self.ids = torch.full((len(src), beam, 1), config.bos, device=src.device)
+        self.scores = torch.full((len(src), beam), -math.inf, device=src.device)
+        self.scores[:, 0] = 0  # all are alike at first: continue one of them
+        lengths = (src != config.pad).sum(1)
+        self.limit = (2 * lengths + 8).clamp(max=config.max_length)
+
+    def extend(self, log_p: Tensor) -> tuple[Tensor, Tensor]:
+        """Extends the hypotheses by a token each, and drops the sentences that are finished.
+
+        log_p: (live, beam, vocabulary), log-probabilities of the next token, which are changed.
+        Returns (rows, parents): (kept,), the rows of the other sentences; (kept, beam), which
+        hypothesis of the sentence each was extended from.
+        """
+        log_p[:, :, self.config.pad] = -math.inf
+        log_p[:, :, self.config.bos] = -math.inf
+        # At most `beam` of 2 * beam candidates end with eos, so `beam` are left to extend.
+        totals, parents, tokens = best_candidates(self.scores, log_p, 2 * self.beam)
+        self.ids = torch.cat([take(self.ids, parents), tokens[:, :, None]], dim=2)
+        ends = tokens == self.config.eos
+        self.collect_finished(totals, ends)
+
+        # A sentence at its limit has `beam` finished hypotheses, too.
+        kept = [i for i, sentence in enumerate(self.live) if not self.is_finished(sentence)]
+        self.live = [self.live[row] for row in kept]
+        rows = torch.tensor(kept, dtype=torch.long, device=log_p.device)
+        unfinished = totals.masked_fill(ends, -math.inf)[rows]
+        self.scores, best = unfinished.topk(self.beam)  # (kept, beam)
+        self.ids = take(self.ids[rows], best)
+        self.limit = self.limit[rows]
+        return rows, parents[rows].gather(1, best)
+
+    def collect_finished(self, totals: Tensor, ends: Tensor) -> None:
+        """Adds to `finished` those of the best `beam` candidates that end, or are at the limit.
+
+        totals: (live, 2 * beam), log-probabilities of the candidates; ends: (live, 2 * beam).
+        """
+        length = self.ids.shape[2] - 1  # without bos
+        at_limit = self.limit == length
+        done = (ends | at_limit[:, None])[:, : self.beam].nonzero(as_tuple=True)
+        for row, total, ids in zip(
+            done[0].tolist(), totals[done].tolist(), self.ids[done].tolist()
+        ):
+            sentence = self.live[row]
+            if not self.is_finished(sentence):
+                target = [token for token in ids[1:] if token != self.config.eos]
+                score = total / length**self.length_penalty
+                self.finished[sentence].append((score, target))
+
+    def is_finished(self, sentence: int) -> bool:
+        """Returns whether a sentence has as many finished hypotheses as it needs."""
+        return len(self.finished[sentence]) == self.beam
 
 
 def best_candidates(scores: Tensor, log_p: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,32 +136,6 @@ def best_candidates(scores: Tensor, log_p: Tensor, count: int) -> tuple[Tensor, 
     totals = (scores[:, :, None] + log_p).flatten(1)  # (live, beam * vocabulary)
     totals, places = totals.topk(count)
     return totals, places // vocab_size, places % vocab_size
-
-
-def add_finished(
-    finished: list[list[Hypothesis]],
-    live: list[int],
-    totals: Tensor,
-    ids: Tensor,
-    done: Tensor,
-    eos: int,
-    length_penalty: float,
-) -> None:
-    """Adds the candidates that are done to `finished`, up to `beam` for each sentence.
-
-    live: the sentence of each row; totals: (live, 2 * beam), log-probabilities; ids:
-    (live, 2 * beam, length + 1), with bos; done: (live, beam).
-    """
-    beam = done.shape[1]
-    length = ids.shape[2] - 1  # without bos
-    places = done.nonzero(as_tuple=True)
-    for row, total, candidate in zip(
-        places[0].tolist(), totals[places].tolist(), ids[places].tolist()
-    ):
-        hypotheses = finished[live[row]]
-        if len(hypotheses) < beam:
-            target = [token for token in candidate[1:] if token != eos]
-            hypotheses.append((total / length**length_penalty, target))
 
 
 def mean_log_probability(logits: list[Tensor]) -> Tensor:

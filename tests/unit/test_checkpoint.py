@@ -1,4 +1,4 @@
-"""The checkpoint file: written whole or not at all, refused in one line where it cannot be used."""
+"""Checkpoint files: whole or not written at all, and rejected in one line if unusable."""
 
 import os
 import resource
@@ -243,8 +243,8 @@ def test_the_newest_run_of_a_kind_is_found(tmp_path, monkeypatch, model):
 
 
 def test_what_a_run_can_go_on_from(tmp_path, model):
-    def refused(sharded, more={}):
-        checkpoint.save(tmp_path / "last.pt", content(model) | more)
+    def refused(sharded, more=None):
+        checkpoint.save(tmp_path / "last.pt", content(model) | (more or {}))
         with pytest.raises(UserError) as problem:
             checkpoint.load_run(tmp_path, sharded)
         return str(problem.value)

@@ -1,4 +1,4 @@
-"""translate.py as a user runs it: at a prompt, one sentence, files, scores, odd input, engines."""
+"""translate.py as a user runs it: prompt, one sentence, files, scores, odd input, engines."""
 
 import fcntl
 import io
@@ -37,7 +37,7 @@ def run(folder, *flags, **how):
 
 @pytest.fixture
 def answer(trained, monkeypatch, capsys):
-    """answer(*flags, lines=""): what translate.py prints, but in this process, which is quicker."""
+    """answer(*flags, lines=""): what translate.py prints, run in this process to save time."""
     monkeypatch.chdir(trained)
 
     def answer(*flags, lines=""):
@@ -272,7 +272,7 @@ def test_a_picture_of_what_each_word_attends_to(trained, answer):
         assert "--attention" in str(problem.value) or problem.value.filename == wrong[0]
 
 
-# --- The other engine -----------------------------------------------------------------------------
+# --- The other engine -------------------------------------------------------------------------
 
 
 @pytest.mark.optional
@@ -288,7 +288,7 @@ def test_the_scores_of_ctranslate2_are_nearly_ours(small_corpus, answer):
 
 @pytest.fixture(scope="module")
 def copier():
-    """A model that has learned to copy; unlike the others here, it is sure of what it writes."""
+    """A model that has learned to copy, and unlike the others here is sure of its output."""
     pytest.importorskip("ctranslate2")
     model = Transformer(ModelConfig(30, layers=1, d_model=32, heads=2, d_ff=64, dropout=0.0))
     initialize(model, 1)
@@ -396,7 +396,7 @@ def test_without_its_package_ctranslate2_is_refused(answer, monkeypatch):
         answer("Hallo", "--engine", "ctranslate2")
 
 
-# --- In a terminal --------------------------------------------------------------------------------
+# --- In a terminal ----------------------------------------------------------------------------
 
 
 class Terminal:
@@ -449,7 +449,7 @@ def test_the_prompt_answers_until_q_ctrl_d_or_ctrl_c(trained, end):
             terminal.write("\x1b[A\x1b[A")  # the arrow key: an earlier line
             assert "läuft" in terminal.read_until("läuft")
             terminal.write("\x15")
-        # A person takes as long; and input() misses a signal between its prompt and the waiting.
+        # As a person would; input() misses a signal between its prompt and its wait for input.
         time.sleep(0.5)
         terminal.write(end)
         assert terminal.process.wait(30) == 0
