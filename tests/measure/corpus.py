@@ -13,6 +13,7 @@ import csv
 import json
 import random
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,24 +24,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 MILLION = 1_000_000
-MODEL = [
-    "--layers",
-    "1",
-    "--d-model",
-    "64",
-    "--d-ff",
-    "64",
-    "--vocab-size",
-    "3000",
-    "--batch-tokens",
-    "2048",
-    "--log-every",
-    "1",
-    "--eval-every",
-    "1000000",
-    "--save-every",
-    "10",
-]
+MODEL = shlex.split(
+    "--layers 1 --d-model 64 --d-ff 64 --vocab-size 3000 "
+    "--batch-tokens 2048 --log-every 1 --eval-every 1000000 "
+    "--save-every 10"
+)
 
 
 def write(folder: Path, millions: list[str]) -> None:

@@ -16,6 +16,7 @@ import json
 import os
 import random
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -154,14 +155,7 @@ def main() -> None:
             sys.exit(f"error: {given.data} has no test part: name one with --test")
         classes = write_rows(folder, corpus, given.rows)
         mine = [
-            "--data",
-            "train.csv",
-            "--test",
-            "test.csv",
-            "--text",
-            "text",
-            "--label",
-            "class",
+            *shlex.split("--data train.csv --test test.csv --text text --label class"),
             *flags,
         ]
         if given.init:

@@ -12,6 +12,7 @@ confusion matrix, which has to be the same to the last example.
 
 import csv
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -22,30 +23,11 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 STEPS = 50
-FLAGS = [
-    "--layers",
-    "2",
-    "--d-model",
-    "64",
-    "--d-ff",
-    "128",
-    "--vocab-size",
-    "1000",
-    "--batch-tokens",
-    "1024",
-    "--dropout",
-    "0",
-    "--lr",
-    "2e-3",
-    "--warmup",
-    "1000",
-    "--precision",
-    "fp32",
-    "--log-every",
-    "1",
-    "--average-checkpoints",
-    "1",
-]
+FLAGS = shlex.split(
+    "--layers 2 --d-model 64 --d-ff 128 --vocab-size 1000 "
+    "--batch-tokens 1024 --dropout 0 --lr 2e-3 --warmup 1000 "
+    "--precision fp32 --log-every 1 --average-checkpoints 1"
+)
 
 
 def write_corpus(folder: Path) -> list[str]:

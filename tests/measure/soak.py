@@ -21,6 +21,7 @@ import math
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -45,10 +46,7 @@ FLAGS = [
     "--data",
     "corpus",
     *SMALL,
-    "--average-checkpoints",
-    "3",
-    "--save-every",
-    "5",
+    *shlex.split("--average-checkpoints 3 --save-every 5"),
     "--eval-every",
     str(EVERY),
     "--timeout",
