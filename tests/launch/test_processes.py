@@ -1,4 +1,4 @@
-"""Who is said to have died is who has died: each number of a process, and nobody where nobody has."""
+"""The process that an error message calls dead is the one that has died, and no other."""
 
 import signal
 import socket
@@ -22,14 +22,12 @@ TOUCH = "the processes have lost touch with each other"
 
 @pytest.fixture(autouse=True)
 def same_signals():
-    """What they do, and which wait, stays as it is."""
-    before, blocked = (
-        {number: signal.getsignal(number) for number in STOPPING},
-        signal.pthread_sigmask(signal.SIG_BLOCK, []),
-    )
+    """Restores the signal handlers and the mask of blocked signals."""
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     yield
-    for number, how in before.items():
-        signal.signal(number, how)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
@@ -64,9 +62,9 @@ def test_where_the_store_has_gone_too_nobody_is_named():
 
 
 def test_another_problem_is_nobodys_death():
-    with pytest.raises(RuntimeError, match="^shapes differ"):
-        with name_lost_processes(dist.HashStore(), 0, 3):
-            raise RuntimeError("shapes differ")
+    store = dist.HashStore()
+    with pytest.raises(RuntimeError, match="^shapes differ"), name_lost_processes(store, 0, 3):
+        raise RuntimeError("shapes differ")
 
 
 @pytest.mark.parametrize("saved", [False, True])

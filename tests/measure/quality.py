@@ -1,12 +1,12 @@
 """How good a recipe is, and how much of that is luck: the same training with several seeds.
 
-    python tests/measure/quality.py                               # train_cpu.py --data multi30k, three times
+    python tests/measure/quality.py  # train_cpu.py --data multi30k, three times
     python tests/measure/quality.py --seeds 5 --epochs 18 --name short
 
-All other flags are those of train_cpu.py. The runs are logs/NAME/1, logs/NAME/2 and so on, one after the
-other. The same command again goes on where it was stopped; a run that has ended is not trained again.
-Prints a table: BLEU with a beam of 4, the best on the validation part, and that of the test part, by the
-run itself and by translate.py --score; with their mean and standard deviation.
+All other flags are those of train_cpu.py. The runs are logs/NAME/1, logs/NAME/2 and so on, one
+after the other. The same command resumes where it was stopped, and does not train a finished
+run again. Prints a table with means and standard deviations: BLEU with a beam of 4, the best of
+the validation part, and that of the test part, by the run itself and by translate.py --score.
 """
 
 import argparse
@@ -103,8 +103,8 @@ def main() -> None:
         )
         print(f"seed {seed}: validation {rows[-1][0]:.2f}, test {rows[-1][1]:.2f}", flush=True)
     print(
-        "\n| seed | best validation BLEU | test BLEU | test BLEU, `translate.py --score` | minutes |\n|"
-        + " --- |" * 5
+        "\n| seed | best validation BLEU | test BLEU | test BLEU, `translate.py --score` "
+        "| minutes |\n|" + " --- |" * 5
     )
     for seed, row in enumerate(rows, 1):
         print(

@@ -30,7 +30,8 @@ def test_yaml_with_headings_and_numbers_as_people_write_them(tmp_path):
     path = write(
         tmp_path,
         "a.yaml",
-        "data: x.csv\nmodel:\n  d-model: 64\nempty:\ntraining:\n  lr: 1e-3\n  epochs: 2\n  compile: true\n",
+        "data: x.csv\nmodel:\n  d-model: 64\nempty:\n"
+        "training:\n  lr: 1e-3\n  epochs: 2\n  compile: true\n",
     )
     assert read_config(path, KINDS) == {
         "data": "x.csv",
@@ -148,14 +149,14 @@ def test_a_file_that_is_no_record_may_name_the_run(tmp_path):
 def test_a_file_cannot_give_published_weights_another_shape(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train_cpu.py", "--config", "a.yaml"])
-    write(tmp_path, "a.yaml", "data: kinds\ninit: bert\nlayers: 4\n")
+    write(tmp_path, "a.yaml", "data: kinds\npretrained: bert\nlayers: 4\n")
     with pytest.raises(
         UserError,
         match="--config a.yaml: --layers: --pretrained's weights have a shape already",
     ):
         complete(parse_arguments("", devices=("cpu",)))
     write(
-        tmp_path, "a.yaml", "data: kinds\ninit: bert\nlayers: 3\n"
+        tmp_path, "a.yaml", "data: kinds\npretrained: bert\nlayers: 3\n"
     )  # also where it is the default
     with pytest.raises(
         UserError, match="--layers: --pretrained's weights have a shape already"
@@ -168,13 +169,13 @@ def test_a_file_cannot_give_published_weights_another_shape(tmp_path, monkeypatc
     write(
         tmp_path, "a.yaml", json.dumps(record)
     )  # a record has them, though nothing looks at them
-    assert complete(parse_arguments("", devices=("cpu",))).init == "bert"
+    assert complete(parse_arguments("", devices=("cpu",))).pretrained == "bert"
     record["flags"]["pretrained"] = ""  # nor of a run from nothing, beside --pretrained
     write(tmp_path, "a.yaml", json.dumps(record))
     monkeypatch.setattr(
         sys, "argv", ["train_cpu.py", "--config", "a.yaml", "--pretrained", "bert"]
     )
-    assert complete(parse_arguments("", devices=("cpu",))).init == "bert"
+    assert complete(parse_arguments("", devices=("cpu",))).pretrained == "bert"
 
 
 def test_the_command_line_goes_before_the_file_also_in_other_words(tmp_path, monkeypatch):

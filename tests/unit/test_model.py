@@ -164,7 +164,7 @@ def test_where_all_is_padding_attention_gives_equal_weights(dtype):
 
 
 def test_the_flop_count_is_that_of_pytorchs_counter():
-    """Without padding they differ by half of the causal scores, which are worked out in vain."""
+    """PyTorch also counts the masked half of the causal scores, which ours leaves out."""
     model = make_model(d_model=64)
     src, tgt = torch.randint(3, 50, (4, 30)), torch.randint(3, 50, (4, 20))
     counter = FlopCounterMode(display=False)
