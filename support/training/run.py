@@ -115,7 +115,16 @@ class Run:
         if self.args.profile:
             from support.profiling.profiler import Profile
 
-            self.profile = Profile(self, model, optimizer, step)
+            self.profile = Profile(
+                self.args,
+                self.folder,
+                self.rank,
+                self.world_size,
+                self.last,
+                model,
+                optimizer,
+                step,
+            )
         if self.log:
             self.log.open(self.args, step, self.last, self.progress.wandb_id)
         if self.rank == 0 and sys.stderr.isatty():
@@ -200,6 +209,10 @@ class Run:
         seconds = time.perf_counter() - self.step_began
         if self.profile and self.profile.end_step(step, seconds):
             self.profile = None
+            self.say(
+                f"{self.folder}: step.png, memory.png; "
+                f"open trace-rank*.json.gz with https://ui.perfetto.dev"
+            )
         self.throughput.add(seconds, tokens, flops)
         self.progress.tokens += tokens
         self.progress.targets += targets
