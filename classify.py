@@ -28,8 +28,8 @@ from support.common.errors import make_parser, refuse, run_main
 from support.common.hardware import available_cores, find_device
 from support.common.kernels import configure_backends, speed_up
 from support.common.prompt import prompt, readable
-from support.corpora.pairs import PARTS, read_lines
-from support.corpora.tables import TABLES, blocks, ending
+from support.corpora.pairs import PARTS
+from support.corpora.tables import TABLES, blocks, ending, decode_lines
 from support.pretrained.pretrained import export
 
 AT_ONCE = 1024  # examples: a file of any size needs no more memory than these
@@ -201,7 +201,7 @@ def main() -> None:
     else:
         examples = (
             labeller.read(line) if line.strip() else None
-            for line in read_lines("standard input", sys.stdin.buffer)
+            for line in decode_lines(sys.stdin.buffer, "standard input")
         )
         for block in blocks(examples, AT_ONCE):
             print("\n".join(labeller.best(block)), flush=True)

@@ -21,8 +21,8 @@ from support.common.errors import UserError, make_parser, run_main
 from support.common.hardware import available_cores, find_device
 from support.common.kernels import fast_precision
 from support.common.prompt import prompt, readable
-from support.corpora.pairs import read_lines, read_parallel
-from support.corpora.tables import blocks
+from support.corpora.pairs import read_parallel
+from support.corpora.tables import blocks, decode_lines
 from support.translation.lines import translate_lines
 from support.translation.pool import Pool
 from support.translation.task import bleu, load_translator
@@ -224,7 +224,7 @@ def plot_attention(args: argparse.Namespace) -> None:
 def translate_stdin(args: argparse.Namespace) -> None:
     """Translates the lines of standard input."""
     translator = Translator(args)
-    lines = read_lines("standard input", sys.stdin.buffer)
+    lines = decode_lines(sys.stdin.buffer, "standard input")
     for block in blocks(lines, LINES_AT_ONCE):
         print("\n".join(translator(block)), flush=True)
 

@@ -134,16 +134,15 @@ def run_script(script, *flags, cwd, timeout=300, **kwargs):
 def refusal(tmp_path, monkeypatch):
     """refusal(*flags) returns the error message of train_cpu.py, without starting it."""
     from support.common.errors import UserError
-    from support.training.flags import complete, parse_arguments
+    from support.training.command_line import parse_arguments
+    from support.training.settings import CpuSettings
     from support.training.tasks import find_task
 
     def say(*flags):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["train_cpu.py", *flags])
         with pytest.raises(UserError) as problem:
-            find_task(
-                complete(parse_arguments("", devices=("cpu",), procs=(int, 0, "processes")))
-            ).model()
+            find_task(parse_arguments("", CpuSettings).complete()).model()
         assert "\n" not in str(problem.value)
         return str(problem.value)
 

@@ -28,19 +28,13 @@ from support.classification.images import (
     read_idx_pair,
     read_picture,
 )
+from support.classification.labelled_tables import read_labelled_table, read_numbered
 from support.common.errors import UserError
 from support.common.paths import LOGS
 from support.corpora import phrasebook
-from support.corpora.pairs import PARTS, download, own_name, sha256
-from support.corpora.tables import (
-    TABLES,
-    column_names,
-    ending,
-    one_line,
-    read_labelled_table,
-    read_lines,
-    read_numbered,
-)
+from support.corpora.download import download, sha256
+from support.corpora.pairs import PARTS, own_name
+from support.corpora.tables import TABLES, column_names, ending, one_line, read_lines
 
 NAMES = ("agnews", "fashion-mnist", "kinds")
 # Zhang et al., 2015, for non-commercial use. Of each file: its size in bytes, its SHA-256.

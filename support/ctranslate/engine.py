@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from model import Attention, Transformer, sinusoids
 from support.common.errors import UserError
-from support.corpora.pairs import sha256
+from support.corpora.download import sha256
 from support.translation.beam import Hypothesis
 
 FORMAT = 1  # of the folder: increase it when `convert` changes

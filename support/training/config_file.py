@@ -53,20 +53,38 @@ def load_file(path: str) -> Any:
         raise UserError(f"--config {path}: cannot be read ({reason})") from problem
     if path.endswith(".json"):
         try:
-            return json.loads(text)
+            return json.loads(text, object_pairs_hook=unique)
         except ValueError as problem:
             raise UserError(f"--config {path}: {first_line(problem, 200)}") from problem
     try:
         import yaml
     except ImportError:
         raise UserError(f"--config {path} needs a package: pip install pyyaml") from None
+
+    class Loader(yaml.SafeLoader):
+        """Refuses a name that is given twice, of which YAML would take the last."""
+
+    Loader.add_constructor(
+        "tag:yaml.org,2002:map",
+        lambda loader, node: unique(loader.construct_pairs(node, deep=True)),
+    )
     try:
-        return yaml.safe_load(text) or {}
+        return yaml.load(text, Loader) or {}
     except (yaml.YAMLError, ValueError) as problem:
         mark = getattr(problem, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         reason = getattr(problem, "problem", None) or first_line(problem, 200)
         raise UserError(f"--config {path}{line}: {reason}") from problem
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the pairs as a dictionary. Raises ValueError for a name that is given twice."""
+    content: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in content:
+            raise ValueError(f"{name} is given twice")
+        content[name] = value
+    return content
 
 
 def without_headings(content: dict, known: dict[str, dataclasses.Field]):

@@ -32,8 +32,9 @@ from conftest import (
 from parity import command
 
 from support.common.errors import UserError
-from support.distributed.rendezvous import checksum_of_code, share_arguments
-from support.training.flags import complete, parse_arguments
+from support.distributed.rendezvous import checksum_of_code, share_settings
+from support.training.command_line import parse_arguments
+from support.training.settings import FsdpSettings, Settings
 
 
 def start(folder, mode, procs, *flags, **how):
@@ -127,15 +128,15 @@ def test_a_gpu_that_is_not_there(tmp_path, mode):
 
 def test_a_mesh_has_the_same_number_of_processes_in_each_row(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train_fsdp.py", "--replicas", "2"])
-    monkeypatch.setattr("support.training.flags.make_folder", lambda *_: "")
+    monkeypatch.setattr("support.training.command_line.make_folder", lambda *_: "")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert complete(parse_arguments("", replicas=(int, 1, ""))).replicas == 2
+    assert parse_arguments("", FsdpSettings).complete().replicas == 2
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(UserError, match="--replicas 2: 3 processes are no multiple of it"):
-        complete(parse_arguments("", replicas=(int, 1, "")))
+    with pytest.raises(UserError, match="--replicas 2: 3 processes cannot be divided by it"):
+        parse_arguments("", FsdpSettings).complete()
     monkeypatch.setattr(sys, "argv", ["train_fsdp.py", "--replicas", "0"])
     with pytest.raises(UserError, match="--replicas 0: it must be from 1"):
-        complete(parse_arguments("", replicas=(int, 1, "")))
+        parse_arguments("", FsdpSettings).complete()
 
 
 def test_more_processes_than_gpus(monkeypatch):
@@ -143,14 +144,14 @@ def test_more_processes_than_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(sys, "argv", ["train_ddp.py", "--precision", "fp32"])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr("support.training.flags.make_folder", lambda *_: "")
-    assert complete(parse_arguments("")).device == "cuda"
+    monkeypatch.setattr("support.training.command_line.make_folder", lambda *_: "")
+    assert parse_arguments("", Settings).complete().device == "cuda"
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     with pytest.raises(
         UserError,
         match="--nproc-per-node 4: each process needs a GPU, and this machine has 2; start fewer",
     ):
-        complete(parse_arguments(""))
+        parse_arguments("", Settings).complete()
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
@@ -160,18 +161,18 @@ def test_a_node_that_has_fewer_gpus_than_rank_0s(monkeypatch, gpus):
     monkeypatch.setattr(sys, "argv", ["train_ddp.py"])
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    store, parsed = dist.HashStore(), parse_arguments("")
+    store, parsed = dist.HashStore(), parse_arguments("", Settings)
     mine = {"command line": {}, "torch": torch.__version__, "code": checksum_of_code()}
     store.set("checked/0", "")
-    store.set("arguments", json.dumps([mine, parsed.defaults | {"device": "cuda"}]))
+    store.set("settings", json.dumps([mine, {"device": "cuda"}]))
     if gpus == 2:
-        assert share_arguments(parsed, store, store, 1, 2).device == "cuda"
+        assert share_settings(parsed, store, store, 1, 2).device == "cuda"
     else:
         with pytest.raises(
             UserError,
             match="--nproc-per-node 2: each process needs a GPU, and this machine has 1;",
         ):
-            share_arguments(parsed, store, store, 1, 2)
+            share_settings(parsed, store, store, 1, 2)
 
 
 @pytest.mark.slow
@@ -445,7 +446,8 @@ def test_a_process_that_translates_alone_keeps_the_others_waiting_for_a_batch_at
 import sacrebleu, time                                     # the former is slow to import
 from support.translation import lines
 from support.translation import task as translation
-from support.training.flags import parse_arguments
+from support.training.command_line import parse_arguments
+from support.training.settings import FsdpSettings, Settings
 from support.distributed.launch import torchrun
 from train_fsdp import train
 translate_batch = translation.translate_batch
@@ -454,7 +456,7 @@ def slowly(*args):
     return translate_batch(*args)
 lines.sort_into_batches.__defaults__ = 10, 4096            # 6 batches of the 60 sentences
 translation.translate_batch = slowly
-torchrun(train, parse_arguments("", sharded=(bool, False, ""), replicas=(int, 1, "")))
+torchrun(train, parse_arguments("", FsdpSettings))
 """)
     start = [
         sys.executable,

@@ -20,8 +20,9 @@ from conftest import ROOT, SMALL, children_of, mathematics, read_metrics, run_sc
 from support.common import checkpoint, hardware
 from support.common.errors import UserError
 from support.training import mfu, report
-from support.training.flags import complete, parse_arguments
+from support.training.command_line import parse_arguments
 from support.training.log import Log
+from support.training.settings import CpuSettings
 
 
 @pytest.mark.slow
@@ -110,7 +111,7 @@ def test_flags_that_are_remembered_can_be_taken_back(tmp_path, monkeypatch):
         "argv",
         ["train_cpu.py", "--config", "a.yaml", "--no-recompute", "--name", "logs/deep/x"],
     )
-    args = complete(parse_arguments("", devices=("cpu",)))
+    args = parse_arguments("", CpuSettings).complete()
     assert (args.recompute, args.compile, args.folder) == (False, True, "logs/deep/x")
 
 
@@ -266,7 +267,8 @@ def test_a_signal_before_all_processes_have_started_is_kept_for_them(
     early = tmp_path / "early.py"
     early.write_text(f"""
 import os, time, torch.multiprocessing as mp
-from support.training.flags import parse_arguments
+from support.training.command_line import parse_arguments
+from support.training.settings import CpuSettings
 from support.distributed.launch import spawn
 from train_cpu import train
 start = mp.spawn
@@ -276,7 +278,7 @@ def signalled(*args, **kwargs):
     return start(*args, **kwargs)
 if __name__ == "__main__":
     mp.spawn = signalled
-    spawn(train, parse_arguments("", devices=("cpu",), procs=(int, 0, "")))
+    spawn(train, parse_arguments("", CpuSettings))
 """)
     done = run_script(
         early,
@@ -460,7 +462,7 @@ def test_a_name_goes_on_with_its_run_or_refuses_other_flags(
 def test_a_name_goes_on_in_the_precision_that_auto_was(trained, monkeypatch, corpus_flags):
     """Also on a machine where it would be another."""
     monkeypatch.chdir(trained)
-    monkeypatch.setattr("support.training.flags.fast_precision", lambda device: "bf16")
+    monkeypatch.setattr("support.training.command_line.fast_precision", lambda device: "bf16")
     small = [word for word in SMALL if word not in ("--precision", "fp32")]
     how = [*corpus_flags, *small, "--eval-every", "10", "--average-checkpoints", "2"]
     for more, precision in (
@@ -469,10 +471,7 @@ def test_a_name_goes_on_in_the_precision_that_auto_was(trained, monkeypatch, cor
         (["--benchmark"], "bf16"),
     ):
         monkeypatch.setattr(sys, "argv", ["train_cpu.py", *how, *more])
-        assert (
-            complete(parse_arguments("", devices=("cpu",), procs=(int, 0, ""))).precision
-            == precision
-        )
+        assert parse_arguments("", CpuSettings).complete().precision == precision
 
 
 @pytest.mark.parametrize(
@@ -483,7 +482,7 @@ def test_the_name_that_a_run_gets_can_be_typed(tmp_path, monkeypatch, data, name
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train_cpu.py", "--data", data])
     Path(data).write_text("de\ten\nJa.\tYes.\n")
-    assert complete(parse_arguments("", devices=("cpu",))).folder == f"logs/{name}"
+    assert parse_arguments("", CpuSettings).complete().folder == f"logs/{name}"
 
 
 @pytest.mark.slow

@@ -31,7 +31,8 @@ from reference import TorchTransformer
 
 import train_cpu
 from support.distributed.launch import spawn
-from support.training.flags import complete, parse_arguments
+from support.training.command_line import CommandLine, parse_arguments
+from support.training.settings import CpuSettings
 from support.training.tasks import find_task
 from support.translation.task import Translation
 
@@ -45,18 +46,18 @@ ALLOCATOR = {
 OURS = "this project"
 
 
-def train_peer(rank: int, world_size: int, store, args) -> bool:
+def train_peer(rank: int, world_size: int, args) -> None:
     """`train_cpu.train` with the model of PyTorch's layers, which initializes itself."""
     torch.manual_seed(args.seed)
     Translation.model = lambda task: TorchTransformer(task.config)
     train_cpu.initialize = lambda model, seed: None
-    return train_cpu.train(rank, world_size, store, args)
+    train_cpu.train(rank, world_size, args)
 
 
-def parse_flags(flags: list[str]) -> argparse.Namespace:
+def parse_flags(flags: list[str]) -> CommandLine:
     """What train_cpu.py --benchmark would make of them."""
     sys.argv = ["train_cpu.py", "--benchmark", *flags]
-    return parse_arguments(__doc__, devices=("cpu",), procs=(int, 0, "processes"))
+    return parse_arguments(__doc__, CpuSettings)
 
 
 def measure(command: list[str], env: dict) -> tuple[str, float]:
@@ -125,7 +126,7 @@ def main() -> None:
     if given.peer:
         spawn(train_peer, parse_flags(flags))
         return
-    args = complete(parse_flags(flags))
+    args = parse_flags(flags).complete()
     task = find_task(args)
     sources, targets = (
         int(side.sum()) for side in task.pairs.lengths(np.arange(len(task.pairs)))

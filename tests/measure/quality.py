@@ -23,14 +23,14 @@ sys.path.insert(0, str(ROOT))
 
 from support.common.errors import UserError, run_main
 from support.corpora.pairs import find_corpus
-from support.training.flags import parse_arguments
-from support.translation.task import CORPUS_FLAGS
+from support.training.command_line import parse_arguments
+from support.training.settings import CpuSettings
 
 
 def given_flags(flags: list[str]) -> dict:
     """What train_cpu.py understands by them."""
     sys.argv = ["train_cpu.py", *flags]
-    return parse_arguments("", devices=("cpu",), procs=(int, 0, "processes")).given
+    return parse_arguments("", CpuSettings).given
 
 
 def has_ended(run: Path, given: dict) -> bool:
@@ -55,7 +55,8 @@ def train(name: str, seed: int, flags: list[str]) -> Path:
 
 def score(run: Path, flags: dict) -> float:
     """BLEU of the test part as translate.py gives it."""
-    corpus = find_corpus(*(flags[name] for name in CORPUS_FLAGS))
+    names = ("data", "valid", "test", "src", "tgt")
+    corpus = find_corpus(*(flags[name] for name in names))
     if "test" not in corpus.parts:
         raise UserError(f"{corpus.name} has no test part: name one with --test")
     with tempfile.TemporaryDirectory() as folder:

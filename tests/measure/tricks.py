@@ -38,8 +38,9 @@ import model
 import train_cpu
 from support.common import kernels as fast
 from support.distributed import launch as processes
-from support.training.flags import parse_arguments
+from support.training.command_line import parse_arguments
 from support.training.run import Run
+from support.training.settings import CpuSettings
 
 
 def unsorted(lengths, batch_tokens, rng, batch_size=0):
@@ -196,7 +197,7 @@ def main() -> None:
     if "WITHOUT" in os.environ:
         processes.spawn(
             train_cpu.train,
-            parse_arguments(__doc__, devices=("cpu",), procs=(int, 0, "processes")),
+            parse_arguments(__doc__, CpuSettings),
         )
         return
     own = argparse.ArgumentParser(

@@ -589,7 +589,7 @@ def test_fsdp_has_post_norm_in_bf16(tmp_path):
 
 
 def test_the_label_is_not_the_text(tmp_path):
-    from support.corpora.tables import read_labelled_table
+    from support.classification.labelled_tables import read_labelled_table
 
     (tmp_path / "a.csv").write_text("comment,review\nfine,good\n")
     with pytest.raises(

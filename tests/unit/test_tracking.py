@@ -12,7 +12,9 @@ import pytest
 from conftest import read_metrics
 
 from support.common.errors import UserError
-from support.training import flags as flag_table
+from support.training import command_line
+from support.training.command_line import parse_arguments
+from support.training.settings import CpuSettings
 
 KEY = "0123456789abcdef" * 2 + "01234567"  # of the length of a real one
 
@@ -150,9 +152,9 @@ def test_what_is_not_installed_is_named(monkeypatch, name, flags):
         lambda module, *more: None if module == name else there(module, *more),
     )
     monkeypatch.setattr(sys, "argv", ["train_cpu.py", *flags])
-    monkeypatch.setattr(flag_table, "make_folder", lambda *_: "")
+    monkeypatch.setattr(command_line, "make_folder", lambda *_: "")
     with pytest.raises(UserError, match=f"pip install {name}"):
-        flag_table.complete(flag_table.parse_arguments("", devices=("cpu",)))
+        parse_arguments("", CpuSettings).complete()
 
 
 @pytest.mark.slow
