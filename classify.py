@@ -26,10 +26,10 @@ from support.classification.splits import hold_out
 from support.common.checkpoint import find_checkpoint, load
 from support.common.errors import make_parser, refuse, run_main
 from support.common.hardware import available_cores, find_device
-from support.common.kernels import speed_up
+from support.common.kernels import configure_backends, speed_up
 from support.common.prompt import prompt, readable
-from support.corpora.pairs import PARTS, read_lines
-from support.corpora.tables import TABLES, blocks, ending
+from support.corpora.pairs import PARTS
+from support.corpora.tables import TABLES, blocks, ending, decode_lines
 from support.pretrained.pretrained import export
 
 AT_ONCE = 1024  # examples: a file of any size needs no more memory than these
@@ -89,6 +89,7 @@ class Labeller:
 
     def __init__(self, args: argparse.Namespace):
         """args: the command line, as `parse_arguments` gives it. Raises UserError."""
+        configure_backends()
         torch.set_num_threads(min(args.threads or available_cores(), available_cores()))
         self.path = find_checkpoint(args.checkpoint, "classification")
         model, self.saved = load_classifier(self.path)
@@ -200,7 +201,7 @@ def main() -> None:
     else:
         examples = (
             labeller.read(line) if line.strip() else None
-            for line in read_lines("standard input", sys.stdin.buffer)
+            for line in decode_lines(sys.stdin.buffer, "standard input")
         )
         for block in blocks(examples, AT_ONCE):
             print("\n".join(labeller.best(block)), flush=True)

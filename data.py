@@ -31,7 +31,7 @@ PAD, BOS, EOS = 0, 1, 2
 FORMAT = 1  # of the encoded corpus: raise it where the same text would be stored otherwise
 
 
-# --- Byte-level BPE -------------------------------------------------------------------------------
+# --- Byte-level BPE ---------------------------------------------------------------------------
 
 
 class BPE:
@@ -73,7 +73,7 @@ class BPE:
         return " ".join(self.tokenizer.decode(ids).split())
 
 
-# --- The encoded corpus on disk -------------------------------------------------------------------
+# --- The encoded corpus on disk ---------------------------------------------------------------
 
 
 def prepare(
@@ -277,7 +277,7 @@ class Pairs:
         return src[:, 1:].contiguous(), tgt_in, tgt[:, 1:].contiguous()
 
 
-# --- Batches --------------------------------------------------------------------------------------
+# --- Batches ----------------------------------------------------------------------------------
 
 BLOCK_SIZE = (
     1 << 20
@@ -289,10 +289,10 @@ def group_by_length(
 ) -> list[np.ndarray]:
     """Cuts examples into steps of like length, so that little padding is needed.
 
-    lengths: (examples,) of each side, in tokens. A step takes `batch_size` examples, or, if that is
-    0, as many as fit in `batch_tokens` tokens of the longer side. Examples of equal lengths are
-    shuffled by `rng`. The number of examples depends on the length alone, and is a multiple of 8
-    from 32 on: few distinct shapes occur, and processes get equal shares.
+    lengths: (examples,) of each side, in tokens. A step takes `batch_size` examples, or, if
+    that is 0, as many as fit in `batch_tokens` tokens of the longer side. Examples of equal
+    lengths are shuffled by `rng`. The number of examples depends on the length alone, and is a
+    multiple of 8 from 32 on: few distinct shapes occur, and processes get equal shares.
     """
     longer = np.maximum(lengths[0], lengths[-1])
     difference = lengths[0] - lengths[-1]
@@ -326,8 +326,8 @@ class Batches:
         self.batch_tokens = batch_tokens
         self.batch_size = batch_size
         self.num_blocks = math.ceil(len(examples) / BLOCK_SIZE)
-        self.plan_block = lru_cache(maxsize=2)(self.plan_block)
-        steps_of_blocks = [len(self.plan_block(0, block)) for block in range(self.num_blocks)]
+        self.plan = lru_cache(maxsize=2)(self.plan_block)
+        steps_of_blocks = [len(self.plan(0, block)) for block in range(self.num_blocks)]
         self.block_starts = np.cumsum([0, *steps_of_blocks])  # the first step of each block
         self.executor = ThreadPoolExecutor(max_workers=1)
         self.prefetched: dict[tuple[int, int], Future] = {}  # by step and shard
@@ -345,10 +345,10 @@ class Batches:
         return [rows[steps[i]] for i in rng.permutation(len(steps))]
 
     def rows(self, step: int) -> np.ndarray:
-        """Returns which examples a step has, (examples,); steps count from 0 over all epochs."""
+        """Returns which examples a step has, (examples,); steps count on over the epochs."""
         epoch, step_of_epoch = divmod(step, len(self))
         block = int(np.searchsorted(self.block_starts, step_of_epoch, side="right")) - 1
-        return self.plan_block(epoch, block)[step_of_epoch - self.block_starts[block]]
+        return self.plan(epoch, block)[step_of_epoch - self.block_starts[block]]
 
     def targets(self, step: int) -> int:
         """Returns how many targets a step has in all shards: what its loss is divided by."""
@@ -360,8 +360,8 @@ class Batches:
         """Returns one shard of a step's examples as tensors on `device`.
 
         Shard i of n holds the step's examples i, i + n, i + 2n, ... All shards have the same
-        widths. For a GPU, the same shard of the next step is made meanwhile, in a thread, and the
-        copy to the GPU does not wait for what the GPU is computing.
+        widths. For a GPU, the same shard of the next step is made meanwhile, in a thread, and
+        the copy to the GPU does not wait for what the GPU is computing.
         """
         if device.type != "cuda":
             return self.make_shard(step, shard, num_shards)

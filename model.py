@@ -69,8 +69,9 @@ class ModelConfig(LayerConfig):
 def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d_head)) v (section 3.2.1).
 
-    q: (batch, heads, tgt, d_head); k, v: (batch, heads, src, d_head); mask: True where attention is
-    allowed, broadcastable to (batch, heads, tgt, src). Returns (batch, heads, tgt, d_head).
+    q: (batch, heads, tgt, d_head); k, v: (batch, heads, src, d_head); mask: True where
+    attention is allowed, broadcastable to (batch, heads, tgt, src). Returns (batch, heads, tgt,
+    d_head).
     """
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (batch, heads, tgt, src)
     # The lowest finite number, not -inf: a row that is all padding gets equal weights, not NaN.
@@ -79,7 +80,7 @@ def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head attention (section 3.2.2), of a sentence to itself or to the encoder's output."""
+    """Multi-head attention (section 3.2.2), of a sentence to itself or to another sequence."""
 
     # support/common/kernels.py replaces it with a faster one.
     attend: Callable = staticmethod(scaled_dot_product)
@@ -96,7 +97,10 @@ class Attention(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def forward(self, x: Tensor, source: Tensor, mask: Tensor) -> Tensor:
-        """x: (batch, tgt, d_model) attends to source: (batch, src, d_model) where mask is True."""
+        """x: (batch, tgt, d_model) attends to source: (batch, src, d_model) where mask is True.
+
+        Returns (batch, tgt, d_model).
+        """
         q = self.split(self.query(x))
         k, v = map(self.split, self.key_value(source).chunk(2, dim=-1))
         y = self.attend(q, k, v, mask)  # (batch, heads, tgt, d_head)
@@ -165,8 +169,8 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """The projection to the vocabulary (section 3.4) and the loss (5.4), summed over tokens.
 
-    x: (tokens, d_model); weight: (vocabulary, d_model); target: (tokens,). Returns (loss, nll): the
-    label-smoothed loss, which has the gradient, and the negative log-likelihood in nats.
+    x: (tokens, d_model); weight: (vocabulary, d_model); target: (tokens,). Returns (loss, nll):
+    the label-smoothed loss, which has the gradient, and the negative log-likelihood in nats.
     """
     log_p = F.linear(x, weight).float().log_softmax(-1)  # (tokens, vocabulary)
     nll = F.nll_loss(log_p, target, reduction="sum")
@@ -181,7 +185,7 @@ def sinusoids(positions: Tensor, d_model: int) -> Tensor:
 
 
 class Transformer(nn.Module):
-    """Encoder and decoder (figure 1); one matrix for both embeddings and the projection (3.4)."""
+    """Encoder and decoder (figure 1), whose embeddings share a matrix (section 3.4)."""
 
     loss: Callable = staticmethod(cross_entropy)
 
@@ -191,7 +195,8 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
-        # Pre-norm leaves the sum of all sub-layers as it is, so it needs one more norm at the end.
+        # Pre-norm leaves the sum of all sub-layers as it is, so it needs one more norm at the
+        # end.
         last = nn.LayerNorm if config.norm == "pre" else nn.Identity
         self.encoder_norm = last(config.d_model, eps=config.epsilon)
         self.decoder_norm = last(config.d_model, eps=config.epsilon)
@@ -202,13 +207,13 @@ class Transformer(nn.Module):
         return [*self.encoder, *self.decoder]
 
     def embed(self, ids: Tensor, first: int = 0) -> Tensor:
-        """ids: (batch, length), at positions from `first` on. Returns (batch, length, d_model)."""
+        """ids: (batch, length), at positions `first`, ... Returns (batch, length, d_model)."""
         positions = torch.arange(first, first + ids.shape[1], device=ids.device)
         x = self.embedding(ids) * math.sqrt(self.config.d_model)
         return self.dropout(x + sinusoids(positions, self.config.d_model))
 
     def encode(self, src: Tensor) -> tuple[Tensor, Tensor]:
-        """src: (batch, src) ids. Returns memory (batch, src, d_model), mask (batch, 1, 1, src)."""
+        """src: (batch, src) ids. Returns memory (batch, src, d_model) and its mask."""
         mask = (src != self.config.pad)[:, None, None]
         x = self.embed(src)
         for layer in self.encoder:
@@ -216,8 +221,9 @@ class Transformer(nn.Module):
         return self.encoder_norm(x), mask
 
     def decode(self, tgt_in: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
-        """tgt_in: (batch, tgt) ids. Returns what the projection takes, (batch, tgt, d_model)."""
-        # Padding comes last: the mask that hides later positions hides it, too, from real tokens.
+        """tgt_in: (batch, tgt) ids. Returns (batch, tgt, d_model), for the projection."""
+        # Padding comes last: the mask that hides later positions hides it, too, from real
+        # tokens.
         length = tgt_in.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=tgt_in.device).tril()
         x = self.embed(tgt_in)
@@ -228,10 +234,10 @@ class Transformer(nn.Module):
     def forward(
         self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor | None = None
     ) -> tuple[Tensor, Tensor] | Tensor:
-        """Returns (loss, nll) of a batch, each a sum over its target tokens: see `cross_entropy`.
+        """Returns (loss, nll) of a batch, sums over its target tokens: see `cross_entropy`.
 
-        src: (batch, src); tgt_in: (batch, tgt), begins with bos; tgt_out: (batch, tgt), the same
-        one token further on, ends with eos. Padding is at the end and counts for nothing.
+        src: (batch, src); tgt_in: (batch, tgt), begins with bos; tgt_out: (batch, tgt), the
+        same one token further on, ends with eos. Padding is at the end and counts for nothing.
         Without tgt_out it returns the logits in fp32, (batch, tgt, vocabulary).
         """
         memory, memory_mask = self.encode(src)
@@ -250,7 +256,8 @@ class Transformer(nn.Module):
         """Returns translations, taking the most likely next token each time.
 
         src: (batch, src) ids. Returns (batch, tgt) ids, padded after eos, without bos.
-        support/translation/beam.py has beam search, and does not compute earlier positions anew.
+        support/translation/beam.py has beam search, and does not compute earlier positions
+        anew.
         """
         memory, memory_mask = self.encode(src)
         ids = torch.full((len(src), 1), self.config.bos, device=src.device)
@@ -273,8 +280,8 @@ def initialize(model: nn.Module, seed: int) -> None:
     """Fills a model's matrices at random, in every process and script alike; biases with 0.
 
 
-    It makes one parameter at a time. So a process that keeps only a shard of each parameter, as in
-    train_fsdp.py, never holds the whole model.
+    It makes one parameter at a time. So a process that keeps only a shard of each parameter, as
+    in train_fsdp.py, never holds the whole model.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():

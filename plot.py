@@ -26,7 +26,7 @@ except ImportError:
 
 from support.classification.confusion_picture import draw as draw_confusion
 from support.common.errors import make_parser, refuse, run_main
-from support.corpora.tables import aligned
+from support.common.text_table import aligned
 from support.profiling import memory_picture, step_picture
 from support.studies.runs_table import (
     POSITIVE,

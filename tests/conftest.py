@@ -1,12 +1,13 @@
-"""What the tests share: two speeds, a cache of their own, small corpora, and a way to run the scripts.
+"""Fixtures and helpers of all tests: the --all option, a private cache, small corpora, scripts.
 
-python -m pytest tests                                 # the quick ones, which touch every subject
-python -m pytest tests --all                           # all: Slurm, storms of kill -9, namespaces
+python -m pytest tests        # the quick tests, which touch every subject
+python -m pytest tests --all  # all tests, including Slurm, kill -9 and network namespaces
 """
 
 import atexit
 import csv
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,11 +16,12 @@ import tempfile
 import time
 from pathlib import Path
 
-# Encoded corpora go to a folder of this test run, also those of the scripts that it starts.
+# Encoded corpora are cached in a folder of this process alone, which its scripts inherit.
 os.environ["XDG_CACHE_HOME"] = CACHE = tempfile.mkdtemp(prefix="tests-")
 atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, also for what tests start
-# Threads that wait for one another sleep at once: beside other work, those that spin take many times as long.
+# Under nohup, SIGHUP is ignored, and the scripts that tests start would inherit that.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# Waiting OpenMP threads sleep. Spinning ones take many times as long on a busy machine.
 os.environ["OMP_WAIT_POLICY"] = "passive"
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [
@@ -31,28 +33,11 @@ import pytest
 import torch
 
 # A model that trains in no time; the tests are about what is computed, not about how well.
-SMALL = [
-    "--layers",
-    "1",
-    "--d-model",
-    "32",
-    "--heads",
-    "2",
-    "--d-ff",
-    "64",
-    "--vocab-size",
-    "300",
-    "--batch-tokens",
-    "512",
-    "--precision",
-    "fp32",
-    "--warmup",
-    "20",
-    "--average-checkpoints",
-    "1",
-    "--log-every",
-    "1",
-]
+SMALL = shlex.split(
+    "--layers 1 --d-model 32 --heads 2 --d-ff 64 --vocab-size 300 "
+    "--batch-tokens 512 --precision fp32 --warmup 20 "
+    "--average-checkpoints 1 --log-every 1"
+)
 
 # Network namespaces need root, iproute2 and a kernel that has them.
 PROBE = f"probe-{os.getpid()}"
@@ -66,14 +51,7 @@ if NETWORK:
 
 
 def pytest_addoption(parser):
-    parser.addoption("--all", action="store_true", help="the slow tests, too")
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: takes long; only --all runs it")
-    config.addinivalue_line(
-        "markers", "optional: needs a package that requirements.txt has not"
-    )
+    parser.addoption("--all", action="store_true", help="run the slow tests, too")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -85,7 +63,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def environment():
-    """The processes that a test starts take nothing over from one before, such as Gloo's interface."""
+    """Restores the environment variables that a test, or code under test, has changed."""
     before = dict(os.environ)
     yield
     os.environ.clear()
@@ -94,7 +72,7 @@ def environment():
 
 @pytest.fixture(scope="session")
 def pairs():
-    """Real sentence pairs: Multi30k's where MULTI30K names its folder, else the phrasebook's."""
+    """Real sentence pairs: Multi30k's if MULTI30K names its folder, else the phrasebook's."""
     from support.corpora.pairs import find_corpus
 
     corpus = find_corpus(os.environ.get("MULTI30K") or "phrasebook")
@@ -115,6 +93,7 @@ def small_corpus(tmp_path_factory, pairs):
 
 
 def write_pairs(prefix, pairs) -> None:
+    """Writes PREFIX.de and PREFIX.en."""
     for i, side in enumerate(("de", "en")):
         Path(f"{prefix}.{side}").write_text(
             "".join(pair[i] + "\n" for pair in pairs), encoding="utf-8"
@@ -123,51 +102,47 @@ def write_pairs(prefix, pairs) -> None:
 
 @pytest.fixture(scope="session")
 def corpus_flags(small_corpus):
-    return [
-        "--data",
-        str(small_corpus),
-        "--valid",
-        f"{small_corpus}-valid",
-        "--test",
-        f"{small_corpus}-test",
-    ]
+    valid, test = f"{small_corpus}-valid", f"{small_corpus}-test"
+    return ["--data", str(small_corpus), "--valid", valid, "--test", test]
 
 
 @pytest.fixture(scope="session")
 def train(corpus_flags):
-    """train(folder, *flags) runs train_cpu.py there, small, on the small corpus; returns the finished process."""
+    """train(folder, *flags) runs train_cpu.py there: a small model on the small corpus.
 
-    def run(folder, *flags, script="train_cpu.py", **how):
-        corpus = [*corpus_flags, *SMALL]
-        if "--resume" in flags:
-            corpus = []
-        return run_script(script, *corpus, *flags, cwd=folder, **how)
+    It returns the finished process.
+    """
+
+    def run(folder, *flags, script="train_cpu.py", **kwargs):
+        if "--resume" not in flags:
+            flags = (*corpus_flags, *SMALL, *flags)
+        return run_script(script, *flags, cwd=folder, **kwargs)
 
     return run
 
 
-def run_script(script, *flags, cwd, timeout=300, **how):
+def run_script(script, *flags, cwd, timeout=300, **kwargs):
+    """Runs a script of the project. Its output is bytes if its input is, else text."""
     command = [sys.executable, str(ROOT / script), *map(str, flags)]
-    text = "input" not in how or isinstance(how["input"], str)
+    text = not isinstance(kwargs.get("input"), bytes)
     return subprocess.run(
-        command, cwd=cwd, timeout=timeout, capture_output=True, text=text, **how
+        command, cwd=cwd, timeout=timeout, capture_output=True, text=text, **kwargs
     )
 
 
 @pytest.fixture
 def refusal(tmp_path, monkeypatch):
-    """refusal(*flags) is what train_cpu.py says to them, in its one line, without being started."""
+    """refusal(*flags) returns the error message of train_cpu.py, without starting it."""
     from support.common.errors import UserError
-    from support.training.flags import complete, parse_arguments
+    from support.training.command_line import parse_arguments
+    from support.training.settings import CpuSettings
     from support.training.tasks import find_task
 
     def say(*flags):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["train_cpu.py", *flags])
         with pytest.raises(UserError) as problem:
-            find_task(
-                complete(parse_arguments("", devices=("cpu",), procs=(int, 0, "processes")))
-            ).model()
+            find_task(parse_arguments("", CpuSettings).complete()).model()
         assert "\n" not in str(problem.value)
         return str(problem.value)
 
@@ -179,16 +154,16 @@ def read_metrics(run) -> list[dict]:
         return list(csv.DictReader(file))
 
 
-TIMED = {"seconds", "tokens_per_second", "mfu"}  # columns that no two runs share
+TIMED = {"seconds", "tokens_per_second", "mfu"}  # columns that differ between equal runs
 
 
 def mathematics(rows):
-    """The rows without what was measured by a clock."""
+    """The rows without the columns that a clock has measured."""
     return [{name: value for name, value in row.items() if name not in TIMED} for row in rows]
 
 
 def write_runs(folder, checkpoint: dict, kinds: dict) -> None:
-    """logs/NAME/best.pt in `folder` for each name of `kinds`, of a task of that kind; the first is the newest."""
+    """Writes logs/NAME/best.pt for each name of `kinds`, a task of that kind; newest first."""
     for age, (name, kind) in enumerate(kinds.items()):
         path = folder / "logs" / name / "best.pt"
         path.parent.mkdir(parents=True)
@@ -197,22 +172,28 @@ def write_runs(folder, checkpoint: dict, kinds: dict) -> None:
 
 
 def children_of(pid: int) -> set[int]:
-    """Every process that descends from this one."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout
-    parents = {int(a): int(b) for a, b in (line.split() for line in listed.splitlines())}
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
+    """All descendants of a process."""
+    table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout
+    children = {}
+    for line in table.splitlines():
+        child, parent = map(int, line.split())
+        children.setdefault(parent, []).append(child)
+    descendants = set()
+    queue = [pid]
+    while queue:
+        for child in children.get(queue.pop(), []):
+            descendants.add(child)
+            queue.append(child)
+    return descendants
 
 
 def workers_of(pid: int) -> list[int]:
-    """The processes under this one that train; Python has others, which nobody would miss."""
+    """The descendants of a process that train, without Python's helper processes."""
 
     def command(child):
         try:
             return Path(f"/proc/{child}/cmdline").read_bytes()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             return b""
 
     return sorted(
@@ -225,24 +206,17 @@ def workers_of(pid: int) -> list[int]:
 def wait_for(condition, seconds=240):
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, f"still waiting after {seconds} seconds"
         time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, train):
-    """The folder in which a small run has been trained to its end, as logs/first."""
+    """A folder with a small finished run, logs/first."""
     folder = tmp_path_factory.mktemp("trained")
     done = train(
         folder,
-        "--name",
-        "first",
-        "--steps",
-        "30",
-        "--eval-every",
-        "10",
-        "--average-checkpoints",
-        "2",
+        *shlex.split("--name first --steps 30 --eval-every 10 --average-checkpoints 2"),
     )
     assert done.returncode == 0, done.stderr
     return folder

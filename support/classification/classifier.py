@@ -29,8 +29,8 @@ class ClassifierConfig(LayerConfig):
     pool: str = "mean"  # what stands for all tokens: see Classifier.pool
     head: str = ""  # a hidden layer before the last: "tanh" as in BERT, or "relu"
     head_dropout: float = 0.1
-    KNOWN = {
-        **LayerConfig.KNOWN,
+    CHOICES = {
+        **LayerConfig.CHOICES,
         "pool": ("mean", "first", "first+second", "first+mean"),
         "positions": ("sinusoidal", "learned"),
         "head": ("", "tanh", "relu"),

@@ -277,9 +277,9 @@ class ExampleBatches(Batches):
         self.token_dropout = token_dropout
         # FSDP with bf16 rounds what goes into the model: so all scripts use the rounded weights.
         self.weights = torch.from_numpy(weights).bfloat16().float()
-        self.moves = lru_cache(maxsize=1)(self.moves)
+        self.moves = lru_cache(maxsize=1)(self.draw_moves)
 
-    def moves(self, epoch: int) -> np.ndarray:
+    def draw_moves(self, epoch: int) -> np.ndarray:
         """Returns (examples, 3): pixels down, pixels to the right, and 1 if it is mirrored."""
         rng = np.random.default_rng([self.seed, epoch, 1 << 20])
         shift = rng.integers(-self.crop, self.crop + 1, (len(self.examples), 2))

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from support.common.errors import UserError
-from support.corpora.pairs import find_file, sha256
+from support.corpora.download import sha256
+from support.corpora.pairs import find_file
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # of a GIF the first picture
 MOST_PIXELS = 50_000_000

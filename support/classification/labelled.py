@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,18 +28,13 @@ from support.classification.images import (
     read_idx_pair,
     read_picture,
 )
+from support.classification.labelled_tables import read_labelled_table, read_numbered
 from support.common.errors import UserError
 from support.common.paths import LOGS
-from support.corpora.pairs import PARTS, download, own_name, sha256
-from support.corpora.tables import (
-    TABLES,
-    column_names,
-    ending,
-    one_line,
-    read_labelled_table,
-    read_lines,
-    read_numbered,
-)
+from support.corpora import phrasebook
+from support.corpora.download import download, sha256
+from support.corpora.pairs import PARTS, own_name
+from support.corpora.tables import TABLES, column_names, ending, one_line, read_lines
 
 NAMES = ("agnews", "fashion-mnist", "kinds")
 # Zhang et al., 2015, for non-commercial use. Of each file: its size in bytes, its SHA-256.
@@ -141,13 +136,10 @@ def find_labelled(
     elif data == "fashion-mnist":
         folder = download(data, FASHION_MNIST, FASHION_MNIST_URL, unpacked=True)
     if data == "kinds":
-        from support.corpora import phrasebook  # only here: the others do without
-
-        book = cache(partial(phrasebook.corpus, kinds=True))
         corpus.classes = list(phrasebook.KINDS)
         for part in PARTS:
-            corpus.add(part, "text", lambda part=part: iter(book()[part]), [])
-        corpus.files.append(Path(phrasebook.__file__))
+            corpus.add(part, "text", partial(phrasebook.labelled, part), [])
+        corpus.files.append(phrasebook.DATA)
     elif find_idx(folder):
         add_idx(corpus, folder, size)
     elif find_numbered(folder):

@@ -10,7 +10,7 @@ j. Matrices of several processes are added up before anything is worked out.
 import numpy as np
 from torch import Tensor
 
-from support.corpora.tables import aligned
+from support.common.text_table import aligned
 
 RATES = ("precision", "recall", "f1")
 

@@ -13,18 +13,18 @@ from support.common.errors import UserError
 def adapt(
     pretrained, args, corpus: str, classes: list[str], tokenizer: str
 ) -> tuple[ClassifierConfig, dict[str, Tensor], str]:
-    """Returns the shape of the model, the weights that it begins with, and what they are, in words.
+    """Returns the model's config, the weights that it begins with, and a line about them.
 
-    pretrained: as `read_folder` of support/pretrained/pretrained.py returns it; corpus: its name;
-    tokenizer: serialized, or "" for images. Weights of the last layer are kept if they were made for
-    these classes. Raises UserError where they do not fit.
+    pretrained: as `read_folder` of support/pretrained/pretrained.py returns it; corpus: its
+    name; tokenizer: serialized, or "" for images. Weights of the last layer are kept if they
+    were made for these classes. Raises UserError where they do not fit.
     """
     is_text = bool(tokenizer)
     if bool(pretrained.config.patch) == is_text:
         model_modality = "texts" if pretrained.config.patch == 0 else "images"
         modality = "texts" if is_text else "images"
         raise UserError(
-            f"--pretrained loads a model of {model_modality}, but {corpus} is a corpus of {modality}"
+            f"--pretrained loads a model of {model_modality}, but {corpus} has {modality}"
         )
     if is_text:
         check_length(pretrained, args, tokenizer)

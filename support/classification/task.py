@@ -24,12 +24,12 @@ from support.classification.examples import (
     class_weights,
     prepare,
 )
+from support.classification.flops import classifier_flops
 from support.classification.images import Picture
 from support.classification.labelled import Labelled, find_labelled
 from support.classification.metrics import figures, per_class, table
 from support.classification.starting_weights import adapt
 from support.common.errors import UserError
-from support.common.flops import flops
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
 
@@ -37,7 +37,7 @@ EVALUATION_TOKENS = 4096  # in a batch of an evaluation
 
 
 def config_name(flags: dict[str, Any]) -> str:
-    """Returns the name of the file in configs/ for the corpus and weights that the flags name."""
+    """Returns the name of the file in configs/ for a corpus and its starting weights."""
     corpus = find_labelled(
         flags["data"],
         flags["valid"],
@@ -55,13 +55,13 @@ def config_name(flags: dict[str, Any]) -> str:
 
 
 class Classification:
-    """Labelled examples, encoded on disk, and how a Classifier is trained on them and scored."""
+    """Labelled examples, encoded on disk, and how a Classifier learns them and is scored."""
 
     metrics = ("accuracy", "f1")
     speed_unit = "tokens"
 
     def __init__(self, args, saved: dict[str, Any] | None, pretrained=None):
-        """args: the run's settings; saved: what its checkpoint holds of the task, if it has one.
+        """args: the run's settings; saved: what its checkpoint, if any, holds of the task.
 
         pretrained: published weights to begin with (support/pretrained/pretrained.py), if any.
         """
@@ -114,7 +114,8 @@ class Classification:
         )
         if has_image_flags and not self.picture and not saved:
             raise UserError(
-                f"--patch, --stem-channels and --image-size are for images, but {self.name} has texts"
+                f"--patch, --stem-channels and --image-size are for images, but {self.name} "
+                f"has texts"
             )
         self.folder = prepare(
             corpus,
@@ -189,7 +190,7 @@ class Classification:
         """Returns examples, tokens without padding, and FLOPs of a whole step."""
         rows = self.batches.rows(step)
         lengths = torch.from_numpy(self.batches.examples.lengths(rows)[0])
-        step_flops = flops(self.config, lengths, frozen=self.args.freeze)
+        step_flops = classifier_flops(self.config, lengths, frozen=self.args.freeze)
         return len(rows), int(lengths.sum()), step_flops
 
     def model(self) -> Classifier:
@@ -205,10 +206,10 @@ class Classification:
     ) -> dict[str, float]:
         """Returns the loss and the metrics of the part "valid" or "test", equal in all ranks.
 
-        A collective: each example is classified once, by one rank. What is summed over the ranks are
-        counts, namely the confusion matrix, from which all metrics follow, and the loss. So the
-        metrics are the same for any number of processes. If `final`, the probabilities are kept, for
-        `report`.
+        A collective: each example is classified once, by one rank. What is summed over the
+        ranks are counts, namely the confusion matrix, from which all metrics follow, and the
+        loss. So the metrics are the same for any number of processes. If `final`, the
+        probabilities are kept, for `report`.
         """
         was_training = model.training
         model.eval()
@@ -278,7 +279,7 @@ class Classification:
         return summary, "\n".join(lines)
 
     def write_predictions(self, path: Path, labels: np.ndarray, predictions_of_rank) -> None:
-        """Writes a line for each example: its class, the likeliest one, and all probabilities."""
+        """Writes a line for each example: true class, likeliest class, all probabilities."""
         probabilities = {
             int(row): values
             for predictions in predictions_of_rank

@@ -38,8 +38,8 @@ def make_folder(folder: Path, corpus: str) -> str:
         was_saved = config.is_file() and json.loads(config.read_text()).get("saved")
         if was_saved or (folder / "summary.json").is_file():
             raise UserError(
-                f"{folder} is a run whose checkpoint last.pt is missing: it cannot go on, and is "
-                f"not overwritten; choose another --name"
+                f"{folder} is a run whose checkpoint last.pt is missing. It cannot go on, and "
+                f"is not overwritten: choose another --name"
             )
         return str(folder)
     except OSError as problem:
@@ -63,8 +63,8 @@ def make_numbered_folder(corpus: str) -> str:
 def lock_folder(folder: Path, is_new: bool) -> FileLock:
     """Locks a run's folder until this process ends, so that two runs never write to it.
 
-    is_new: whether there was no checkpoint when the flags were read. Raises UserError if another
-    run is writing, if there is a checkpoint by now, or if the folder cannot be written.
+    is_new: whether there was no checkpoint when the flags were read. Raises UserError if
+    another run is writing, if there is a checkpoint by now, or if the folder cannot be written.
     """
     lock = FileLock(folder / LOCK)
     try:
@@ -88,10 +88,10 @@ def remove_if_empty(folder: str) -> None:
     path = Path(folder)
     if not path.is_dir():
         return
-    with contextlib.suppress(OSError, Timeout, NotImplementedError):
-        with FileLock(path / LOCK, timeout=0):  # another run may have it
-            if os.listdir(path) == [LOCK]:
-                (path / LOCK).unlink()
+    lock = FileLock(path / LOCK, timeout=0)  # another run may have it
+    with contextlib.suppress(OSError, Timeout, NotImplementedError), lock:
+        if os.listdir(path) == [LOCK]:
+            (path / LOCK).unlink()
     for empty in (path, path.parent):
         with contextlib.suppress(OSError):
             empty.rmdir()

@@ -20,5 +20,5 @@ def broadcast_object(value: Any) -> Any:
 
 
 def is_communication_error(problem: Exception) -> bool:
-    """Returns whether an exchange failed because another process has died or does not answer."""
+    """Returns whether an exchange failed because another process does not answer."""
     return isinstance(problem, dist.DistError) or "gloo" in str(problem)

@@ -22,8 +22,9 @@ import torch.multiprocessing as mp
 
 from support.common.errors import UserError, exit_on_user_error
 from support.common.hardware import available_cores
+from support.common.kernels import configure_backends
 from support.common.run_folder import remove_if_empty
-from support.distributed import delay
+from support.distributed.delay import delayed_exchanges
 from support.distributed.rendezvous import (
     CommandLine,
     interface_to,
@@ -45,7 +46,7 @@ MIN_TOKENS_PER_PROC = 512
 MAX_PROCS_PER_CORE = 4
 KILL_AFTER = 2  # seconds between a first signal and a second one that does not wait any longer
 
-# --- What every process does ----------------------------------------------------------------------
+# --- What every process does ------------------------------------------------------------------
 
 
 class ThisProcess:
@@ -59,14 +60,15 @@ def run(train: Train, rank: int, world_size: int, store: dist.Store, args) -> No
     """Calls `train` in this process, with all around it that is not training."""
     ThisProcess.rank = rank
     ThisProcess.store = store
+    configure_backends()
     torch.set_num_threads(args.threads)
     # Also for the groups that device meshes make, which would wait for 30 minutes.
     dist.distributed_c10d.default_pg_timeout = timedelta(seconds=args.timeout)
-    delay.delay_exchanges(0 if args.netem else args.delay_ms / 1000)
+    delay = 0 if args.netem else args.delay_ms / 1000
     Signals.parent = os.getppid()
     Signals.handle(signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # `spawn` has blocked them until here
-    with name_lost_processes(store, rank, world_size):
+    with name_lost_processes(store, rank, world_size), delayed_exchanges(delay):
         train(rank, world_size, args)
         # Here, and not in `train`: DDP, which uses the group, has to be gone before it.
         dist.destroy_process_group()
@@ -110,8 +112,8 @@ def exit_on_signal(number: int, _frame) -> None:
 def one_process_reports(rank: int):
     """Has an error that all processes meet printed by the first process of each node.
 
-    The others wait until torchrun, or `spawn`, ends them. Rank 0 waits a second, too: the others
-    still read from the store, which ends with it.
+    The others wait until torchrun, or `spawn`, ends them. Rank 0 waits a second, too: the
+    others still read from the store, which ends with it.
     """
     try:
         yield
@@ -125,14 +127,14 @@ def one_process_reports(rank: int):
         raise
 
 
-# --- mp.spawn -------------------------------------------------------------------------------------
+# --- mp.spawn ---------------------------------------------------------------------------------
 
 
 def spawn(train: Train, command_line: CommandLine) -> None:
     """Starts --procs processes on this machine's CPU, and waits until they have ended.
 
-    Passes signals on to them. Exits with status 0, 1 if a process has died, 2 for a user's error,
-    or 128 + signal if the run was stopped.
+    Passes signals on to them. Exits with status 0, 1 if a process has died, 2 for a user's
+    error, or 128 + signal if the run was stopped.
     """
     with exit_on_user_error():
         if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -148,11 +150,11 @@ def spawn(train: Train, command_line: CommandLine) -> None:
         "WORLD_SIZE": str(procs),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # this process has the store, no worker
     }
-    # Threads that wait for each other soon sleep. Spinning, they would keep cores from the threads
-    # that they wait for: many times slower where other work shares the cores.
+    # Threads that wait for each other soon sleep. Spinning, they would keep cores from the
+    # threads that they wait for: many times slower where other work shares the cores.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    # Until all have started, a signal waits: in the new processes, which inherit the mask; here it
-    # is noted as well, because the mask is one thread's, and libraries have started others.
+    # Until all have started, a signal waits: in the new processes, which inherit the mask; here
+    # it is noted as well, because the mask is one thread's, and libraries have started others.
     early: list[int] = []
     Signals.handle(lambda number, _: early.append(number))
     resource_tracker.ensure_running()  # now, because starting it unblocks signals
@@ -164,8 +166,8 @@ def spawn(train: Train, command_line: CommandLine) -> None:
 def number_of_processes(args) -> int:
     """Returns how many processes train, and sets the threads of each. Raises UserError.
 
-    By default one a core: its one thread waits for no other inside an operation. With more than 8,
-    or with few tokens for each, exchanging costs more than it brings.
+    By default one a core: its one thread waits for no other inside an operation. With more than
+    8, or with few tokens for each, exchanging costs more than it brings.
     """
     cores = available_cores()
     procs = args.procs
@@ -213,7 +215,7 @@ def watch(workers: mp.ProcessContext, folder: str, early: list[int]) -> None:
 
 
 def forward_signals(workers: mp.ProcessContext, early: list[int]) -> list[int]:
-    """Passes signals on to the workers from now on, and returns the list that they are noted in."""
+    """Passes signals on to the workers from now on; returns the list that notes them."""
     received: list[int] = []
     times: list[float] = []
 
@@ -247,14 +249,15 @@ def report_failure(problem: Exception, exit_codes: list[int | None], folder: str
     sys.exit(f"error: {message}; {hint}")
 
 
-# --- torchrun -------------------------------------------------------------------------------------
+# --- torchrun ---------------------------------------------------------------------------------
 
 
 def torchrun(train: Train, command_line: CommandLine) -> None:
-    """Calls `train` in this process, one of those that torchrun has started on one node or many.
+    """Calls `train` in this process, one of those that torchrun has started.
 
     Rank 0 completes the settings and sends them to all. When a process has died, torchrun
-    --max-restarts starts all of them again, and they go on with their run. Exits as `spawn` does.
+    --max-restarts starts all of them again, and they go on with their run. Exits as `spawn`
+    does.
     """
     rank = int(os.environ.get("RANK", 0))
     with exit_on_user_error(), one_process_reports(rank):
@@ -297,8 +300,7 @@ def run_under_torchrun(
     world_size: int,
 ) -> None:
     """Has the processes of this start meet and agree, and calls `train`."""
-    defaults = command_line.settings
-    timeout = command_line.given.get("timeout", defaults.timeout)
+    timeout = command_line.given.get("timeout", command_line.settings.timeout)
     if timeout < 1:
         raise UserError(f"--timeout {timeout}: it must be at least 1")
     torchrun_store.set_timeout(timedelta(seconds=timeout))

@@ -1,17 +1,15 @@
-"""How processes meet, check that they train the same thing, and find out which of them has died.
+"""How processes meet, check that they train the same thing, and find out which has died.
 
 Processes exchange short texts through a key-value store (dist.Store) before there is a process
 group, and after one of them was lost.
 """
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
 import signal
 import socket
-import struct
 import sys
 import time
 import uuid
@@ -19,6 +17,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -32,7 +31,7 @@ from support.distributed.signals import Signals
 class CommandLine(Protocol):
     """What a launcher needs of the command line (support/training/command_line.py)."""
 
-    settings: type  # a dataclass: the settings of a run
+    settings: Any  # a dataclass: the settings of a run
     given: dict[str, Any]  # the flags on the command line
 
     def complete(self, restarted: str = "") -> Any:
@@ -90,9 +89,10 @@ def share_settings(
 ) -> Any:
     """Returns the settings of the run, the same in all processes: rank 0 sends its own.
 
-    Every process compares its command line, code and versions with rank 0's, so that none trains
-    something else unnoticed. If one differs, or rank 0's settings are impossible, all raise
-    UserError with the same message. torchrun_store: outlives a restart, and has the run's folder.
+    Every process compares its command line, code and versions with rank 0's, so that none
+    trains something else unnoticed. If one differs, or rank 0's settings are impossible, all
+    raise UserError with the same message. torchrun_store: outlives a restart, and has the run's
+    folder.
     """
     own = {
         "command line": command_line.given,
@@ -150,9 +150,10 @@ def restart_store(
 ) -> dist.Store:
     """Returns a part of torchrun's store for this start, without keys of a start that failed.
 
-    torchrun counts restarts differently on each node. So rank 0 invents a name for the start, and
-    tells it to each process that asks, under a key that only that process knows. A process that
-    died may have asked before: then another one asks under the same rank. Raises UserError.
+    torchrun counts restarts differently on each node. So rank 0 invents a name for the start,
+    and tells it to each process that asks, under a key that only that process knows. A process
+    that died may have asked before: then another one asks under the same rank. Raises
+    UserError.
     """
     own_key = uuid.uuid4().hex
     torchrun_store.set(f"asks/{rank}", own_key)
@@ -161,7 +162,8 @@ def restart_store(
             torchrun_store.wait([f"told/{own_key}"], timedelta(seconds=timeout))
         except dist.DistStoreError:
             raise UserError(
-                f"process 0 of {world_size} has not started within {timeout} seconds (--timeout)"
+                f"process 0 of {world_size} has not started within {timeout} seconds "
+                f"(--timeout)"
             ) from None
         name = torchrun_store.get(f"told/{own_key}").decode()
         store = dist.PrefixStore(name, torchrun_store)
@@ -173,8 +175,8 @@ def restart_store(
     while missing:
         if time.monotonic() > end:
             raise UserError(
-                f"process {', '.join(map(str, missing))} of {world_size} has not started within "
-                f"{timeout} seconds (--timeout)"
+                f"process {', '.join(map(str, missing))} of {world_size} has not started "
+                f"within {timeout} seconds (--timeout)"
             )
         for other in missing:
             if torchrun_store.check([f"asks/{other}"]):
@@ -239,21 +241,17 @@ def find_lost_processes(store: dist.Store, rank: int, world_size: int) -> list[i
 
 
 def interface_to(address: str) -> str | None:
-    """The network interface through which `address` is reached; None where Linux does not say.
+    """Returns the network interface through which this machine reaches `address`, or None.
 
-    Gloo would take the one that this machine's name stands for, which often is a loopback address.
+    Gloo would use the interface of this machine's hostname, which often is loopback.
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 1))  # of a datagram socket: nothing is sent
-            for _, name in socket.if_nameindex():
-                try:
-                    request = struct.pack("256s", name.encode())
-                    answer = fcntl.ioctl(probe, 0x8915, request)  # SIOCGIFADDR
-                except OSError:  # it has no address
-                    continue
-                if socket.inet_ntoa(answer[20:24]) == probe.getsockname()[0]:
-                    return name
+            probe.connect((address, 1))  # a datagram socket: nothing is sent
+            own_address = probe.getsockname()[0]
     except OSError:
-        pass
+        return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == own_address for each in addresses):
+            return name
     return None

@@ -34,9 +34,9 @@ class Signals:
 def stop_requested() -> bool:
     """Returns whether any process was asked to stop, by a signal or by its parent's death.
 
-    A collective, so that all stop after the same step. It uses the CPU's process group: no GPU has
-    to be waited for. Until the first call there is nothing to save, and a signal ends the process
-    at once. From then on the loop that asks finishes its step, saves, and leaves.
+    A collective, so that all stop after the same step. It uses the CPU's process group: no GPU
+    has to be waited for. Until the first call there is nothing to save, and a signal ends the
+    process at once. From then on the loop that asks finishes its step, saves, and leaves.
     """
     if not Signals.are_noted:
         Signals.handle(Signals.note)

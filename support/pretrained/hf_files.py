@@ -12,7 +12,7 @@ from support.classification.images import Picture
 from support.common.checkpoint import unpickle
 from support.common.errors import UserError
 from support.common.files import write_json
-from support.corpora.pairs import read_lines
+from support.corpora.tables import read_lines
 from support.pretrained.safetensors import read_safetensors
 
 WEIGHTS = ["model.safetensors", "pytorch_model.bin"]

@@ -1,11 +1,11 @@
 """From the command line to the settings of a run.
 
-    command_line = parse_arguments(__doc__, Settings)   # in every process
-    args = command_line.complete()                      # in rank 0, which sends it to the others
+    command_line = parse_arguments(__doc__, Settings)  # in every process
+    args = command_line.complete()  # in rank 0, which sends it to the others
 
-The value of a flag is the first of these that there is: the command line's; the --config file's;
-with --resume, the one that the run was started with; the one in the corpus's file in configs/; the
-default.
+The value of a flag is the first of these that there is: the command line's; the --config
+file's; with --resume, the one that the run was started with; the one in the corpus's file in
+configs/; the default.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from support.common.hardware import find_device
 from support.common.kernels import fast_precision
 from support.common.paths import LOGS
 from support.common.prompt import readable
-from support.training.config_file import read_config
 from support.common.run_folder import check_name, make_folder
+from support.training.config_file import read_config
 from support.training.settings import (
     Settings,
     check_limits,
@@ -49,8 +49,8 @@ class CommandLine:
     def complete(self, restarted: str = "") -> Settings:
         """Returns the settings of the run, and makes the folder of a new one.
 
-        One process does this for all. restarted: the folder of the run that torchrun starts again.
-        Raises UserError.
+        One process does this for all. restarted: the folder of the run that torchrun starts
+        again. Raises UserError.
         """
         check_encoding(self.given)
         given = self.with_config_file()
@@ -92,7 +92,7 @@ class CommandLine:
         return in_file | given
 
     def resumed(self, given: dict[str, Any], stored: dict[str, Any]) -> dict[str, Any]:
-        """Returns all flags of a run that --resume goes on with. stored: those it began with."""
+        """Returns all flags of a run that goes on. stored: those it began with."""
         known = flags_of(self.settings)
         kept = {
             name: value
@@ -106,7 +106,7 @@ class CommandLine:
     def begun(
         self, given: dict[str, Any], checkpoint: dict | None
     ) -> tuple[dict[str, Any], str]:
-        """Returns all flags of a new run, or of one that --name goes on with; and its config."""
+        """Returns all flags of a new run, or of one that --name names; and its config."""
         defaults = defaults_of(self.settings)
         path = base_config(defaults | given)
         flags = dict(defaults)
@@ -127,7 +127,7 @@ class CommandLine:
             if name in given and field.metadata["is_shape"]:
                 source = "" if name in self.given else f"--config {given['config']}: "
                 raise UserError(
-                    f"{source}{option(name)} cannot be set with --pretrained, whose weights have "
+                    f"{source}{option(name)} cannot be set with --pretrained: the weights have "
                     f"a shape already"
                 )
 
@@ -139,10 +139,10 @@ def parse_arguments(doc: str | None, settings: type[Settings]) -> CommandLine:
         usage="%(prog)s [FLAGS]",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Defaults are in brackets. A corpus that has a file in configs/ begins with the\n"
-        "values there; so do all classifiers. A run names that file in its first line.",
+        epilog="Defaults are in brackets. A corpus that has a file in configs/ begins with\n"
+        "its values, and so do all classifiers. A run names that file in its first line.",
     )
-    parser.error = exit_with_usage  # type: ignore[method-assign]
+    parser.error = exit_with_usage  # type: ignore[method-assign, assignment]
     for heading, fields in groups_of(settings).items():
         group = parser.add_argument_group(heading)
         for field in fields:
@@ -151,7 +151,7 @@ def parse_arguments(doc: str | None, settings: type[Settings]) -> CommandLine:
 
 
 def exit_with_usage(message: str) -> None:
-    """Ends the program on a wrong flag. All processes do so: rank 0 first, for torchrun to show."""
+    """Ends the program on a wrong flag. All processes do so, rank 0 first."""
     if os.environ.get("RANK", "0") != "0":
         time.sleep(4)
     print(f"error: {message}; --help lists the flags", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Flags from a YAML or JSON file: configs/NAME.yaml, a file of one's own, or a run's config.json."""
+"""Flags from a file: configs/NAME.yaml, one's own YAML or JSON, or a run's config.json."""
 
 import dataclasses
 import json
@@ -12,9 +12,10 @@ from support.training.settings import SCRIPT_FLAGS, Settings, flags_of, type_of
 def read_config(path: str, settings: type[Settings], pretrained: str = "") -> dict[str, Any]:
     """Returns the flags that a file gives, by name. Raises UserError.
 
-    Headings in the file, such as `model:`, have no meaning. A run's config.json starts another run
-    with the same flags: what belongs to its machine or to itself alone is not taken, nor is the
-    model's shape if the weights are published ones. pretrained: what the command line names.
+    Headings in the file, such as `model:`, have no meaning. A run's config.json starts another
+    run with the same flags: what belongs to its machine or to itself alone is not taken, nor is
+    the model's shape if the weights are published ones. pretrained: what the command line
+    names.
     """
     content = load_file(path)
     known = flags_of(settings)
@@ -52,20 +53,38 @@ def load_file(path: str) -> Any:
         raise UserError(f"--config {path}: cannot be read ({reason})") from problem
     if path.endswith(".json"):
         try:
-            return json.loads(text)
+            return json.loads(text, object_pairs_hook=unique)
         except ValueError as problem:
             raise UserError(f"--config {path}: {first_line(problem, 200)}") from problem
     try:
         import yaml
     except ImportError:
         raise UserError(f"--config {path} needs a package: pip install pyyaml") from None
+
+    class Loader(yaml.SafeLoader):
+        """Refuses a name that is given twice, of which YAML would take the last."""
+
+    Loader.add_constructor(
+        "tag:yaml.org,2002:map",
+        lambda loader, node: unique(loader.construct_pairs(node, deep=True)),
+    )
     try:
-        return yaml.safe_load(text) or {}
+        return yaml.load(text, Loader) or {}
     except (yaml.YAMLError, ValueError) as problem:
         mark = getattr(problem, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         reason = getattr(problem, "problem", None) or first_line(problem, 200)
         raise UserError(f"--config {path}{line}: {reason}") from problem
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the pairs as a dictionary. Raises ValueError for a name that is given twice."""
+    content: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in content:
+            raise ValueError(f"{name} is given twice")
+        content[name] = value
+    return content
 
 
 def without_headings(content: dict, known: dict[str, dataclasses.Field]):
@@ -95,9 +114,10 @@ def convert(path: str, field: dataclasses.Field, value: Any) -> Any:
             return float(value)  # YAML reads 1e-3 as text
         except (ValueError, OverflowError):
             pass
-    elif expected is int and is_number and isinstance(value, int):
-        return value
-    elif expected in (bool, str) and isinstance(value, expected):
+    elif expected is int:
+        if is_number and isinstance(value, int):
+            return value
+    elif isinstance(value, expected):  # bool or str
         return value
     wanted = "text (put it in quotes)" if expected is str else expected.__name__
     raise UserError(f"--config {path}: {field.name} is {value!r}, not {wanted}")

@@ -64,10 +64,10 @@ class MetricsLog:
         }
 
     def open(self, args, step: int, last: int, wandb_id: str) -> None:
-        """Removes from the folder what comes after `step`, the last one done; opens metrics.csv.
+        """Opens metrics.csv, and removes from the folder what comes after `step`.
 
-        last: the step that the run now ends at; wandb_id: of the run at Weights & Biases. Raises
-        UserError where the folder cannot be written.
+        step: the last one done; last: the step that the run now ends at; wandb_id: of the run
+        at Weights & Biases. Raises UserError where the folder cannot be written.
         """
         try:
             self.remove_later_files(step, last)
@@ -113,7 +113,7 @@ class MetricsLog:
         self.trackers.track(row["step"], values)
 
     def note_saved(self) -> None:
-        """Notes in config.json that there is a checkpoint, without which no other run starts."""
+        """Notes in config.json that there is a checkpoint, which no other run overwrites."""
         if not self.about["saved"]:
             self.about["saved"] = True
             write_json(self.folder / "config.json", self.about)

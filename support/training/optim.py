@@ -1,4 +1,4 @@
-"""What changes from step to step, as functions of the step's number; and which weights decay."""
+"""Learning rate and seed as functions of the step; the groups of weights that learn."""
 
 import math
 
@@ -9,8 +9,9 @@ from torch import nn
 def learning_rate(step: int, args, last: int) -> float:
     """Returns the learning rate of a step, counted from 1, of a run of `last` steps.
 
-    All schedules rise linearly to --lr in --warmup steps (0: a tenth of the run). Then `noam` falls
-    as 1 / sqrt(step) (section 5.3), whereas `linear` and `cosine` reach 0 after the last step.
+    All schedules rise linearly to --lr in --warmup steps (0: a tenth of the run). Then `noam`
+    falls as 1 / sqrt(step) (section 5.3), whereas `linear` and `cosine` reach 0 after the last
+    step.
     """
     warmup = args.warmup or max(1, last // 10)
     if step <= warmup:

@@ -1,4 +1,4 @@
-"""A run: its steps, its log and checkpoints in logs/RUN/, and what it shows while it goes on."""
+"""A run: its steps, its log and checkpoints in logs/RUN/, and the progress that it shows."""
 
 import dataclasses
 import hashlib
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from support.common import checkpoint
-from support.common.errors import UserError, reader_may_leave
+from support.common.errors import UserError, ignore_closed_stdout
 from support.common.hardware import device_name, peak_memory
 from support.common.run_folder import lock_folder
 from support.distributed import weights
@@ -80,7 +80,7 @@ class Run:
         self.eval_every = args.eval_every or self.epoch_steps
         self.save_every = args.save_every or self.eval_every
         self.sharded = getattr(args, "sharded", False)  # a flag of train_fsdp.py
-        self.state_dict_options = weights.PARTS if self.sharded else weights.WHOLE
+        self.state_dict_options = weights.SHARDED if self.sharded else weights.FULL
         self.columns = [*COLUMNS, *(f"valid_{name}" for name in task.metrics)]
         self.progress = Progress()
         self.throughput = Throughput(peak_rate(args, rank, world_size))
@@ -88,7 +88,9 @@ class Run:
             None  # nll, and norms, of steps that were not read back yet
         )
         self.row: dict[str, Any] | None = None  # of metrics.csv, to be written
-        self.bar = self.log = self.profile = None
+        self.bar: Any = None  # tqdm's
+        self.log: MetricsLog | None = None
+        self.profile: Any = None
         self.say(summary.beginning(self))
 
     # --- Beginning and going on
@@ -96,8 +98,8 @@ class Run:
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
         """Restores the checkpoint that the run goes on from in all ranks, and returns its step.
 
-        Rank 0 reads it and sends the weights; with --sharded each rank reads its own shard. A new
-        run begins at step 0. All ranks must have the same data.
+        Rank 0 reads it and sends the weights; with --sharded each rank reads its own shard. A
+        new run begins at step 0. All ranks must have the same data.
         """
         saved_task = self.task.saved()
         digest = hashlib.sha256(json.dumps(saved_task, sort_keys=True).encode()).hexdigest()
@@ -113,7 +115,16 @@ class Run:
         if self.args.profile:
             from support.profiling.profiler import Profile
 
-            self.profile = Profile(self, model, optimizer, step)
+            self.profile = Profile(
+                self.args,
+                self.folder,
+                self.rank,
+                self.world_size,
+                self.last,
+                model,
+                optimizer,
+                step,
+            )
         if self.log:
             self.log.open(self.args, step, self.last, self.progress.wandb_id)
         if self.rank == 0 and sys.stderr.isatty():
@@ -185,9 +196,9 @@ class Run:
     def record(self, step: int, nll: Tensor, targets: int, norm: Tensor) -> None:
         """Counts a step. Only where it ends a row or an epoch does it wait for the device.
 
-        nll: this rank's sum over the step's targets; targets: of all ranks; norm: the gradient's.
-        A collective. Raises UserError where the loss or the gradient is not finite, which ends the
-        run.
+        nll: this rank's sum over the step's targets; targets: of all ranks; norm: the
+        gradient's. A collective. Raises UserError where the loss or the gradient is not finite,
+        which ends the run.
         """
         examples, tokens, flops = self.task.size(step - 1)
         values = torch.stack([nll.double(), norm.double()])
@@ -198,6 +209,10 @@ class Run:
         seconds = time.perf_counter() - self.step_began
         if self.profile and self.profile.end_step(step, seconds):
             self.profile = None
+            self.say(
+                f"{self.folder}: step.png, memory.png; "
+                f"open trace-rank*.json.gz with https://ui.perfetto.dev"
+            )
         self.throughput.add(seconds, tokens, flops)
         self.progress.tokens += tokens
         self.progress.targets += targets
@@ -214,7 +229,7 @@ class Run:
         self.begin_step()
 
     def read_back(self, step: int) -> None:
-        """Adds up the losses that are still on the devices, over all ranks. Raises UserError."""
+        """Adds up the losses that are still on the devices, over all ranks."""
         if self.unread is None:
             return
         dist.all_reduce(self.unread)
@@ -267,8 +282,8 @@ class Run:
     def save_best(self, step: int, model: nn.Module, metrics: dict[str, float]) -> None:
         """Saves the weights of an evaluation: the best in best.pt, the latest in step-N.pt.
 
-        The best have the highest first metric on the validation part, and of those the lowest loss.
-        A collective: rank 0 gathers the weights.
+        The best have the highest first metric on the validation part, and of those the lowest
+        loss. A collective: rank 0 gathers the weights.
         """
         state = weights.full_state_dict(model)
         in_log = ("loss", *self.task.metrics)
@@ -297,13 +312,13 @@ class Run:
         return sorted(self.folder.glob("step-[0-9]*.pt"))
 
     def stop_if_no_better(self, step: int) -> None:
-        """Makes this step the last one if --patience is over. All ranks have the same metrics."""
+        """Makes this step the last one if --patience is over, in all ranks alike."""
         if 0 < self.args.patience <= self.progress.since_best:
             self.say(f"step {step}: no better for {self.args.patience} evaluations")
             self.last = step
 
     def save_checkpoint(self, step: int, model_state: dict, optimizer_state: dict) -> None:
-        """Writes last.pt, which a run goes on from; with --sharded each rank writes its shard."""
+        """Writes last.pt, which a run goes on from; with --sharded each rank its shard."""
         self.read_back(step)
         shards = ""
         if self.sharded:
@@ -370,9 +385,8 @@ class Run:
         remaining = (self.last - step) * seconds / step
         loss = float(row["train_loss"])
         parts = [f"step {step}/{self.last}, epoch {row['epoch']}: loss {loss:.3f}"]
-        for name in self.columns:
-            if name in evaluated:
-                parts.append(f"{name.replace('_', ' ')} {round(evaluated[name], 4):.4g}")
+        shown = [name for name in self.columns if name in evaluated]
+        parts += [f"{name.replace('_', ' ')} {round(evaluated[name], 4):.4g}" for name in shown]
         parts.append(f"{int(row['tokens_per_second']):,} tokens/s")
         parts.append(f"{summary.minutes(seconds)} gone")
         parts.append(f"{summary.minutes(remaining)} left")
@@ -382,7 +396,7 @@ class Run:
         """Prints a line from rank 0, above the progress bar."""
         if self.rank > 0:
             return
-        with reader_may_leave():
+        with ignore_closed_stdout():
             if self.bar is None:
                 print(text)
             else:
@@ -398,7 +412,7 @@ class Run:
     # --- The end
 
     def finish(self, step: int, model: nn.Module, stopping: bool) -> None:
-        """Says how a stopped run goes on, or scores and sums up one that has reached its end."""
+        """Says how a stopped run goes on, or scores and sums up one that has ended."""
         if self.args.benchmark:
             summary.benchmark(self)
         elif stopping:

@@ -1,8 +1,9 @@
 """Every flag of the training scripts: its name, type, default, limits and help.
 
-A training script calls `parse_arguments(__doc__, Settings)` of support/training/command_line.py and
-gets its flags as one object of this class, `args` in the scripts. Flags that a single script has
-are in a class derived from it. A corpus begins with the values in configs/, not with the defaults.
+A training script calls `parse_arguments(__doc__, Settings)` of support/training/command_line.py
+and gets its flags as one object of this class, `args` in the scripts. Flags that a single
+script has are in a class derived from it. A corpus begins with the values in configs/, not with
+the defaults.
 """
 
 import dataclasses
@@ -29,11 +30,11 @@ def flag(
 ) -> Any:
     """Describes a flag.
 
-    limits: the smallest and the largest value; choices: the words that it can be. task: the only
-    task that has a use for it. is_shape: part of the model's shape, which published weights
-    (--pretrained) bring along. changeable: another value may be given when a run goes on.
-    remembered: --resume takes the value that the run was started with. copied: --config takes it
-    from another run's config.json.
+    limits: the smallest and the largest value; choices: the words that it can be. task: the
+    only task that has a use for it. is_shape: part of the model's shape, which published
+    weights (--pretrained) bring along. changeable: another value may be given when a run goes
+    on. remembered: --resume takes the value that the run was started with. copied: --config
+    takes it from another run's config.json.
     """
     return dataclasses.field(
         default=default,
@@ -59,8 +60,9 @@ class CorpusSettings:
 
     data: str = flag(
         "phrasebook",
-        "corpus to translate: phrasebook, multi30k, a folder, a PREFIX, a .tsv, .csv, .jsonl or "
-        ".zip file; to classify: agnews, fashion-mnist, kinds, class folders, a table with --label",
+        "corpus to translate: phrasebook, multi30k, a folder, a PREFIX, a .tsv, .csv, .jsonl "
+        "or .zip file; to classify: agnews, fashion-mnist, kinds, class folders, or a table "
+        "with --label",
     )
     valid: str = flag(
         "", "PREFIX, table or class folders to validate on; else some are held out"

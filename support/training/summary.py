@@ -1,4 +1,4 @@
-"""What a run says at its beginning and at its end: which weights it keeps, and how good they are."""
+"""What a run says at its beginning and its end: the weights it keeps, and how good they are."""
 
 import csv
 import json
@@ -86,7 +86,8 @@ def finish(run: "Run", model: nn.Module) -> None:
         content["profile"] = json.loads(profile.read_text())
     write_json(run.folder / "summary.json", content)
     run.say(
-        f"\n{text}\n{minutes(seconds)} in all; {run.folder}/ has the log, and best.pt the weights."
+        f"\n{text}\n{minutes(seconds)} in all; {run.folder}/ has the log, and in best.pt the "
+        f"weights."
     )
 
 
@@ -113,7 +114,7 @@ def choose_weights(run: "Run", model: nn.Module) -> tuple[dict, dict[str, float]
     if run.writes:
         paths = run.evaluation_checkpoints()[-run.args.average_checkpoints :]
     if paths:
-        state = checkpoint.mean_weights(paths)
+        state = checkpoint.average_weights(paths)
         mean = run.content(run.last, state) | {"averaged": len(paths)}
     metrics_of_mean = load_and_evaluate(mean["model"])
     if metrics_of_mean["loss"] >= metrics["loss"]:
@@ -136,7 +137,7 @@ def median_speed(path: Path) -> dict[str, float]:
 
 
 def how_to_resume(run: "Run", step: int) -> str:
-    """Returns the command with which a stopped run goes on, with flags that it does not remember."""
+    """Returns the command with which a stopped run goes on, and what it does not remember."""
     is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     usual = {"replicas": 1, "device": "cuda" if is_torchrun else "cpu"}
     flags = ""

@@ -24,10 +24,19 @@ CONFIGS = ROOT / "configs"
 class Task(Protocol):
     """What is trained, on which data, and how it is judged."""
 
-    batches: Batches  # the batches of training
-    metrics: tuple[str, ...]  # of an evaluation; the first decides which weights are best
-    speed_unit: str  # what tokens_per_second counts
     weights: dict[str, Tensor] | None  # published weights to begin with, by name
+
+    @property
+    def batches(self) -> Batches:
+        """The batches of training."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics of an evaluation; the first decides which weights are best."""
+
+    @property
+    def speed_unit(self) -> str:
+        """What tokens_per_second counts."""
 
     def model(self) -> nn.Module:
         """Returns the model, not yet initialized: model(*batch) gives sums (loss, nll)."""
@@ -40,7 +49,8 @@ class Task(Protocol):
     ) -> dict[str, float]:
         """Returns the loss and the metrics of "valid" or "test", equal in all ranks.
 
-        A collective: every example is evaluated once, by one rank. final: as at the end of the run.
+        A collective: every example is evaluated once, by one rank. final: as at the end of the
+        run.
         """
 
     def report(

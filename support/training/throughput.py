@@ -57,9 +57,9 @@ class Throughput:
 def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
     """Returns the FLOP/s of all ranks together, which MFU is a share of. A collective.
 
-    It is --hardware-tflops, or the data sheet's of rank 0's GPU in bf16, times the ranks; otherwise
-    what the ranks reach when all multiply large matrices at the same time, which is measured once
-    for a machine and kept in `cache`.
+    It is --hardware-tflops, or the data sheet's of rank 0's GPU in bf16, times the ranks;
+    otherwise what the ranks reach when all multiply large matrices at the same time, which is
+    measured once for a machine and kept in `cache`.
     """
     name = device_name(args.device)
     path = cache / "matrix_rates.json"

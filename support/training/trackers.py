@@ -10,8 +10,9 @@ from support.common.errors import UserError
 class Trackers:
     """The trackers of a run. A resumed run goes on in the records that it began.
 
-    After a crash, the steps since the checkpoint come again with the same values: TensorBoard drops
-    the first ones, W&B the second. W&B takes its key from the environment or from its own login.
+    After a crash, the steps since the checkpoint come again with the same values: TensorBoard
+    drops the first ones, W&B the second. W&B takes its key from the environment or from its own
+    login.
     """
 
     def __init__(self, args, folder: Path, about: dict[str, Any], wandb_id: str, step: int):

@@ -19,13 +19,14 @@ from data import BPE, PAD, Batches, Pairs, group_by_length, prepare, read_bpe, r
 from model import ModelConfig, Transformer
 from support.common.checkpoint import load
 from support.common.errors import UserError, first_line
-from support.common.flops import flops
+from support.common.flops import transformer_flops
 from support.common.hardware import available_cores
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
 from support.corpora.pairs import find_corpus
 from support.distributed.collectives import all_gather_objects, broadcast_object
-from support.translation.beam import translate_batch, translate_lines
+from support.translation.beam import translate_batch
+from support.translation.lines import translate_lines
 
 BEAM = 4  # hypotheses of the last evaluations; those during training are greedy
 EVALUATION_TOKENS = 4096  # a side in a batch of an evaluation
@@ -51,7 +52,7 @@ def model_config(args, vocab_size: int) -> ModelConfig:
 
 
 def load_translator(path: Path) -> tuple[Transformer, BPE, dict[str, Any]]:
-    """Returns a checkpoint's model, ready to translate, its BPE, and what else the task saved."""
+    """Returns a checkpoint's model, ready to translate, its BPE, and what the task saved."""
     checkpoint = load(path)
     saved = checkpoint["task"]
     try:
@@ -72,7 +73,7 @@ class Translation:
     speed_unit = "source+target tokens"
 
     def __init__(self, args, saved: dict[str, Any] | None):
-        """args: the run's settings; saved: what its checkpoint holds of the task, if it has one."""
+        """args: the run's settings; saved: what its checkpoint, if any, holds of the task."""
         self.args = args
         self.weights: dict[str, Tensor] | None = None
         corpus = find_corpus(args.data, args.valid, args.test, args.src, args.tgt)
@@ -107,7 +108,7 @@ class Translation:
         rows = self.batches.rows(step)
         src_lengths, tgt_lengths = map(torch.from_numpy, self.pairs.lengths(rows))
         tokens = int(src_lengths.sum() + tgt_lengths.sum())
-        return len(rows), tokens, flops(self.config, src_lengths, tgt_lengths)
+        return len(rows), tokens, transformer_flops(self.config, src_lengths, tgt_lengths)
 
     def model(self) -> Transformer:
         """Returns the model to train, with its fast parts, its weights not yet initialized."""
@@ -121,9 +122,10 @@ class Translation:
     ) -> dict[str, float]:
         """Returns the loss and the metrics of the part "valid" or "test", equal in all ranks.
 
-        bleu: sacreBLEU's, of greedy translations, or if `final` of those of beam search; loss: the
-        negative log-likelihood per target token, in nats; token_accuracy: how often the most likely
-        token is the right one. A collective: each sentence is scored once, by one rank.
+        bleu: sacreBLEU's, of greedy translations, or if `final` of those of beam search; loss:
+        the negative log-likelihood per target token, in nats; token_accuracy: how often the
+        most likely token is the right one. A collective: each sentence is scored once, by one
+        rank.
         """
         was_training = model.training
         model.eval()
@@ -259,7 +261,7 @@ def shared_search(
 
 
 def bleu(hypotheses: list[str], references: list[str]) -> tuple[float, str]:
-    """Returns corpus BLEU (Post, 2018), cased, tokenized by 13a, and its sacreBLEU signature."""
+    """Returns corpus BLEU (Post, 2018), cased, tokenized by 13a, and its signature."""
     import sacrebleu
 
     assert len(hypotheses) == len(references)  # sacreBLEU would not say

@@ -1,4 +1,4 @@
-"""batch/jobset.yaml: its schema, its command run as two pods; and what the image contains."""
+"""batch/jobset.yaml: its schema, its command run as two pods, and the contents of the image."""
 
 import copy
 import json
@@ -37,7 +37,7 @@ def torchrun_flag(name: str) -> str:
     return re.search(rf"--{name} (\S+)", COMMAND.split("exec torchrun")[1])[1].strip('"')
 
 
-# --- The file -------------------------------------------------------------------------------------
+# --- The file
 
 
 def passes(document) -> bool:
@@ -165,7 +165,7 @@ def test_names_that_have_to_agree_do():
 
 
 def test_an_eviction_is_no_failure():
-    """The Job fails at once, with a reason of its own for which the JobSet counts no restart."""
+    """The Job fails at once, for a reason that the JobSet does not count as a restart."""
     [rule] = JOB["podFailurePolicy"]["rules"]
     assert rule["action"] == "FailJob" and POD["restartPolicy"] == "Never"
     assert rule["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
@@ -189,7 +189,7 @@ def test_no_root_and_no_secret():
             assert entry["valueFrom"]["secretKeyRef"]["optional"] is True
 
 
-# --- The image ------------------------------------------------------------------------------------
+# --- The image
 
 
 def instructions(name: str) -> list[str]:
@@ -213,16 +213,21 @@ def test_the_recipe_is_pinned_and_not_root():
 
 
 def copied() -> list[tuple[Path, str]]:
-    """(file, its path in the working directory) of all that COPY takes and .dockerignore leaves."""
+    """(file, its path in the image) of all files that COPY takes and .dockerignore allows."""
     ignored = (ROOT / "batch/Dockerfile.dockerignore").read_text().split()
     kept = {path for line in ignored if line[0] == "!" for path in ROOT.glob(line[1:])}
     found = []
     for line in instructions("COPY"):
         *sources, target = [word for word in shlex.split(line) if not word.startswith("--")]
         for source in sources:
-            files = kept & set(ROOT.glob(source))
+            folder = ROOT / source
+            if folder.is_dir():
+                files = kept & set(folder.rglob("*"))
+                found += [(path, f"{target}/{path.relative_to(folder)}") for path in files]
+            else:
+                files = kept & set(ROOT.glob(source))
+                found += [(path, f"{target}{path.name}") for path in files]
             assert files, f"COPY {source}: nothing to copy"
-            found += [(path, f"{target}{path.name}") for path in files]
     return found
 
 
@@ -239,7 +244,7 @@ def test_the_image_holds_all_that_the_scripts_import(tmp_path):
         ]
         return {str(path.relative_to(folder)) for path in found}
 
-    scripts = files(ROOT, "*.py", "support/*")
+    scripts = files(ROOT, "*.py", "support/**/*.py", "support/**/*.gz", "configs/*.yaml")
     assert files(app, "**/*") == {"requirements.txt", "constraints.txt", *scripts}
     done = subprocess.run(
         [sys.executable, app / "train_ddp.py", "--help"],
@@ -251,16 +256,16 @@ def test_the_image_holds_all_that_the_scripts_import(tmp_path):
     assert done.returncode == 0 and "--name" in done.stdout, done.stderr
 
 
-# --- Two pods -------------------------------------------------------------------------------------
+# --- Two pods
 
 ENTER = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
 
 
 class Pods:
-    """The JobSet's pods on this machine: each a process with a network, a name and a hosts file.
+    """The JobSet's pods here: processes with a network, name and hosts file.
 
-    The command, the place of its arguments and the environment are the file's. One folder takes the
-    place of the image's /app and of the volume at /app/logs; the CPUs are this machine's.
+    The command, the place of its arguments and the environment are the file's. One folder
+    stands for the image's /app and for the volume at /app/logs; the CPUs are this machine's.
     """
 
     def __init__(self, folder: Path):
@@ -279,20 +284,7 @@ class Pods:
         for network in self.networks:
             self.ip("netns", "add", network)
         one, other = self.networks
-        self.ip(
-            "link",
-            "add",
-            "eth0",
-            "netns",
-            one,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "eth0",
-            "netns",
-            other,
-        )
+        self.ip(*f"link add eth0 netns {one} type veth peer name eth0 netns {other}".split())
         for index, network in enumerate(self.networks):
             self.ip("-n", network, "addr", "add", f"10.78.0.{index + 1}/24", "dev", "eth0")
             self.ip("-n", network, "link", "set", "eth0", "up")
@@ -326,7 +318,9 @@ class Pods:
         service = "".join(
             f"10.78.0.{i + 1} {name}.{NAME}\n" for i, name in enumerate(self.names)
         )
-        hosts = "127.0.0.1 localhost\n" + own + service * known
+        hosts = "127.0.0.1 localhost\n" + own
+        if known:
+            hosts += service
         (self.folder / f"hosts-{index}").write_text(hosts)
 
     def environment(self, index: int) -> dict[str, str]:
@@ -417,10 +411,7 @@ def test_two_pods_meet_train_leave_together_when_one_is_evicted_and_go_on(
         "cpu",
         *corpus_flags,
         *SMALL,
-        "--eval-every",
-        "100000",
-        "--save-every",
-        "5",
+        *shlex.split("--eval-every 100000 --save-every 5"),
     ]
     saved = tmp_path / "logs" / NAME / "last.pt"
     with Pods(tmp_path) as pods:
@@ -439,7 +430,8 @@ def test_two_pods_meet_train_leave_together_when_one_is_evicted_and_go_on(
         assert saved.exists(), pods.logs()
         config = json.loads((saved.parent / "config.json").read_text())
         assert (config["world_size"], config["hosts"], config["threads"]) == (2, pods.names, 1)
-        # One pod is evicted, or the JobSet is deleted: both save and end before --shutdown-timeout.
+        # One pod is evicted, or the JobSet is deleted. Both save, and end before
+        # --shutdown-timeout.
         for index in random.choice([[0], [1], [0, 1]]):
             os.kill(pods.running[index].pid, signal.SIGTERM)
         assert 0 not in pods.end(60)

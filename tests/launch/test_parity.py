@@ -1,4 +1,4 @@
-"""train_cpu.py, train_ddp.py and train_fsdp.py compute the same thing, and go on with each other's checkpoints."""
+"""The three training scripts compute the same thing and resume each other's checkpoints."""
 
 import subprocess
 
@@ -15,7 +15,7 @@ MANY = (("cpu", 4, 2), ("ddp", 3, 4), ("fsdp", 2, 4), ("fsdp", 3, 1))
 def test_every_mode_gives_the_same_curve_and_weights(
     tmp_path, corpus_flags, monkeypatch, cases
 ):
-    """A share of tests/measure/parity.py: also three processes, among which nothing divides evenly."""
+    """Some cases of tests/measure/parity.py. With 3 processes nothing divides evenly."""
     monkeypatch.setattr(parity, "STEPS", 20)
     flags = [*corpus_flags, "--batch-tokens", "512"]
     one = parity.run(tmp_path, "cpu", 1, 1, *flags)
@@ -31,15 +31,17 @@ def test_every_mode_gives_the_same_curve_and_weights(
         )
         assert float(b["valid_loss"]) == pytest.approx(float(a["valid_loss"]), rel=1e-4)
         assert float(b["valid_bleu"]) == pytest.approx(float(a["valid_bleu"]), abs=0.05)
-        assert (
-            float(b["grad_norm"]) == pytest.approx(float(a["grad_norm"]), rel=1e-3)
-            and b["tokens"] == a["tokens"]
-        )
+        assert float(b["grad_norm"]) == pytest.approx(float(a["grad_norm"]), rel=1e-3)
+        assert b["tokens"] == a["tokens"]
 
 
 @pytest.mark.slow
 def test_any_checkpoint_goes_on_in_any_mode(tmp_path, corpus_flags):
-    """FSDP on 4 processes (two copies in two shards each), then DDP on 2, then train_cpu.py on 1: one curve, as if nothing had happened; then translate."""
+    """The curve is the same as without interruption, and the result translates.
+
+    The run goes from FSDP on 4 processes (2 replicas of 2 shards) to DDP on 2 and
+    train_cpu.py on 1.
+    """
     flags = [*corpus_flags, *SMALL, "--dropout", "0", "--eval-every", "10"]
 
     def go(mode, procs, *flags):
@@ -106,10 +108,10 @@ def test_checkpoints_in_parts_and_recomputed_activations(tmp_path, corpus_flags)
     ]
     assert (tmp_path / "logs/parts/last.pt").stat().st_size < 100_000
     done = go("ddp", 1, "--resume", "logs/parts", "--steps", "12")
+    assert done.returncode != 0
     assert (
-        done.returncode != 0
-        and "error: logs/parts/last.pt: its weights are in sharded-0000008/; train_fsdp.py goes on"
-        in done.stderr
+        "error: logs/parts/last.pt: its weights are in sharded-0000008/; "
+        "train_fsdp.py goes on" in done.stderr
     )
     done = go("fsdp", 2, "--resume", "logs/parts", "--steps", "12")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Who is said to have died is who has died: each number of a process, and nobody where nobody has."""
+"""The process that an error message calls dead is the one that has died, and no other."""
 
 import signal
 import socket
@@ -11,25 +11,24 @@ import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from support.common import run_folder
 from support.common.errors import UserError
 from support.distributed import launch as processes
 from support.distributed import rendezvous
 from support.distributed.rendezvous import name_lost_processes, restart_store
 from support.distributed.signals import STOPPING, Signals
 
-TOUCH = "the processes have lost touch with each other"
+TOUCH = "the processes have lost contact"
 
 
 @pytest.fixture(autouse=True)
 def same_signals():
-    """What they do, and which wait, stays as it is."""
-    before, blocked = (
-        {number: signal.getsignal(number) for number in STOPPING},
-        signal.pthread_sigmask(signal.SIG_BLOCK, []),
-    )
+    """Restores the signal handlers and the mask of blocked signals."""
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     yield
-    for number, how in before.items():
-        signal.signal(number, how)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
@@ -64,9 +63,9 @@ def test_where_the_store_has_gone_too_nobody_is_named():
 
 
 def test_another_problem_is_nobodys_death():
-    with pytest.raises(RuntimeError, match="^shapes differ"):
-        with name_lost_processes(dist.HashStore(), 0, 3):
-            raise RuntimeError("shapes differ")
+    store = dist.HashStore()
+    with pytest.raises(RuntimeError, match="^shapes differ"), name_lost_processes(store, 0, 3):
+        raise RuntimeError("shapes differ")
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -108,7 +107,7 @@ def test_a_folder_with_a_lock_alone_is_empty(tmp_path):
         (tmp_path / name).mkdir()
         for file in files:
             (tmp_path / name / file).touch()
-        processes.forget_empty(str(tmp_path / name))
+        run_folder.remove_if_empty(str(tmp_path / name))
     assert [path.name for path in tmp_path.iterdir()] == ["written"]
     assert (tmp_path / "written" / ".lock").exists()
 
@@ -116,11 +115,11 @@ def test_a_folder_with_a_lock_alone_is_empty(tmp_path):
 def test_what_nohup_ignores_stays_ignored():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for how in (Signals.note, signal.SIG_DFL):
-        Signals.answer(how)
+        Signals.handle(how)
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGINT) == how
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    Signals.answer(Signals.note)
+    Signals.handle(Signals.note)
     assert signal.getsignal(signal.SIGHUP) == Signals.note
 
 
@@ -128,7 +127,7 @@ def test_what_nohup_ignores_stays_ignored():
 def test_a_process_whose_parent_has_died_before_they_met_ends(monkeypatch, capfd, how):
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    monkeypatch.setattr(processes, "MEET", timedelta(seconds=1))
+    monkeypatch.setattr(processes, "CONNECT_TIMEOUT", timedelta(seconds=1))
     began = time.monotonic()
     with pytest.raises(SystemExit) as ended:
         if how == "spawn":
@@ -141,7 +140,7 @@ def test_a_process_whose_parent_has_died_before_they_met_ends(monkeypatch, capfd
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }.items():
             monkeypatch.setenv(name, str(value))
-        processes.torchrun(None, Namespace(given={}, defaults={"timeout": 600}))
+        processes.torchrun(None, Namespace(given={}, settings=Namespace(timeout=600)))
     assert ended.value.code == (1 if how == "spawn" else 2) and time.monotonic() - began < 20
     assert how == "spawn" or capfd.readouterr().err.endswith(
         "error: torchrun has ended meanwhile\n"
@@ -155,7 +154,9 @@ def test_the_first_of_each_node_goes_before_the_others_there(monkeypatch):
     def enter(rank, node, local):
         monkeypatch.setenv("GROUP_RANK", str(node))
         monkeypatch.setenv("LOCAL_RANK", str(local))
-        with processes.rank_0_first(store, rank):
+        monkeypatch.setattr(processes.ThisProcess, "rank", rank)
+        monkeypatch.setattr(processes.ThisProcess, "store", store, raising=False)
+        with processes.rank_0_first():
             order.append(rank)
 
     class Waits(Exception):
@@ -185,8 +186,10 @@ def test_the_first_of_each_node_goes_before_the_others_there(monkeypatch):
     assert order == [0, 1, 2, 3, 0, 1, 2]
 
 
-def test_a_second_signal_does_not_end_what_the_first_removes():
-    with pytest.raises(SystemExit) as ended, processes.rank_0_first(dist.HashStore(), 0):
+def test_a_second_signal_does_not_end_what_the_first_removes(monkeypatch):
+    monkeypatch.setattr(processes.ThisProcess, "rank", 0)
+    monkeypatch.setattr(processes.ThisProcess, "store", dist.HashStore(), raising=False)
+    with pytest.raises(SystemExit) as ended, processes.rank_0_first():
         try:
             signal.raise_signal(signal.SIGINT)
             time.sleep(1)

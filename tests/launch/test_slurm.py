@@ -1,13 +1,15 @@
-"""The SBATCH files, submitted to a real Slurm of two nodes that the tests start on this machine."""
+"""The SBATCH files, submitted to a real Slurm with two nodes that the tests start here."""
 
 import csv
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,20 @@ def slurm(tmp_path_factory):
     if MISSING or os.geteuid() != 0:
         pytest.skip(f"to start a Slurm needs root and {', '.join(MISSING or NEEDED)}")
     folder = tmp_path_factory.mktemp("slurm")
+    write_slurm_config(folder)
+    hosts = Path("/etc/hosts")
+    hosts_before = hosts.read_text()
+    cluster = Slurm(folder)
+    try:
+        hosts.write_text(f"{hosts_before.rstrip()}\n127.0.0.1 n1 n2\n")
+        cluster.start()
+        yield cluster.run
+    finally:
+        cluster.stop()
+        hosts.write_text(hosts_before)
+
+
+def write_slurm_config(folder: Path) -> None:
     folder.chmod(0o755)
     for name in ("state", "spool-n1", "spool-n2"):
         (folder / name).mkdir()
@@ -79,62 +95,70 @@ def slurm(tmp_path_factory):
         (folder / f"gpu{number}").touch()  # Slurm takes it for the device
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o600)
-    hosts = Path("/etc/hosts")
-    before = hosts.read_text()
-    environment = os.environ | {
-        "SLURM_CONF": str(folder / "slurm.conf"),
-        "PATH": PATH,
-        "OMP_NUM_THREADS": "1",
-    }
-    daemons = []
 
-    def daemon(*command):
-        with open(folder / f"{len(daemons)}-{command[0]}.log", "w") as log:
-            daemons.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
 
-    def run(*command, **how):
+class Slurm:
+    """The daemons of a cluster with two nodes, n1 and n2, and commands that talk to them."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.daemons = []
+        self.environment = os.environ | {
+            "SLURM_CONF": str(folder / "slurm.conf"),
+            "PATH": PATH,
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def start(self) -> None:
+        munge_files = [
+            f"--{name}-file={self.folder}/munge.{name}"
+            for name in ("key", "pid", "log", "seed")
+        ]
+        socket_path = self.folder / "munge.socket"
+        self.daemon(
+            "munged", "--foreground", "--force", f"--socket={socket_path}", *munge_files
+        )
+        while not socket_path.exists():
+            assert self.daemons[0].poll() is None
+            time.sleep(0.1)
+        self.daemon("slurmctld", "-D", "-c")
+        self.daemon("slurmd", "-D", "-N", "n1")
+        self.daemon("slurmd", "-D", "-N", "n2")
+        end = time.monotonic() + 60
+        while (nodes := self.nodes()) != "n1 idle\nn2 idle\n":
+            logs = "".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
+            details = self.run("scontrol", "show", "nodes").stdout
+            assert time.monotonic() < end, nodes + details + logs
+            time.sleep(0.5)
+
+    def daemon(self, *command: str) -> None:
+        with open(self.folder / f"{len(self.daemons)}-{command[0]}.log", "w") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
+        self.daemons.append(process)
+
+    def run(self, *command, **kwargs) -> subprocess.CompletedProcess:
         return subprocess.run(
             list(map(str, command)),
-            env=environment,
+            env=self.environment,
             capture_output=True,
             text=True,
             timeout=60,
-            **how,
+            **kwargs,
         )
 
-    try:
-        hosts.write_text(f"{before.rstrip()}\n127.0.0.1 n1 n2\n")
-        daemon(
-            "munged",
-            "--foreground",
-            "--force",
-            f"--socket={folder}/munge.socket",
-            *(f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "log", "seed")),
-        )
-        while not (folder / "munge.socket").exists():
-            assert daemons[0].poll() is None
-            time.sleep(0.1)
-        daemon("slurmctld", "-D", "-c")
-        daemon("slurmd", "-D", "-N", "n1")
-        daemon("slurmd", "-D", "-N", "n2")
-        end = time.monotonic() + 60
-        while (nodes := run("sinfo", "-h", "-N", "-o", "%N %T").stdout) != "n1 idle\nn2 idle\n":
-            logs = "".join(path.read_text()[-2000:] for path in folder.glob("*.log"))
-            shown = run("scontrol", "show", "nodes").stdout
-            assert time.monotonic() < end, nodes + shown + logs
-            time.sleep(0.5)
-        yield run
-    finally:
-        run("scancel", "--signal=KILL", "--full", "--user=root")
+    def nodes(self) -> str:
+        return self.run("sinfo", "-h", "-N", "-o", "%N %T").stdout
+
+    def stop(self) -> None:
+        self.run("scancel", "--signal=KILL", "--full", "--user=root")
         time.sleep(1)
-        for process in reversed(daemons):
+        for process in reversed(self.daemons):
             process.terminate()
-        for process in daemons:
+        for process in self.daemons:
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
-        hosts.write_text(before)
 
 
 @pytest.fixture
@@ -182,7 +206,7 @@ def test_sbatch_accepts(slurm, folder, file):
 
 
 def test_files_differ_only_where_the_hardware_does():
-    """In #SBATCH lines; besides, in the comment at the top and in the script's name for FSDP."""
+    """Besides #SBATCH lines: the comment at the top, and for FSDP the script's name."""
 
     def body(name):
         lines = (ROOT / "batch" / f"{name}.sbatch").read_text().splitlines()[2:]
@@ -210,23 +234,15 @@ def test_files_differ_only_where_the_hardware_does():
 
 @pytest.mark.slow
 def test_jobs_near_their_time_limit_save_and_go_on(slurm, folder, corpus_flags):
-    """Once a job trains, its time limit becomes a minute, with the signal half a minute earlier.
+    """Two jobs at the same time are requeued before their time limit, and finish.
 
-    When it has started again, it gets enough time for the rest. Two jobs, which do so at the same time.
+    Once a job trains, its time limit becomes a minute, and the signal comes half a minute
+    earlier. When it has started again, it gets enough time for the rest.
     """
-    # A step has two exchanges, so 700 steps take 70 seconds or more: longer than until the signal.
-    flags = [
-        "--device",
-        "cpu",
-        "--steps",
-        "700",
-        "--delay-ms",
-        "50",
-        "--log-every",
-        "10",
-        "--eval-every",
-        "1000",
-    ]
+    # A step has two exchanges, so 700 steps take 70 seconds or more: longer than to the signal.
+    flags = shlex.split(
+        "--device cpu --steps 700 --delay-ms 50 --log-every 10 --eval-every 1000"
+    )
     runs = {}
     for name in ("cpu", "2node"):
         job = submit(
@@ -241,24 +257,33 @@ def test_jobs_near_their_time_limit_save_and_go_on(slurm, folder, corpus_flags):
             *flags,
         )
         runs[job] = folder / "logs" / f"slurm-{job}"
+
+    def has_trained(run):
+        return (run / "metrics.csv").exists() and read_metrics(run)
+
+    def has_restarted(job):
+        return "Restarts=0" not in show(slurm, job)
+
+    def has_completed(job):
+        return state(slurm, job) == "COMPLETED"
+
     for job, run in runs.items():
-        wait_until(
-            slurm, folder, job, lambda: (run / "metrics.csv").exists() and read_metrics(run)
-        )
-        minutes, seconds = map(
-            int, re.search(r"RunTime=00:(\d+):(\d+)", show(slurm, job)).groups()
-        )
-        # Slurm looks at limits twice a minute, so the signal comes up to half a minute early: at
-        # once, if the limit is a minute.
-        limit = minutes + (1 if seconds < 25 else 2)
+        wait_until(slurm, folder, job, partial(has_trained, run))
+        run_time = re.search(r"RunTime=00:(\d+):(\d+)", show(slurm, job))
+        minutes, seconds = map(int, run_time.groups())
+        # Slurm checks limits twice a minute, so the signal comes up to half a minute early: at
+        # once if the limit is a minute.
+        limit = minutes + 1
+        if seconds >= 25:
+            limit += 1
         assert slurm("scontrol", "update", f"JobId={job}", f"TimeLimit={limit}").returncode == 0
     for job, run in runs.items():
-        wait_until(slurm, folder, job, lambda: "Restarts=0" not in show(slurm, job))
+        wait_until(slurm, folder, job, partial(has_restarted, job))
         assert (run / "last.pt").exists() and not (run / "summary.json").exists()
         assert slurm("scontrol", "update", f"JobId={job}", "TimeLimit=20").returncode == 0
     for job, run in runs.items():
-        wait_until(slurm, folder, job, lambda: state(slurm, job) == "COMPLETED", 600)
-        assert "Restarts=0" not in show(slurm, job)
+        wait_until(slurm, folder, job, partial(has_completed, job), 600)
+        assert has_restarted(job)
         assert [int(row["step"]) for row in read_metrics(run)] == list(range(10, 701, 10))
         assert (run / "summary.json").exists()
     assert output(folder).count("stopped and saved at step") == 2
@@ -277,12 +302,7 @@ def test_a_study_as_an_array_makes_its_picture_at_the_end(slurm, folder, corpus_
         "batch/study_learning_rate.sh",
         *corpus_flags,
         *SMALL,
-        "--steps",
-        "20",
-        "--eval-every",
-        "10",
-        "--log-every",
-        "5",
+        *shlex.split("--steps 20 --eval-every 10 --log-every 5"),
     )
     study = folder / "logs" / "study-learning-rate"
     table, picture = study / "runs.csv", study / "learning_rate.png"

@@ -1,15 +1,17 @@
-"""train_ddp.py and train_fsdp.py as torchrun starts them: stopping, dying, hanging, refusing; two at once, two nodes."""
+"""train_ddp.py and train_fsdp.py under torchrun: signals, dead processes, flags, two nodes."""
 
 import json
 import os
 import random
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import kill
 import pytest
@@ -30,8 +32,9 @@ from conftest import (
 from parity import command
 
 from support.common.errors import UserError
-from support.distributed.rendezvous import checksum_of_code, share_arguments
-from support.training.flags import complete, parse_arguments
+from support.distributed.rendezvous import checksum_of_code, share_settings
+from support.training.command_line import parse_arguments
+from support.training.settings import FsdpSettings, Settings
 
 
 def start(folder, mode, procs, *flags, **how):
@@ -71,15 +74,14 @@ def nobody_stays():
 
 
 def rank_of(pid: int) -> int:
-    """The rank of a process that trains: from torchrun's environment, or by its place among mp.spawn's."""
-    environment = dict(
-        entry.split(b"=", 1)
-        for entry in open(f"/proc/{pid}/environ", "rb").read().split(b"\0")
-        if b"=" in entry
-    )
+    """The rank of a training process: torchrun's RANK, or its place among those of mp.spawn."""
+    process = Path(f"/proc/{pid}")
+    entries = (process / "environ").read_bytes().split(b"\0")
+    environment = dict(entry.split(b"=", 1) for entry in entries if b"=" in entry)
     if b"RANK" in environment:
         return int(environment[b"RANK"])
-    parent = int(open(f"/proc/{pid}/stat").read().rsplit(")")[-1].split()[1])
+    after_name = (process / "stat").read_text().rsplit(")")[-1]  # state, parent, ...
+    parent = int(after_name.split()[1])
     return workers_of(parent).index(pid)
 
 
@@ -119,22 +121,22 @@ def test_a_gpu_that_is_not_there(tmp_path, mode):
     errors = ends(run)[1]
     assert run.returncode != 0
     assert [line for line in errors.splitlines() if line.startswith("error:")] == [
-        "error: --device cuda: there is no GPU here that PyTorch can use; --device cpu does without"
+        "error: --device cuda: PyTorch finds no GPU that it can use; use --device cpu instead"
     ]
     assert not (tmp_path / "logs").exists()
 
 
 def test_a_mesh_has_the_same_number_of_processes_in_each_row(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train_fsdp.py", "--replicas", "2"])
-    monkeypatch.setattr("support.training.flags.make_folder", lambda *_: "")
+    monkeypatch.setattr("support.training.command_line.make_folder", lambda *_: "")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert complete(parse_arguments("", replicas=(int, 1, ""))).replicas == 2
+    assert parse_arguments("", FsdpSettings).complete().replicas == 2
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(UserError, match="--replicas 2: 3 processes are no multiple of it"):
-        complete(parse_arguments("", replicas=(int, 1, "")))
+    with pytest.raises(UserError, match="--replicas 2: 3 processes cannot be divided by it"):
+        parse_arguments("", FsdpSettings).complete()
     monkeypatch.setattr(sys, "argv", ["train_fsdp.py", "--replicas", "0"])
     with pytest.raises(UserError, match="--replicas 0: it must be from 1"):
-        complete(parse_arguments("", replicas=(int, 1, "")))
+        parse_arguments("", FsdpSettings).complete()
 
 
 def test_more_processes_than_gpus(monkeypatch):
@@ -142,14 +144,14 @@ def test_more_processes_than_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(sys, "argv", ["train_ddp.py", "--precision", "fp32"])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr("support.training.flags.make_folder", lambda *_: "")
-    assert complete(parse_arguments("")).device == "cuda"
+    monkeypatch.setattr("support.training.command_line.make_folder", lambda *_: "")
+    assert parse_arguments("", Settings).complete().device == "cuda"
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     with pytest.raises(
         UserError,
-        match="--nproc-per-node 4: there are 2 GPUs here, one for each process; --device cpu does without",
+        match="--nproc-per-node 4: each process needs a GPU, and this machine has 2; start fewer",
     ):
-        complete(parse_arguments(""))
+        parse_arguments("", Settings).complete()
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
@@ -159,15 +161,18 @@ def test_a_node_that_has_fewer_gpus_than_rank_0s(monkeypatch, gpus):
     monkeypatch.setattr(sys, "argv", ["train_ddp.py"])
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    store, parsed = dist.HashStore(), parse_arguments("")
+    store, parsed = dist.HashStore(), parse_arguments("", Settings)
     mine = {"command line": {}, "torch": torch.__version__, "code": checksum_of_code()}
     store.set("checked/0", "")
-    store.set("arguments", json.dumps([mine, parsed.defaults | {"device": "cuda"}]))
+    store.set("settings", json.dumps([mine, {"device": "cuda"}]))
     if gpus == 2:
-        assert share_arguments(parsed, store, store, 1, 2).device == "cuda"
+        assert share_settings(parsed, store, store, 1, 2).device == "cuda"
     else:
-        with pytest.raises(UserError, match="--nproc-per-node 2: there are 1 GPUs here"):
-            share_arguments(parsed, store, store, 1, 2)
+        with pytest.raises(
+            UserError,
+            match="--nproc-per-node 2: each process needs a GPU, and this machine has 1;",
+        ):
+            share_settings(parsed, store, store, 1, 2)
 
 
 @pytest.mark.slow
@@ -180,7 +185,8 @@ def test_a_signal_to_torchrun_saves_one_step_everywhere(tmp_path, corpus_flags, 
     assert run.returncode != 0
     step = int(
         re.search(
-            r"stopped and saved at step (\d+); go on with: torchrun --standalone --nproc-per-node \d train_",
+            r"stopped and saved at step (\d+); "
+            r"go on with: torchrun --standalone --nproc-per-node \d train_",
             output,
         )[1]
     )
@@ -207,13 +213,9 @@ def test_torchrun_restarts_the_run_when_a_process_has_died(tmp_path, corpus_flag
     flags = [*corpus_flags, *SMALL, "--save-every", "5", "--eval-every", "40", "--steps", "80"]
     torchrun = [
         sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "--max-restarts",
-        "2",
+        *shlex.split(
+            "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 2"
+        ),
         ROOT / "train_ddp.py",
         "--device",
         "cpu",
@@ -238,18 +240,11 @@ def test_torchrun_restarts_the_run_when_a_process_has_died(tmp_path, corpus_flag
 
 @pytest.mark.slow
 def test_torchrun_on_two_nodes_restarts_when_one_has_lost_its_process(tmp_path, corpus_flags):
-    """torchrun counts restarts on each node by itself, and the counts come to differ: all the same, all find each other."""
+    """Processes meet although torchrun's counts of restarts differ between the nodes."""
     flags = [
         *map(str, corpus_flags),
         *SMALL,
-        "--save-every",
-        "5",
-        "--eval-every",
-        "1000",
-        "--steps",
-        "150",
-        "--name",
-        "two",
+        *shlex.split("--save-every 5 --eval-every 1000 --steps 150 --name two"),
     ]
     nodes = start_nodes([tmp_path, tmp_path], [flags, flags])
     wait_for((tmp_path / "logs/two/last.pt").exists, 90)
@@ -263,7 +258,7 @@ def test_torchrun_on_two_nodes_restarts_when_one_has_lost_its_process(tmp_path, 
 
 
 def start_nodes(folders, flags, *, script="train_ddp.py", restarts=3, procs=1):
-    """Two torchrun of one process or more each, on loopback, each in a folder of its own, with its own flags."""
+    """Two torchrun on loopback, each with one or more processes, a folder and flags."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -271,10 +266,7 @@ def start_nodes(folders, flags, *, script="train_ddp.py", restarts=3, procs=1):
         subprocess.Popen(
             [
                 sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--nnodes",
-                "2",
+                *shlex.split("-m torch.distributed.run --nnodes 2"),
                 "--nproc-per-node",
                 str(procs),
                 "--max-restarts",
@@ -316,25 +308,19 @@ def two_folders(tmp_path, pairs, same=True):
 
 @pytest.mark.slow
 def test_two_nodes_without_a_shared_disk_go_on_from_the_same_step(tmp_path, pairs):
-    """Only one of them has logs/ and the checkpoint; after a kill both go on from it, and the result is the calm run's."""
+    """One node has the checkpoint. After a kill both resume from it, to the same result."""
     folders = two_folders(tmp_path, pairs)
     flags = [
         "--data",
         "own",
         *SMALL,
-        "--dropout",
-        "0.1",
-        "--save-every",
-        "5",
-        "--eval-every",
-        "100",
-        "--steps",
-        "200",
-        "--name",
-        "two",
+        *shlex.split("--dropout 0.1 --save-every 5 --eval-every 100 --steps 200 --name two"),
     ]
     nodes = start_nodes(folders, [flags, flags])
-    saved = lambda: [folder for folder in folders if (folder / "logs/two/last.pt").exists()]
+
+    def saved():
+        return [folder for folder in folders if (folder / "logs/two/last.pt").exists()]
+
     wait_for(saved, 90)
     os.kill(workers_of(nodes[1].pid)[0], signal.SIGKILL)
     for node in nodes:
@@ -354,7 +340,7 @@ def test_two_nodes_without_a_shared_disk_go_on_from_the_same_step(tmp_path, pair
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", [["--data", "uneven"], ["--lr", "-1"], ["--lrr", "1"]])
 def test_what_rank_0_refuses_each_node_says_once(tmp_path, pairs, wrong):
-    """The store is where rank 0 is: without its word the other node would know that it is gone, not why."""
+    """Rank 0 has the store. The other node learns why rank 0 ended, not just that it did."""
     folders = two_folders(tmp_path, pairs)
     for folder in folders:
         (folder / "uneven.de").write_text("Ein Haus.\nEin Hund.\n")
@@ -425,14 +411,7 @@ def test_a_process_that_hangs_is_named(tmp_path, corpus_flags, mode, size, more)
     flags = [
         *corpus_flags,
         *SMALL,
-        "--save-every",
-        "5",
-        "--steps",
-        "100000",
-        "--timeout",
-        "5",
-        "--name",
-        "hanging",
+        *shlex.split("--save-every 5 --steps 100000 --timeout 5 --name hanging"),
         *more,
     ]
     with open(tmp_path / "errors", "w") as errors:
@@ -444,13 +423,13 @@ def test_a_process_that_hangs_is_named(tmp_path, corpus_flags, mode, size, more)
     rank = rank_of(victim)  # now, while all of them live
     os.kill(victim, signal.SIGSTOP)
     try:
-        said = lambda: re.search(
-            rf"^error: process (\d) of {size} has died or does not answer",
-            (tmp_path / "errors").read_text(),
-            re.MULTILINE,
-        )
-        wait_for(said, 60)
-        assert int(said()[1]) == rank
+        message = rf"^error: process (\d) of {size} has died or does not answer"
+
+        def blamed():
+            return re.search(message, (tmp_path / "errors").read_text(), re.MULTILINE)
+
+        wait_for(blamed, 60)
+        assert int(blamed()[1]) == rank
     finally:
         # torchrun would do so after half a minute
         os.kill(victim, signal.SIGKILL)
@@ -462,30 +441,26 @@ def test_a_process_that_hangs_is_named(tmp_path, corpus_flags, mode, size, more)
 def test_a_process_that_translates_alone_keeps_the_others_waiting_for_a_batch_at_most(
     tmp_path, corpus_flags
 ):
-    """With FSDP rank 0 has the only whole model: it may take longer than --timeout for all that it translates."""
+    """With FSDP rank 0 alone translates, and may take longer for it than --timeout."""
     (tmp_path / "slow.py").write_text("""
 import sacrebleu, time                                     # the former is slow to import
-from support.translation import beam
+from support.translation import lines
 from support.translation import task as translation
-from support.training.flags import parse_arguments
+from support.training.command_line import parse_arguments
+from support.training.settings import FsdpSettings, Settings
 from support.distributed.launch import torchrun
 from train_fsdp import train
 translate_batch = translation.translate_batch
 def slowly(*args):
     time.sleep(2.2)
     return translate_batch(*args)
-beam.sort_into_batches.__defaults__ = 10, 4096             # 6 batches of the 60 sentences
+lines.sort_into_batches.__defaults__ = 10, 4096            # 6 batches of the 60 sentences
 translation.translate_batch = slowly
-torchrun(train, parse_arguments("", sharded=(bool, False, ""), replicas=(int, 1, "")))
+torchrun(train, parse_arguments("", FsdpSettings))
 """)
     start = [
         sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "slow.py",
+        *shlex.split("-m torch.distributed.run --standalone --nproc-per-node 2 slow.py"),
     ]
     done = subprocess.run(
         [*start, "--device", "cpu", *corpus_flags, *SMALL, "--steps", "2", "--timeout", "12"],
@@ -501,30 +476,22 @@ torchrun(train, parse_arguments("", sharded=(bool, False, ""), replicas=(int, 1,
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["cpu", "ddp", "fsdp"])
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path, corpus_flags, mode):
-    """At a learning rate that no model survives; the checkpoint from before is whole and finite."""
+    """The learning rate is far too high; the last checkpoint is complete and finite."""
     run = start(
         tmp_path,
         mode,
         2,
         *corpus_flags,
         *SMALL,
-        "--lr",
-        "1e6",
-        "--clip",
-        "0",
-        "--save-every",
-        "1",
-        "--steps",
-        "200",
-        "--name",
-        "wild",
+        *shlex.split("--lr 1e6 --clip 0 --save-every 1 --steps 200 --name wild"),
     )
     _, errors = ends(run)
     assert run.returncode != 0
     said = [line for line in errors.splitlines() if line.startswith("error:")]
     step = int(
         re.match(
-            r"error: step (\d+): the (loss|gradient) is not finite; logs/wild/last.pt is from before",
+            r"error: step (\d+): the (loss|gradient) is not finite; "
+            r"logs/wild/last.pt is from before",
             said[0],
         )[1]
     )
@@ -537,7 +504,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path, corpus_flags, mode):
 
 @pytest.mark.slow
 def test_two_runs_at_once_do_not_disturb_each_other(tmp_path, corpus_flags):
-    """Started in the same moment in one folder, with no name given: two runs, and both right."""
+    """Both start at the same time in one folder without a name: two runs, and both right."""
     flags = [*corpus_flags, *SMALL, "--steps", "20", "--eval-every", "10"]
     runs = [start(tmp_path, mode, 2, *flags) for mode in ("ddp", "ddp", "cpu")]
     for run in runs:
@@ -559,7 +526,7 @@ def test_two_runs_at_once_do_not_disturb_each_other(tmp_path, corpus_flags):
 )
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_two_nodes_on_a_network(tmp_path, corpus_flags, mode):
-    """Two torchrun, each in a network namespace of its own, over a link between addresses that are not loopback."""
+    """Two torchrun, each in its own network namespace, with addresses that are not loopback."""
 
     def ip(*words):
         subprocess.run(["ip", *words], check=True, capture_output=True)
@@ -596,25 +563,16 @@ def test_two_nodes_on_a_network(tmp_path, corpus_flags, mode):
                         "exec",
                         name,
                         sys.executable,
-                        "-m",
-                        "torch.distributed.run",
-                        "--nnodes",
-                        "2",
-                        "--nproc-per-node",
-                        "1",
-                        "--rdzv-backend",
-                        "c10d",
-                        "--rdzv-endpoint",
-                        "10.77.0.1:29400",
+                        *shlex.split(
+                            "-m torch.distributed.run --nnodes 2 --nproc-per-node 1 "
+                            "--rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29400"
+                        ),
                         "--local-addr",
                         f"10.77.0.{number}",
                         "--rdzv-conf",
                         f"is_host={number == 1}",
                         ROOT / f"train_{mode}.py",
-                        "--device",
-                        "cpu",
-                        "--name",
-                        "nodes",
+                        *shlex.split("--device cpu --name nodes"),
                         *corpus_flags,
                         *SMALL,
                         "--steps",

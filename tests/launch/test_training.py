@@ -1,9 +1,10 @@
-"""train_cpu.py as a user runs it: the same curve on 1 and 2 processes, resuming, stopping, refusing."""
+"""train_cpu.py as a user runs it: resuming, stopping, bad flags, and what a run leaves."""
 
 import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,29 +17,20 @@ import pytest
 import torch
 from conftest import ROOT, SMALL, children_of, mathematics, read_metrics, run_script, wait_for
 
-from support.common import checkpoint
-from support.common import hardware as machine
+from support.common import checkpoint, hardware
 from support.common.errors import UserError
-from support.training import report
-from support.training.flags import complete, parse_arguments
+from support.training import mfu, report
+from support.training.command_line import parse_arguments
 from support.training.log import Log
+from support.training.settings import CpuSettings
 
 
 @pytest.mark.slow
 def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, train):
     """With dropout; ended twice by --steps, and gone on with by --resume and by --name."""
-    how = [
-        "--procs",
-        "2",
-        "--dropout",
-        "0.2",
-        "--log-every",
-        "3",
-        "--eval-every",
-        "6",
-        "--average-checkpoints",
-        "3",
-    ]
+    how = shlex.split(
+        "--procs 2 --dropout 0.2 --log-every 3 --eval-every 6 --average-checkpoints 3"
+    )
     assert train(tmp_path, "--name", "whole", *how, "--epochs", "2").returncode == 0
     whole = read_metrics(tmp_path / "logs" / "whole")
     steps = int(whole[-1]["step"])
@@ -93,7 +85,8 @@ def test_what_reads_the_output_may_leave(tmp_path, corpus_flags):
         (
             1,
             {"replicas": 2, "sharded": True, "device": "cpu"},
-            "torchrun --standalone --nproc-per-node 4 train_cpu.py --resume logs/r --device cpu --replicas 2 --sharded",
+            "torchrun --standalone --nproc-per-node 4 train_cpu.py --resume logs/r "
+            "--device cpu --replicas 2 --sharded",
         ),
         (2, {"device": "cuda"}, "torchrun ... train_cpu.py --resume logs/r"),
     ],
@@ -118,7 +111,7 @@ def test_flags_that_are_remembered_can_be_taken_back(tmp_path, monkeypatch):
         "argv",
         ["train_cpu.py", "--config", "a.yaml", "--no-recompute", "--name", "logs/deep/x"],
     )
-    args = complete(parse_arguments("", devices=("cpu",)))
+    args = parse_arguments("", CpuSettings).complete()
     assert (args.recompute, args.compile, args.folder) == (False, True, "logs/deep/x")
 
 
@@ -184,16 +177,7 @@ def started(tmp_path, small_corpus):
         "--valid",
         f"{small_corpus}-valid",
         *SMALL,
-        "--procs",
-        "2",
-        "--name",
-        "long",
-        "--steps",
-        "100000",
-        "--eval-every",
-        "50000",
-        "--save-every",
-        "5",
+        *shlex.split("--procs 2 --name long --steps 100000 --eval-every 50000 --save-every 5"),
     ]
     process = subprocess.Popen(
         command,
@@ -206,7 +190,7 @@ def started(tmp_path, small_corpus):
     yield process
     workers = children_of(process.pid)
     for pid in {process.pid, *workers}:
-        if alive({pid}):
+        if is_alive(pid):
             os.kill(pid, signal.SIGKILL)
     process.wait()
 
@@ -226,13 +210,18 @@ def running(tmp_path, started):
     return started, children_of(started.pid), tmp_path / "logs" / "long"
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process exists and is not a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    state = stat.rsplit(")")[-1].split()[0]
+    return state != "Z"
+
+
 def alive(pids) -> set[int]:
-    return {
-        pid
-        for pid in pids
-        if os.path.exists(f"/proc/{pid}")
-        and open(f"/proc/{pid}/stat").read().rsplit(")")[-1].split()[0] != "Z"
-    }
+    return {pid for pid in pids if is_alive(pid)}
 
 
 @pytest.mark.parametrize(
@@ -278,7 +267,8 @@ def test_a_signal_before_all_processes_have_started_is_kept_for_them(
     early = tmp_path / "early.py"
     early.write_text(f"""
 import os, time, torch.multiprocessing as mp
-from support.training.flags import parse_arguments
+from support.training.command_line import parse_arguments
+from support.training.settings import CpuSettings
 from support.distributed.launch import spawn
 from train_cpu import train
 start = mp.spawn
@@ -288,17 +278,14 @@ def signalled(*args, **kwargs):
     return start(*args, **kwargs)
 if __name__ == "__main__":
     mp.spawn = signalled
-    spawn(train, parse_arguments("", devices=("cpu",), procs=(int, 0, "")))
+    spawn(train, parse_arguments("", CpuSettings))
 """)
     done = run_script(
         early,
         "--data",
         str(small_corpus),
         *SMALL,
-        "--procs",
-        "2",
-        "--steps",
-        "100000",
+        *shlex.split("--procs 2 --steps 100000"),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
@@ -318,7 +305,7 @@ def test_kill_9_of_the_parent_or_of_a_worker_leaves_nobody_behind(running):
 def test_a_dead_worker_ends_the_run_with_one_line(running):
     process, workers, run = running
     victim = max(
-        pid for pid in workers if b"spawn_main" in open(f"/proc/{pid}/cmdline", "rb").read()
+        pid for pid in workers if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
     os.kill(victim, signal.SIGKILL)
     _, err = process.communicate(timeout=240)
@@ -350,7 +337,7 @@ def test_bad_flags_are_answered_in_one_line(tmp_path, train):
     "flags, expected",
     [
         (["--d-model", "250", "--heads", "4"], "d_model 250 cannot be split over 4 heads"),
-        (["--device", "cuda"], "--device cuda: this script trains on cpu only"),
+        (["--device", "cuda"], "--device cuda: this script runs on cpu only"),
         (["--resume", "logs/nothing"], "logs/nothing/last.pt: no such file"),
         (["--batch-tokens", "0"], "--batch-tokens 0: it must be from 1 to"),
         (["--seed", "-1"], "--seed -1: it must be from 0 to"),
@@ -415,7 +402,7 @@ def test_going_on_keeps_the_rows_and_refuses_another_corpus(tmp_path, refusal, p
 
 @pytest.mark.slow
 def test_a_run_goes_on_without_what_it_has_lost(tmp_path, train):
-    """Checkpoints to average were not kept, or were removed; a folder is translate.py's, converting a model."""
+    """Checkpoints to average are missing, and translate.py has left a folder of its own."""
     how = ["--name", "r", "--eval-every", "2"]
     assert train(tmp_path, *how, "--steps", "4").returncode == 0
     best, another = tmp_path / "logs/r/best.pt", tmp_path / "logs/another/best.pt"
@@ -444,7 +431,7 @@ def test_a_run_goes_on_without_what_it_has_lost(tmp_path, train):
 def test_a_name_goes_on_with_its_run_or_refuses_other_flags(
     tmp_path, train, refusal, corpus_flags
 ):
-    """The same words again do the right thing; a run whose checkpoint is lost is not overwritten."""
+    """The same command resumes a run. A run whose checkpoint is lost is not overwritten."""
     how = ["--name", "r", "--eval-every", "4"]
     assert train(tmp_path, *how, "--steps", "6").returncode == 0
     run = tmp_path / "logs/r"
@@ -475,7 +462,7 @@ def test_a_name_goes_on_with_its_run_or_refuses_other_flags(
 def test_a_name_goes_on_in_the_precision_that_auto_was(trained, monkeypatch, corpus_flags):
     """Also on a machine where it would be another."""
     monkeypatch.chdir(trained)
-    monkeypatch.setattr("support.training.flags.fast_precision", lambda device: "bf16")
+    monkeypatch.setattr("support.training.command_line.fast_precision", lambda device: "bf16")
     small = [word for word in SMALL if word not in ("--precision", "fp32")]
     how = [*corpus_flags, *small, "--eval-every", "10", "--average-checkpoints", "2"]
     for more, precision in (
@@ -484,10 +471,7 @@ def test_a_name_goes_on_in_the_precision_that_auto_was(trained, monkeypatch, cor
         (["--benchmark"], "bf16"),
     ):
         monkeypatch.setattr(sys, "argv", ["train_cpu.py", *how, *more])
-        assert (
-            complete(parse_arguments("", devices=("cpu",), procs=(int, 0, ""))).precision
-            == precision
-        )
+        assert parse_arguments("", CpuSettings).complete().precision == precision
 
 
 @pytest.mark.parametrize(
@@ -498,7 +482,7 @@ def test_the_name_that_a_run_gets_can_be_typed(tmp_path, monkeypatch, data, name
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train_cpu.py", "--data", data])
     Path(data).write_text("de\ten\nJa.\tYes.\n")
-    assert complete(parse_arguments("", devices=("cpu",))).folder == f"logs/{name}"
+    assert parse_arguments("", CpuSettings).complete().folder == f"logs/{name}"
 
 
 @pytest.mark.slow
@@ -508,14 +492,7 @@ def test_weights_of_a_run_that_never_saved_are_not_averaged_into_the_next(tmp_pa
     (folder / "step-0000002.pt").write_bytes(b"left by another")
     done = train(
         tmp_path,
-        "--name",
-        "r",
-        "--steps",
-        "4",
-        "--eval-every",
-        "2",
-        "--average-checkpoints",
-        "3",
+        *shlex.split("--name r --steps 4 --eval-every 2 --average-checkpoints 3"),
     )
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in folder.glob("step-*.pt")) == [
@@ -529,7 +506,10 @@ def test_weights_of_a_run_that_never_saved_are_not_averaged_into_the_next(tmp_pa
 def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
     tmp_path, monkeypatch, loss_of_mean, kept
 ):
-    """The best evaluation, weight 1, has the higher accuracy each time; the mean of the last two, 2 and 4, is 3."""
+    """The best evaluation's weight is 1, the last two are 2 and 4, with the mean 3.
+
+    The best evaluation has the higher accuracy in both cases, so the loss decides.
+    """
     (tmp_path / "metrics.csv").write_text("tokens_per_second,mfu\n1,1\n")
     model, empty = torch.nn.Linear(1, 1, bias=False), {"task": {}, "flags": {}, "progress": {}}
     for name, weight in {"best": 1.0, "step-2": 2.0, "step-4": 4.0}.items():
@@ -594,7 +574,7 @@ def test_logs_that_cannot_be_written(tmp_path, train):
 
 @pytest.mark.slow
 def test_a_run_waits_for_the_last_checkpoint_of_the_one_before(tmp_path, train):
-    """The lock comes first: a run that was killed may still save, and nothing of that is lost."""
+    """The lock comes first: a killed run may still be saving, and nothing of that is lost."""
     run, later = tmp_path / "logs/r", tmp_path / "later.pt"
     assert train(tmp_path, "--name", "r", "--steps", "2").returncode == 0
     earlier = (run / "last.pt").read_bytes()
@@ -641,12 +621,7 @@ def test_two_runs_at_once_do_not_disturb_each_other(tmp_path, small_corpus):
         "--valid",
         f"{small_corpus}-valid",
         *SMALL,
-        "--vocab-size",
-        "333",
-        "--steps",
-        "8",
-        "--dropout",
-        "0",
+        *shlex.split("--vocab-size 333 --steps 8 --dropout 0"),
     ]
     both = [
         subprocess.Popen(
@@ -679,11 +654,11 @@ def test_mfu_is_the_models_operations_over_those_that_the_hardware_could_do(
         ).groups()
     )
     assert peak == 10 * procs and not (tmp_path / "logs").exists()
-    # A layer's products, forward and backward: those with weights for each token, and the vocabulary's for half of them.
+    # Forward and backward: products with the weights for each token, with the vocabulary for
+    # the target tokens, half of all.
     weights = 3 * 2 * (6 * 32 * 32 + 2 * 32 * 64 + 300 * 32 / 2)
-    assert (
-        weights < mfu / 100 * peak * 1e9 / speed < 1.5 * weights
-    )  # attention's scores come to it
+    flops_per_token = mfu / 100 * peak * 1e9 / speed
+    assert weights < flops_per_token < 1.5 * weights  # the rest are attention's scores
 
 
 @pytest.mark.parametrize(
@@ -698,33 +673,36 @@ def test_mfu_is_the_models_operations_over_those_that_the_hardware_could_do(
 )
 def test_the_peak_of_a_known_gpu(monkeypatch, name, tflops):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: name)
-    monkeypatch.setattr(machine, "broadcast_object", lambda rate: rate)
-    args = SimpleNamespace(peak_tflops=0.0, device="cuda", precision="bf16")
-    assert machine.peak_rate(args, 0, 2, Path("nowhere")) == 2 * tflops * 1e12
-    # On another node there may be one that is not known: all go by rank 0's, and none is left waiting.
+    monkeypatch.setattr(mfu, "broadcast_object", lambda rate: rate)
+    args = SimpleNamespace(hardware_tflops=0.0, device="cuda", precision="bf16")
+    assert mfu.peak_rate(args, 0, 2, Path("nowhere")) == 2 * tflops * 1e12
+    # Another node may have an unknown GPU: all use rank 0's figure, and nobody waits in vain.
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA GeForce RTX 4090")
-    monkeypatch.setattr(machine, "broadcast_object", lambda rate: rate + 2 * tflops * 1e12)
-    assert machine.peak_rate(args, 1, 2, Path("nowhere")) == 2 * tflops * 1e12
+    monkeypatch.setattr(mfu, "broadcast_object", lambda rate: rate + 2 * tflops * 1e12)
+    assert mfu.peak_rate(args, 1, 2, Path("nowhere")) == 2 * tflops * 1e12
 
 
 def test_the_peak_is_measured_by_all_processes_once_for_a_machine(monkeypatch, tmp_path):
     measured = iter([1e9, 5e9])  # the second would be another machine's
-    processes = [2]
-    monkeypatch.setattr(machine, "broadcast_object", lambda rate: rate)
-    monkeypatch.setattr(machine, "all_gather_objects", lambda rate: [rate] * processes[0])
-    monkeypatch.setattr(machine, "matrix_rate", lambda *_: next(measured))
-    args = SimpleNamespace(peak_tflops=0.0, device="cpu", precision="fp32")
-    assert [machine.peak_rate(args, 0, 2, tmp_path) for _ in range(3)] == [2e9] * 3
-    processes[0] = 3
-    assert machine.peak_rate(args, 0, 3, tmp_path) == 15e9  # three processes are another case
+    processes = 2
+    monkeypatch.setattr(mfu, "broadcast_object", lambda rate: rate)
+    monkeypatch.setattr(mfu, "all_gather_objects", lambda rate: [rate] * processes)
+    monkeypatch.setattr(mfu, "matrix_rate", lambda *_: next(measured))
+    args = SimpleNamespace(hardware_tflops=0.0, device="cpu", precision="fp32")
+    assert [mfu.peak_rate(args, 0, 2, tmp_path) for _ in range(3)] == [2e9] * 3
+    processes = 3
+    assert mfu.peak_rate(args, 0, 3, tmp_path) == 15e9  # three processes are another case
     (tmp_path / "matrix_rates.json").write_text("spoilt")
-    measured, processes[0] = iter([1e9]), 2
-    assert machine.peak_rate(args, 0, 2, tmp_path) == 2e9
+    measured = iter([1e9])
+    processes = 2
+    assert mfu.peak_rate(args, 0, 2, tmp_path) == 2e9
 
 
 def test_the_measured_rate_is_one_that_products_reach():
     torch.set_num_threads(1)
-    rate, a = machine.matrix_rate("cpu", "fp32"), torch.randn(512, 512)
+    rate = hardware.matrix_rate("cpu", "fp32")
+    matrix = torch.randn(512, 512)
     began = time.perf_counter()
-    a @ a
-    assert 1e8 < 2 * 512**3 / (time.perf_counter() - began) < 20 * rate
+    matrix @ matrix
+    seconds = time.perf_counter() - began
+    assert 1e8 < 2 * 512**3 / seconds < 20 * rate

@@ -3,11 +3,12 @@
     python tests/measure/benchmark.py --data multi30k --vocab-size 8000 --d-ff 1024 --steps 80
     python tests/measure/benchmark.py --joeynmt PYTHON --marian PYTHON --rounds 3 --write ...
 
-All other flags are those of train_cpu.py. PYTHON is that of an environment with JoeyNMT 2.3 (pip
-install joeynmt) or MarianMT (pip install transformers). torch.nn.Transformer is timed with this
-project's batches, loop and processes, and by the tutorials' recipe: one process, padded batches of
-128 sentences as they come. One-process peers run with and without our settings of glibc's
-allocator. Prints a table of the medians; --write keeps every run in logs/reference/benchmark/training.csv.
+All other flags are those of train_cpu.py. PYTHON is the interpreter of an environment with
+JoeyNMT 2.3 (pip install joeynmt) or MarianMT (pip install transformers). torch.nn.Transformer
+is timed with this project's batches, loop and processes, and with the tutorials' recipe: one
+process, padded batches of 128 sentences as they come. Peers with one process run with and
+without our settings of glibc's allocator. Prints a table of the medians; --write keeps every
+run in logs/reference/benchmark/training.csv.
 """
 
 import argparse
@@ -30,11 +31,13 @@ from reference import TorchTransformer
 
 import train_cpu
 from support.distributed.launch import spawn
-from support.training.flags import complete, parse_arguments
+from support.training.command_line import CommandLine, parse_arguments
+from support.training.settings import CpuSettings
 from support.training.tasks import find_task
 from support.translation.task import Translation
 
-# What has glibc keep freed memory; training does not ask for it, as it brought nothing (logs/reference/benchmark/tricks.md).
+# With these, glibc keeps freed memory. Training does not set them: it gains nothing by them,
+# see logs/README.md.
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 60),
@@ -43,18 +46,18 @@ ALLOCATOR = {
 OURS = "this project"
 
 
-def train_peer(rank: int, world_size: int, store, args) -> bool:
-    """`train_cpu.train` of the model from PyTorch's own layers, which fills its weights itself."""
+def train_peer(rank: int, world_size: int, args) -> None:
+    """`train_cpu.train` with the model of PyTorch's layers, which initializes itself."""
     torch.manual_seed(args.seed)
     Translation.model = lambda task: TorchTransformer(task.config)
     train_cpu.initialize = lambda model, seed: None
-    return train_cpu.train(rank, world_size, store, args)
+    train_cpu.train(rank, world_size, args)
 
 
-def parse_flags(flags: list[str]) -> argparse.Namespace:
+def parse_flags(flags: list[str]) -> CommandLine:
     """What train_cpu.py --benchmark would make of them."""
     sys.argv = ["train_cpu.py", "--benchmark", *flags]
-    return parse_arguments(__doc__, devices=("cpu",), procs=(int, 0, "processes"))
+    return parse_arguments(__doc__, CpuSettings)
 
 
 def measure(command: list[str], env: dict) -> tuple[str, float]:
@@ -123,7 +126,7 @@ def main() -> None:
     if given.peer:
         spawn(train_peer, parse_flags(flags))
         return
-    args = complete(parse_flags(flags))
+    args = parse_flags(flags).complete()
     task = find_task(args)
     sources, targets = (
         int(side.sum()) for side in task.pairs.lengths(np.arange(len(task.pairs)))
@@ -145,14 +148,9 @@ def main() -> None:
         mine = [sys.executable, train_cpu.__file__, "--benchmark", *flags]
         commands = [(OURS, "set", "", mine)]  # (what, allocator, precision, command)
         for precision in ("bf16", "fp32"):
-            commands.append(
-                (
-                    f"torch.nn.Transformer, our batches and loop, {precision}",
-                    "set",
-                    "",
-                    [sys.executable, here, "--peer", *flags, "--precision", precision],
-                )
-            )
+            peer = [sys.executable, here, "--peer", *flags, "--precision", precision]
+            name = f"torch.nn.Transformer, our batches and loop, {precision}"
+            commands += [(name, "set", "", peer)]
         for name, python, program, precision in (
             ("torch.nn.Transformer, the tutorials' recipe", sys.executable, "tutorial", "fp32"),
             ("MarianMT", given.marian, "marian", "fp32"),

@@ -1,18 +1,20 @@
 """What a large corpus costs: from millions of pairs on disk to the first step.
 
-    python tests/measure/corpus.py                                # 1 million pairs
-    python tests/measure/corpus.py 1 10 30                        # with 10 GB of disk free
+    python tests/measure/corpus.py          # 1 million pairs
+    python tests/measure/corpus.py 1 10 30  # needs 10 GB of free disk
 
-The pairs are a million of the phrasebook's, again and again in another order. Seconds to encode
-them and to plan an epoch; then two processes of train_cpu.py take some steps with them, stop, and
-go on: memory of the larger one (its own; the mapped corpus is shared by all, and the system may
-drop it), and seconds from start and from --resume to the first step. 0.02 is for a quick try.
+The pairs are a million of the phrasebook's, repeated in another order. Measures the seconds to
+encode them and to plan an epoch. Then train_cpu.py with two processes takes some steps, stops
+and resumes: measures the memory of the larger process, without the memory-mapped corpus, which
+all share and which the system may drop, and the seconds to the first step from the start and
+from --resume. 0.02 is for a quick try.
 """
 
-import csv
 import json
 import random
+import re
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,29 +25,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 MILLION = 1_000_000
-MODEL = [
-    "--layers",
-    "1",
-    "--d-model",
-    "64",
-    "--d-ff",
-    "64",
-    "--vocab-size",
-    "3000",
-    "--batch-tokens",
-    "2048",
-    "--log-every",
-    "1",
-    "--eval-every",
-    "1000000",
-    "--save-every",
-    "10",
-]
+MODEL = shlex.split(
+    "--layers 1 --d-model 64 --d-ff 64 --vocab-size 3000 "
+    "--batch-tokens 2048 --log-every 1 --eval-every 1000000 "
+    "--save-every 10"
+)
 
 
 def write(folder: Path, millions: list[str]) -> None:
     """FOLDER/N.de and FOLDER/N.en for each N million pairs."""
-    from support.corpora.phrasebook import corpus
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from phrasebook.generate import corpus
 
     most = min(MILLION, round(max(map(float, millions)) * MILLION))
     pairs = corpus(train=most, valid=0, test=0)["train"]
@@ -58,8 +48,8 @@ def write(folder: Path, millions: list[str]) -> None:
             for turn in range(-(-left // most)):
                 random.Random(turn).shuffle(pairs)
                 these = pairs[: left - turn * most]
-                de.writelines(german + "\n" for german, _ in these)
-                en.writelines(english + "\n" for _, english in these)
+                de.writelines(german + "\n" for german, _, _ in these)
+                en.writelines(english + "\n" for _, english, _ in these)
 
 
 def encode(prefix: str) -> None:
@@ -70,38 +60,43 @@ def encode(prefix: str) -> None:
 
     began = time.perf_counter()
     folder = prepare(find_corpus(prefix), CACHE / "encoded", vocab_size=3000)
-    seconds, peak = (
-        time.perf_counter() - began,
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-    )
+    encode_seconds = time.perf_counter() - began
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.perf_counter()
     Batches(Pairs(folder, "train"), 4096, seed=1)
-    print(
-        json.dumps({"encode": seconds, "mib": peak / 1024, "plan": time.perf_counter() - began})
-    )
+    plan_seconds = time.perf_counter() - began
+    result = {"encode": encode_seconds, "mib": peak_kib / 1024, "plan": plan_seconds}
+    print(json.dumps(result))
 
 
 def own_memory(pid: int) -> float:
-    """MiB of a process that are no file's."""
-    for line in open(f"/proc/{pid}/status"):
-        if line.startswith("RssAnon"):
-            return int(line.split()[1]) / 1024
+    """A process's memory in MiB, without mapped files."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    kib = re.search(r"^RssAnon:\s+(\d+) kB", status, re.MULTILINE)[1]
+    return int(kib) / 1024
 
 
 def first_step(folder: Path, *flags: str) -> tuple[float, float]:
-    """Starts train_cpu.py: seconds until metrics.csv has a new row, MiB of its largest process."""
+    """Starts train_cpu.py; returns seconds to the first step and the largest process's MiB."""
     from conftest import workers_of
     from parity import command
 
     metrics = folder / "logs" / "run" / "metrics.csv"
-    rows = lambda: len(list(csv.reader(open(metrics)))) if metrics.exists() else 1
-    before, began = rows(), time.perf_counter()
+
+    def rows() -> int:
+        if not metrics.exists():
+            return 1
+        return len(metrics.read_text().splitlines())
+
+    before = rows()
+    began = time.perf_counter()
     run = subprocess.Popen(command("cpu", 2, *flags), cwd=folder, stdout=subprocess.DEVNULL)
     while rows() == before and run.poll() is None:
         time.sleep(0.05)
     if run.poll() is not None:
         sys.exit("train_cpu.py ended before its first step")
-    seconds, memory = time.perf_counter() - began, max(map(own_memory, workers_of(run.pid)))
+    seconds = time.perf_counter() - began
+    memory = max(map(own_memory, workers_of(run.pid)))
     run.terminate()
     run.wait()
     return seconds, memory

@@ -1,12 +1,13 @@
-"""Decoding speed of one checkpoint: this project's search, its --engine ctranslate2, and others.
+"""Decoding speed of a checkpoint: our search, translate.py --engine ctranslate2, and others.
 
     python tests/measure/decoding.py logs/RUN/best.pt test.de test.en
 
-Needs ctranslate2 (pip install ctranslate2). Prints a table, for greedy search and for a beam of 4:
-sentences a second of the whole file on all cores, best of three after a warm-up; BLEU; and
-milliseconds for one sentence, the median of 30. "CTranslate2 itself" makes its own batches of at
-most 2,048 tokens, without translate.py. With --joeynmt PYTHON, another environment's, JoeyNMT 2.3
-is measured too, with our weights: once through the file, in our batches.
+Needs ctranslate2 (pip install ctranslate2). Prints a table for greedy search and for a beam of
+4: sentences per second of the whole file on all cores, the best of three after a warm-up; BLEU;
+and milliseconds for one sentence, the median of 30. "CTranslate2 itself" makes its own batches
+of at most 2,048 tokens, without translate.py. With --joeynmt PYTHON, the interpreter of another
+environment, JoeyNMT 2.3 is measured too: with our weights, once through the file, in our
+batches.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -29,7 +31,7 @@ from model import Transformer
 from support.common.hardware import available_cores
 from support.corpora.pairs import read_parallel
 from support.ctranslate.engine import Engine
-from support.translation.beam import sort_into_batches
+from support.translation.lines import sort_into_batches
 from support.translation.task import bleu, load_translator
 from translate import Translator, parse_arguments
 
@@ -54,11 +56,12 @@ def seconds_of(call: Callable, times: int) -> float:
 
 
 def measure(translate: Translate, sources: list[str]) -> tuple[float, list[str], float]:
-    """Seconds for the file, its translations, and the median of seconds for a sentence alone."""
+    """Returns seconds for the file, its translations, and median seconds for one sentence."""
     translate(sources[:1])
-    alone = [seconds_of(lambda: translate([source]), 1) for source in sources[:ALONE]]
+    alone = [seconds_of(partial(translate, [source]), 1) for source in sources[:ALONE]]
     hypotheses = translate(sources)  # this also starts the processes
-    return seconds_of(lambda: translate(sources), TIMES), hypotheses, statistics.median(alone)
+    seconds = seconds_of(partial(translate, sources), TIMES)
+    return seconds, hypotheses, statistics.median(alone)
 
 
 def ours(path: Path, beam: int, flags: list[str]) -> Translate:

@@ -1,13 +1,14 @@
-"""Fine-tuning beside Hugging Face's Trainer: same weights or shape, same rows, one after the other, on all cores.
+"""Fine-tuning beside Hugging Face's Trainer: same weights or shape, same rows, on all cores.
 
     python tests/measure/finetuning.py --data agnews --pretrained FOLDER --epochs 2
-    python tests/measure/finetuning.py --data agnews --layers 2 --d-ff 512                        # from nothing
+    python tests/measure/finetuning.py --data agnews --layers 2 --d-ff 512  # from scratch
 
-All other flags are those of train_cpu.py, whose presets for any table hold. Needs `pip install transformers
-accelerate`. The Trainer has its own defaults: one process with a thread a core, batches of 8 as they come, padded
-to their longest, AdamW at 5e-5 (--trainer-lr), fp32; then, where the CPU is fast in it, the same with bf16=True.
-Prints a table: samples a second in training, and the accuracy on rows of the test part afterwards. This project
-holds one row in 20 out to validate on, and trains on the rest.
+All other flags are those of train_cpu.py, with its presets for tables. Needs `pip install
+transformers accelerate`. The Trainer runs after this project, with its own defaults: one
+process with a thread per core, batches of 8 as they come, padded to their longest, AdamW at
+5e-5 (--trainer-lr), fp32; then, if the CPU is fast in bf16, the same with bf16=True. Prints a
+table: samples per second in training, and the accuracy on rows of the test part. This project
+holds out one row in 20 to validate, and trains on the rest.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import json
 import os
 import random
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -87,14 +89,13 @@ def train_by_trainer(folder: Path) -> None:
     )
     trainer = Trainer(model, how, train_dataset=parts["train"], processing_class=tokenizer)
     speed = trainer.train().metrics["train_samples_per_second"]
-    found = trainer.predict(parts["test"])
-    print(
-        f"{speed:.2f} samples/s, accuracy {(found.predictions.argmax(-1) == found.label_ids).mean():.4f}"
-    )
+    predicted = trainer.predict(parts["test"])
+    accuracy = (predicted.predictions.argmax(-1) == predicted.label_ids).mean()
+    print(f"{speed:.2f} samples/s, accuracy {accuracy:.4f}")
 
 
 def write_rows(folder: Path, corpus: Labelled, most: int) -> int:
-    """train.csv and test.csv in `folder`: some rows of the corpus, the same for all. Returns how many classes."""
+    """Writes some rows of the corpus to train.csv and test.csv; returns how many classes."""
     classes = classes_of(corpus)
     for part, count in (("train", most), ("test", most // 3)):
         rows = list(corpus.parts[part]())
@@ -118,6 +119,12 @@ def run(command: list[str], folder: Path) -> str:
     if done.returncode:
         sys.exit(f"{' '.join(command)}:\n{done.stderr[-2000:]}")
     return done.stdout
+
+
+def report(name: str, speed: float, accuracy: float) -> None:
+    print(
+        f"{name}: {speed:.1f} samples/s, accuracy {accuracy:.4f}", file=sys.stderr, flush=True
+    )
 
 
 def main() -> None:
@@ -144,7 +151,8 @@ def main() -> None:
     for name in ("test", "text", "label", "pretrained"):
         own.add_argument(f"--{name}", default="", help="as train_cpu.py takes it")
     if sys.argv[1:2] == ["--trainer"]:
-        return train_by_trainer(Path(sys.argv[2]))
+        train_by_trainer(Path(sys.argv[2]))
+        return
     given, flags = own.parse_known_args()
     found = []
     with tempfile.TemporaryDirectory() as name:
@@ -154,18 +162,11 @@ def main() -> None:
             sys.exit(f"error: {given.data} has no test part: name one with --test")
         classes = write_rows(folder, corpus, given.rows)
         mine = [
-            "--data",
-            "train.csv",
-            "--test",
-            "test.csv",
-            "--text",
-            "text",
-            "--label",
-            "class",
+            *shlex.split("--data train.csv --test test.csv --text text --label class"),
             *flags,
         ]
-        if given.init:
-            mine += ["--pretrained", str(Path(given.init).resolve())]
+        if given.pretrained:
+            mine += ["--pretrained", str(Path(given.pretrained).resolve())]
         run([str(ROOT / "train_cpu.py"), "--name", "ours", *mine], folder)
         summary, config = (
             json.loads((folder / "logs/ours" / name).read_text())
@@ -173,7 +174,7 @@ def main() -> None:
         )
         speeds = [epoch["samples_per_second"] for epoch in summary["epochs"]]
         found.append(("this project", sum(speeds) / len(speeds), summary["test_accuracy"]))
-        print("%s: %.1f samples/s, accuracy %.4f" % found[-1], file=sys.stderr, flush=True)
+        report(*found[-1])
         args = config["flags"]
         told = {
             "pretrained": args["pretrained"],
@@ -202,7 +203,7 @@ def main() -> None:
             said = run([__file__, "--trainer", str(folder)], folder)
             speed, right = re.search(r"([\d.]+) samples/s, accuracy ([\d.]+)", said).groups()
             found.append((f"Trainer, {'bf16' if bf16 else 'fp32'}", float(speed), float(right)))
-            print("%s: %.1f samples/s, accuracy %.4f" % found[-1], file=sys.stderr, flush=True)
+            report(*found[-1])
     print(
         f"\n{device_name('cpu')}, {available_cores()} cores\n\n"
         "| | samples/s in training | ours is faster by | accuracy, test part |\n|"

@@ -1,13 +1,14 @@
-"""Kills a training run again and again, as the world does, and shows that nothing is lost and nothing twice.
+"""Kills a training run again and again, and shows that nothing is lost or done twice.
 
-    python tests/measure/kill.py                                  # each of the three scripts, 25 times
+    python tests/measure/kill.py         # each of the three scripts, 25 times
     python tests/measure/kill.py fsdp 5
 
-`kill -9` of one process or of all, at random moments: while they start, train, or write a checkpoint. After
-each the run is resumed, in the end its metrics.csv must be that of a run that nobody disturbed, and its
-weights the same to the last bit.
+`kill -9` hits one process or all of them, at random moments: while they start, train, or write
+a checkpoint. After each kill the run is resumed. In the end, its metrics.csv and its weights
+must be equal to those of an undisturbed run, to the last bit.
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -27,65 +28,72 @@ FLAGS = [*SMALL, "--eval-every", "300", "--save-every", "5"]
 def train_and_kill(
     folder: Path, mode: str, procs: int, kills: int, steps: int, rng: random.Random, *flags: str
 ) -> list[str]:
-    """Trains to `steps` in folder/logs/killed with so many kills on the way, and says what it killed.
+    """Trains to `steps` in folder/logs/killed, with so many kills; returns a line for each.
 
-    The command is the same each time: --name goes on with a run that is there.
+    The command is the same each time: --name resumes a run that exists.
     """
-    last, said = folder / "logs" / "killed" / "last.pt", []
-    how = ["--name", "killed", "--steps", str(steps), *FLAGS, *flags]
+    checkpoint = folder / "logs" / "killed" / "last.pt"
+    arguments = command(mode, procs, "--name", "killed", "--steps", str(steps), *FLAGS, *flags)
+    lines = []
     while True:
         run = subprocess.Popen(
-            command(mode, procs, *how),
+            arguments,
             cwd=folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
-        if len(said) < kills:
-            before, began = last.stat().st_mtime_ns if last.exists() else 0, time.monotonic()
-            training = rng.random() < 0.8  # else while it starts
-            while (
-                training
-                and run.poll() is None
-                and (last.stat().st_mtime_ns if last.exists() else 0) == before
-            ):
-                time.sleep(0.01)
-            moment = rng.uniform(0, 0.5 if training else 6)
-            time.sleep(moment)
+        if len(lines) < kills:
+            began = time.monotonic()
+            wait_for_a_moment(run, checkpoint, rng)
             if run.poll() is None:
-                everyone = sorted(children_of(run.pid))
-                workers = workers_of(run.pid)
-                victims = (
-                    [run.pid, *everyone]
-                    if rng.random() < 0.5 or not workers
-                    else [rng.choice(workers)]
-                )
-                for pid in victims:
-                    try:
-                        os.kill(pid, signal.SIGKILL)
-                    except ProcessLookupError:
-                        pass
-                said.append(
-                    f"{len(victims)} of {1 + len(everyone)} processes, {time.monotonic() - began:.1f} s after the start"
-                )
-                run.communicate(timeout=90)
-                end = time.monotonic() + 30
-                while alive := [pid for pid in everyone if os.path.exists(f"/proc/{pid}")]:
-                    assert time.monotonic() < end, f"still running after {said[-1]}: {alive}"
-                    time.sleep(0.05)
+                processes = kill_some(run, rng)
+                lines.append(f"{processes}, {time.monotonic() - began:.1f} s after the start")
                 continue
         errors = run.communicate(timeout=600)[1]
         assert run.returncode == 0, errors
-        assert len(said) == kills, (
-            f"the run was over after {len(said)} kills: more steps are needed"
-        )
-        return said
+        assert len(lines) == kills, f"the run ended after {len(lines)} kills: use more steps"
+        return lines
+
+
+def wait_for_a_moment(run: subprocess.Popen, checkpoint: Path, rng: random.Random) -> None:
+    """Waits for a random moment: mostly soon after a checkpoint, sometimes during the start."""
+
+    def saved_at() -> int:
+        return checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+
+    before = saved_at()
+    if rng.random() < 0.8:
+        while run.poll() is None and saved_at() == before:
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.5))
+    else:
+        time.sleep(rng.uniform(0, 6))
+
+
+def kill_some(run: subprocess.Popen, rng: random.Random) -> str:
+    """Kills one worker or all processes, waits until they have ended; returns how many."""
+    descendants = sorted(children_of(run.pid))
+    workers = workers_of(run.pid)
+    victims = [run.pid, *descendants]
+    if rng.random() >= 0.5 and workers:
+        victims = [rng.choice(workers)]
+    for pid in victims:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    count = f"{len(victims)} of {1 + len(descendants)} processes"
+    run.communicate(timeout=90)
+    end = time.monotonic() + 30
+    while alive := [pid for pid in descendants if os.path.exists(f"/proc/{pid}")]:
+        assert time.monotonic() < end, f"still running after kill -9 of {count}: {alive}"
+        time.sleep(0.05)
+    return count
 
 
 def check(
     folder: Path, mode: str, procs: int, kills: int, steps: int, seed: int, *flags: str
 ) -> list[str]:
-    """`train_and_kill`, beside a run that nobody disturbs."""
+    """`train_and_kill`; asserts that the result is that of an undisturbed run."""
     done = subprocess.run(
         command(mode, procs, "--name", "calm", "--steps", str(steps), *FLAGS, *flags),
         cwd=folder,
@@ -94,25 +102,25 @@ def check(
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
-    said = train_and_kill(folder, mode, procs, kills, steps, random.Random(seed), *flags)
+    lines = train_and_kill(folder, mode, procs, kills, steps, random.Random(seed), *flags)
     calm, killed = (folder / "logs" / name for name in ("calm", "killed"))
     assert mathematics(read_metrics(killed)) == mathematics(read_metrics(calm))
     a, b = (torch.load(run / "last.pt", weights_only=True) for run in (calm, killed))
     assert all(torch.equal(a["model"][name], b["model"][name]) for name in a["model"])
     assert not list(killed.glob("*.partial"))
-    return said
+    return lines
 
 
 def main() -> None:
     kills = int(sys.argv[2]) if len(sys.argv) > 2 else 25
     for mode in sys.argv[1:2] or ("cpu", "ddp", "fsdp"):
         with tempfile.TemporaryDirectory() as folder:
-            for number, what in enumerate(
-                check(Path(folder), mode, 2, kills, 400 * kills, 1), 1
-            ):
-                print(f"train_{mode}.py, kill {number}: {what}")
+            lines = check(Path(folder), mode, 2, kills, 400 * kills, 1)
+        for number, line in enumerate(lines, 1):
+            print(f"train_{mode}.py, kill {number}: {line}")
         print(
-            f"train_{mode}.py: after {kills} kills metrics.csv and the weights are those of an undisturbed run"
+            f"train_{mode}.py: after {kills} kills, metrics.csv and the weights are those "
+            "of an undisturbed run"
         )
 
 

@@ -1,18 +1,20 @@
 """Makes one small mistake at a time in a module, and counts how many of them the tests notice.
 
-    python tests/measure/mutants.py --sample 40                   # 40 of each module in MODULES
-    python tests/measure/mutants.py --only beam --sample 0        # all of one
+    python tests/measure/mutants.py --sample 40             # 40 of each module in MODULES
+    python tests/measure/mutants.py --only beam --sample 0  # all of one module
 
-A mistake is another comparison or operation, a number that is one off, True for False, a condition the other
-way round, `and` for `or`, a statement left out, None returned, or a method that is not called. Texts, type
-hints, defaults of the command line and what a `raise` says are left as they are.
+A mistake is another comparison or operation, a number that is one off, True for False, a
+negated condition, `and` for `or`, a statement left out, None returned, or a method that is not
+called. Strings, type hints, defaults of the command line and messages of `raise` stay as they
+are.
 
-A process that has imported torch and pytest forks for each mistake, so that none costs the seconds of an
-import; the fork makes the mistake in the module's syntax tree as it imports it, and runs, until one fails,
-the tests that reach its line, the fastest first. No file changes. A test that takes far too long, or too much
-memory, has noticed, too. Tests that start processes of their own would not see the mistake: they are no use
-here. Prints what survives, as FILE:LINE before -> after. (mutmut and cosmic-ray start Python and import torch
-anew for each mistake, which would take a hundred times as long as most of these tests.)
+A process that has imported torch and pytest forks for each mistake, so that no mistake costs
+the seconds of an import. The fork makes the mistake in the module's syntax tree while importing
+it. Then it runs the tests that reach the line, the fastest first, until one fails. No file
+changes. A test that takes far too long, or too much memory, counts as failed. Tests that start
+processes would not see the mistake, so they are of no use here. Prints the mistakes that
+survive, as FILE:LINE before -> after. (mutmut and cosmic-ray start Python and import torch for
+each mistake, which would take a hundred times as long as most of these tests.)
 """
 
 import argparse
@@ -36,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 MODULES = {  # (what of it: all if none is named, tests)
     "model.py": ((), "test_model test_fast test_classifier"),
     "support/common/kernels.py": (
-        ("speed_up", "fast_precision", "FastDropout", "SummedCrossEntropy"),
+        ("speed_up", "fast_precision", "ByteDropout", "FusedCrossEntropy"),
         "test_fast test_model",
     ),
     "data.py": (("Pairs", "group_by_length", "Batches"), "test_data"),
@@ -76,7 +78,12 @@ SWAPS = {
 
 
 def mistakes(node: ast.AST, modules: set[str]) -> Iterator[ast.AST]:
-    """What could stand for a node by one mistake. modules: names that are imported."""
+    """The nodes that one mistake could put in the place of a node. modules: imported names."""
+    yield from mistakes_in_expressions(node, modules)
+    yield from mistakes_in_statements(node)
+
+
+def mistakes_in_expressions(node: ast.AST, modules: set[str]) -> Iterator[ast.AST]:
     match node:
         case ast.Compare():
             for i, op in enumerate(node.ops):
@@ -95,6 +102,15 @@ def mistakes(node: ast.AST, modules: set[str]) -> Iterator[ast.AST]:
             yield ast.Constant(not node.value)
         case ast.Constant(value=int() | float()):
             yield from (ast.Constant(node.value + 1), ast.Constant(node.value - 1))
+        case ast.Call(func=ast.Attribute(value=receiver)) if (
+            getattr(receiver, "id", "") not in modules
+        ):
+            yield receiver
+
+
+def mistakes_in_statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Mistakes in statements and in conditional expressions."""
+    match node:
         case ast.If() | ast.While() | ast.IfExp():
             yield type(node)(ast.UnaryOp(ast.Not(), node.test), node.body, node.orelse)
         case ast.Return(value=ast.AST()) if not isinstance(node.value, ast.Constant):
@@ -107,16 +123,12 @@ def mistakes(node: ast.AST, modules: set[str]) -> Iterator[ast.AST]:
             yield ast.Pass()
         case ast.Expr(value=ast.Call() | ast.Await() | ast.Yield()):
             yield ast.Pass()
-        case ast.Call(func=ast.Attribute(value=receiver)) if (
-            getattr(receiver, "id", "") not in modules
-        ):
-            yield receiver
 
 
 def sites(tree: ast.Module, names: tuple[str, ...]) -> list[tuple[ast.AST, ast.AST, range]]:
-    """All (node, what stands for it, lines) of a module, or of the classes and functions that are named.
+    """All (node, replacement, lines) of a module, or of its classes and functions in `names`.
 
-    lines: of the statement that has to be reached; none where it is reached by importing the module.
+    lines: those of the statement that a test has to reach; empty if importing the module does.
     """
     modules = {
         (alias.asname or alias.name).split(".")[0]
@@ -255,17 +267,19 @@ def reached(
     """Seconds and lines of each test, without a mistake, the fastest first."""
     if status := fork(path, tree, tests, 600, Watch(path)):
         sys.exit(
-            f"error: {path}: its tests fail, or take too long, without any mistake (status {status})"
+            f"error: {path}: its tests fail, or take too long, without any mistake "
+            f"(status {status})"
         )
     found = json.loads(Path(os.environ["TMPDIR"], "reached").read_text())
     return dict(sorted(found.items(), key=lambda test: test[1][0]))
 
 
 def survivors(module: str, sample: int, seed: int) -> Iterator[str]:
-    """Makes mistakes in a module; gives a line for each that no test notices, at the end one that counts."""
+    """Yields a line for each mistake that no test notices, and then a row of the table."""
     path, (names, files) = ROOT / module, MODULES[module]
     source, lived = path.read_text(encoding="utf-8"), 0
-    tests = reached(path, ast.parse(source), [f"tests/{name}.py" for name in files.split()])
+    paths = [f"tests/unit/{name}.py" for name in files.split()]
+    tests = reached(path, ast.parse(source), paths)
     forking = not any(its for _, its in tests.values())  # in forks lines are not seen
     everything, rng = len(sites(ast.parse(source), names)), random.Random(f"{seed} {module}")
     chosen = sorted(rng.sample(range(everything), min(sample or everything, everything)))
@@ -281,11 +295,11 @@ def survivors(module: str, sample: int, seed: int) -> Iterator[str]:
         limit = 20 + 5 * sum(tests[test][0] for test in these)
         if not these or fork(path, Swap(old, new).visit(tree), these, limit) == 0:
             lived += 1
-            yield f"{module}:{line} {before} -> {after}" + (
-                " (no test reaches it)" if not these else ""
-            )
+            unreached = "" if these else " (no test reaches it)"
+            yield f"{module}:{line} {before} -> {after}{unreached}"
     killed = len(chosen) - lived
-    yield f"| {module} | {everything} | {len(chosen)} | {killed} | {lived} | {killed / len(chosen):.0%} |"
+    share = killed / len(chosen)
+    yield f"| {module} | {everything} | {len(chosen)} | {killed} | {lived} | {share:.0%} |"
 
 
 def main() -> None:

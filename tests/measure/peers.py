@@ -1,10 +1,10 @@
-"""What others would use: programs that tests/measure/benchmark.py times, run by the Python that has them.
+"""Other toolkits' programs that tests/measure/benchmark.py times, with their own interpreter.
 
     PYTHON tests/measure/peers.py NAME FOLDER
 
 FOLDER holds train.src and train.tgt, the encoded corpus with numbers for words, and shape.json.
 Each prints target tokens a second without padding, over the last three quarters of its steps.
-joeynmt_search is tests/measure/decoding.py's.
+joeynmt_search is for tests/measure/decoding.py.
 """
 
 import json
@@ -17,10 +17,10 @@ SENTENCES = 128  # in a batch, as in the tutorials
 
 
 def read(folder: Path) -> list[tuple[list[int], list[int]]]:
-    sides = [
-        [[int(word) for word in line.split()] for line in open(folder / f"train.{side}")]
-        for side in ("src", "tgt")
-    ]
+    sides = []
+    for side in ("src", "tgt"):
+        lines = (folder / f"train.{side}").read_text().splitlines()
+        sides.append([[int(word) for word in line.split()] for line in lines])
     return list(zip(*sides))
 
 
@@ -195,10 +195,10 @@ def joeynmt_coder(config: dict, dropout: float) -> dict:
 
 
 def joeynmt_search(folder: Path, shape: dict) -> None:
-    """JoeyNMT, with the weights of FOLDER/weights.pt, translates the ids in FOLDER/batches.json.
+    """JoeyNMT, with FOLDER/weights.pt, translates the ids in FOLDER/batches.json.
 
-    Greedily, and with beam 4. Its first four words are <unk>, <pad>, <s>, </s>: ours, which
-    begin with the last three, come one later.
+    It does so greedily and with a beam of 4. Its first four words are <unk>, <pad>, <s> and
+    </s>. Ours begin with the last three, so each of our ids is one more here.
     """
     from types import SimpleNamespace
 
@@ -230,6 +230,49 @@ def joeynmt_search(folder: Path, shape: dict) -> None:
         vocabulary,
         vocabulary,
     ).eval()
+    theirs = joeynmt_weights(config, ours)
+    missing, unexpected = model.load_state_dict(theirs, strict=False)
+    assert not unexpected, unexpected
+    assert {name.split(".")[-1] for name in missing} <= {"pe"}, missing
+
+    def translate(sentences: list[list[int]], beam: int) -> list[list[int]]:
+        src = padded([[i + 1 for i in ids] + [3] for ids in sentences], 1)
+        lengths = torch.tensor([len(ids) + 1 for ids in sentences])
+        batch = Batch(
+            src,
+            lengths,
+            None,
+            None,
+            None,
+            torch.arange(len(src)),
+            torch.device("cpu"),
+            1,
+            3,
+            is_train=False,
+        )
+        found = search(model, batch, -1, beam, 1.0, generate_unk=False)[0]
+        ended = [list(ids)[: list(ids).index(3) if 3 in ids else None] for ids in found]
+        return [[int(i) - 1 for i in ids if i > 3] for ids in ended]
+
+    batches, found = json.loads((folder / "batches.json").read_text()), {}
+    for beam in (1, 4):
+        translate(batches[-1], beam)
+        began = time.perf_counter()
+        ids = [translate(batch, beam) for batch in batches]
+        seconds = time.perf_counter() - began
+        alone = []
+        for sentence in batches[len(batches) // 2][:20]:
+            began = time.perf_counter()
+            translate([sentence], beam)
+            alone.append(time.perf_counter() - began)
+        found[beam] = {"ids": ids, "seconds": seconds, "alone": alone}
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+def joeynmt_weights(config: dict, ours: dict) -> dict:
+    """Our weights under JoeyNMT's names."""
+    import torch
+
     embedding = torch.cat([torch.zeros(1, config["d_model"]), ours["embedding.weight"]])
     tied = ["src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer.weight"]
     theirs = dict.fromkeys(tied, embedding)
@@ -271,42 +314,7 @@ def joeynmt_search(folder: Path, shape: dict) -> None:
                     f"{to}.feed_forward.pwff_layer.{theirs_at}", f"{of}.feed_forward.{ours_at}"
                 )
         copy(f"{side}.layer_norm", f"{side}_norm")
-    missing, unexpected = model.load_state_dict(theirs, strict=False)
-    assert not unexpected, unexpected
-    assert {name.split(".")[-1] for name in missing} <= {"pe"}, missing
-
-    def translate(sentences: list[list[int]], beam: int) -> list[list[int]]:
-        src = padded([[i + 1 for i in ids] + [3] for ids in sentences], 1)
-        lengths = torch.tensor([len(ids) + 1 for ids in sentences])
-        batch = Batch(
-            src,
-            lengths,
-            None,
-            None,
-            None,
-            torch.arange(len(src)),
-            torch.device("cpu"),
-            1,
-            3,
-            is_train=False,
-        )
-        found = search(model, batch, -1, beam, 1.0, generate_unk=False)[0]
-        ended = [list(ids)[: list(ids).index(3) if 3 in ids else None] for ids in found]
-        return [[int(i) - 1 for i in ids if i > 3] for ids in ended]
-
-    batches, found = json.loads((folder / "batches.json").read_text()), {}
-    for beam in (1, 4):
-        translate(batches[-1], beam)
-        began = time.perf_counter()
-        ids = [translate(batch, beam) for batch in batches]
-        seconds = time.perf_counter() - began
-        alone = []
-        for sentence in batches[len(batches) // 2][:20]:
-            began = time.perf_counter()
-            translate([sentence], beam)
-            alone.append(time.perf_counter() - began)
-        found[beam] = {"ids": ids, "seconds": seconds, "alone": alone}
-    (folder / "found.json").write_text(json.dumps(found))
+    return theirs
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """How good a recipe is, and how much of that is luck: the same training with several seeds.
 
-    python tests/measure/quality.py                               # train_cpu.py --data multi30k, three times
+    python tests/measure/quality.py  # train_cpu.py --data multi30k, three times
     python tests/measure/quality.py --seeds 5 --epochs 18 --name short
 
-All other flags are those of train_cpu.py. The runs are logs/NAME/1, logs/NAME/2 and so on, one after the
-other. The same command again goes on where it was stopped; a run that has ended is not trained again.
-Prints a table: BLEU with a beam of 4, the best on the validation part, and that of the test part, by the
-run itself and by translate.py --score; with their mean and standard deviation.
+All other flags are those of train_cpu.py. The runs are logs/NAME/1, logs/NAME/2 and so on, one
+after the other. The same command resumes where it was stopped, and does not train a finished
+run again. Prints a table with means and standard deviations: BLEU with a beam of 4, the best of
+the validation part, and that of the test part, by the run itself and by translate.py --score.
 """
 
 import argparse
@@ -23,14 +23,14 @@ sys.path.insert(0, str(ROOT))
 
 from support.common.errors import UserError, run_main
 from support.corpora.pairs import find_corpus
-from support.training.flags import parse_arguments
-from support.translation.task import CORPUS_FLAGS
+from support.training.command_line import parse_arguments
+from support.training.settings import CpuSettings
 
 
 def given_flags(flags: list[str]) -> dict:
     """What train_cpu.py understands by them."""
     sys.argv = ["train_cpu.py", *flags]
-    return parse_arguments("", devices=("cpu",), procs=(int, 0, "processes")).given
+    return parse_arguments("", CpuSettings).given
 
 
 def has_ended(run: Path, given: dict) -> bool:
@@ -55,7 +55,8 @@ def train(name: str, seed: int, flags: list[str]) -> Path:
 
 def score(run: Path, flags: dict) -> float:
     """BLEU of the test part as translate.py gives it."""
-    corpus = find_corpus(*(flags[name] for name in CORPUS_FLAGS))
+    names = ("data", "valid", "test", "src", "tgt")
+    corpus = find_corpus(*(flags[name] for name in names))
     if "test" not in corpus.parts:
         raise UserError(f"{corpus.name} has no test part: name one with --test")
     with tempfile.TemporaryDirectory() as folder:
@@ -103,8 +104,8 @@ def main() -> None:
         )
         print(f"seed {seed}: validation {rows[-1][0]:.2f}, test {rows[-1][1]:.2f}", flush=True)
     print(
-        "\n| seed | best validation BLEU | test BLEU | test BLEU, `translate.py --score` | minutes |\n|"
-        + " --- |" * 5
+        "\n| seed | best validation BLEU | test BLEU | test BLEU, `translate.py --score` "
+        "| minutes |\n|" + " --- |" * 5
     )
     for seed, row in enumerate(rows, 1):
         print(

@@ -1,13 +1,13 @@
-"""What a second process brings, for each script, next to what the machine allows.
+"""The speed-up by a second process, for each script, beside what the machine allows.
 
-    python tests/measure/scaling.py --data multi30k               # flags are passed on to all runs
-    python tests/measure/scaling.py --modes ddp,fsdp --data multi30k --steps 40 --batch-tokens 6144
+    python tests/measure/scaling.py --data multi30k  # flags are passed on to all runs
+    python tests/measure/scaling.py --modes ddp,fsdp --data multi30k --steps 40
 
-Tokens a second with 1 and with 2 processes of one thread, and the ceiling: two runs of 1 process
-side by side that know nothing of each other, each with half the tokens a step. What is missing to
-the ceiling is the time that goes into communication, waiting included. Five rounds, in turn; shown
-are medians, and of the shares the median of those within a round: they were measured one after the
-other, so what else the machine did meets them alike.
+Measures tokens per second with 1 and with 2 processes of one thread, and the ceiling: two
+independent runs of 1 process side by side, each with half the tokens of a step. The difference
+to the ceiling is the time for communication, including waiting. There are five rounds. The
+table has medians. A share is computed within each round, whose runs follow each other, so that
+other load on the machine affects them alike; then the median is taken.
 """
 
 import argparse

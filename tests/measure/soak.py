@@ -1,26 +1,31 @@
-"""Disturbs training for an hour, and shows that the end is that of a calm run and that what was printed is true.
+"""Disturbs training for an hour; shows that the result is exact and that all messages are true.
 
-    python tests/measure/soak.py                                  # an hour in all, then as many calm runs
+    python tests/measure/soak.py  # an hour of disturbances, then undisturbed runs
     python tests/measure/soak.py --minutes 3 --modes cpu,nodes --seed 7 --write
 
-The modes: train_cpu.py and train_fsdp.py on three processes, train_ddp.py on two (on three DDP itself adds up
-in another order in the first step after a restart than it does later: that changes the last bit), "nodes",
-train_ddp.py under two torchrun that share no folder, and, when asked for, "fsdp-nodes", train_fsdp.py so. Each
-trains one run without an end; at random moments something from KINDS happens; what has ended is started again
-with the same command. When the time is over, the run trains to its last step, is killed twice while it sums up,
-and ends. Then a run that nobody disturbs takes as many steps: metrics.csv, weights, optimizer, summary and
-translations must be equal to the last bit, and the same files must be there. Each line is checked against what
-had happened: who is called dead was killed or stopped, a step that is called saved is in the file, a loss is
-the one of the calm run. PyTorch's own lines are not
-checked. Full disks need root, for a small tmpfs. --write keeps the table as logs/reference/benchmark/soak.md.
+The modes are train_cpu.py and train_fsdp.py on three processes; train_ddp.py on two (on three,
+DDP adds up in another order in the first step after a restart than later, which changes the
+last bit); "nodes", train_ddp.py under two torchrun without a common folder; and, if asked for,
+"fsdp-nodes", the same with train_fsdp.py.
+
+Each mode trains one run without an end. At random moments one of KINDS happens, and what has
+ended is started again with the same command. When the time is over, the run trains to its last
+step, is killed twice while it writes its summary, and ends. Then an undisturbed run takes as
+many steps: metrics.csv, weights, optimizer, summary and translations must be equal to the last
+bit, and the same files must exist. Each printed line is checked too: a process that is called
+dead was killed or stopped, a step that is called saved is in the file, and a loss is that of
+the undisturbed run. Lines of PyTorch are not checked. Full disks need root, for a small tmpfs.
+--write keeps the table as logs/reference/benchmark/soak.md.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -45,10 +50,7 @@ FLAGS = [
     "--data",
     "corpus",
     *SMALL,
-    "--average-checkpoints",
-    "3",
-    "--save-every",
-    "5",
+    *shlex.split("--average-checkpoints 3 --save-every 5"),
     "--eval-every",
     str(EVERY),
     "--timeout",
@@ -69,25 +71,58 @@ KILL_NODE, STOP, FULL, END = (
 KINDS = [*SIGNALS, KILL_ONE, KILL_ALL, KILL_PARENT, STOP]
 
 
+# --- Lines that the scripts print
+
+DIED = re.compile(
+    r"error: process ([\d, ]+) of (\d+) "
+    r"(has died or does not answer|has not started within)"
+)
+KILLED = re.compile(
+    r"error: process (\d+) of (\d+) was killed \(SIGKILL\); "
+    r"(nothing was saved|go on with: python train_cpu.py --resume logs/run)$"
+)
+NOT_WRITTEN = re.compile(
+    r"error: logs/run\S*: (?:the checkpoint )?cannot be written .*?"
+    r"(; the one from before is whole)?$"
+)
+STOPPED = re.compile(
+    r"stopped and saved at step (\d+); go on with: "
+    r"(?:python|torchrun [-\w. ]+) train_\w+\.py --resume logs/run(?: --device cpu)?$"
+)
+STEP = re.compile(
+    r"step (\d+)/(\d+), epoch (\d+): loss ([\d.]+)"
+    r"(?:, valid loss ([\d.]+), valid bleu ([\d.e-]+))?, [\d,]+ tokens/s, "
+)
+
+
 class Soak:
     """One mode's run, all that happens to it, and what it prints."""
 
     def __init__(self, mode: str, place: Path, seed: int, full: bool, kinds: str = ""):
-        self.mode, self.place, self.rng = mode, place, random.Random(f"{seed} {mode}")
-        self.marker, self.procs, self.two = (
-            uuid.uuid4().hex,
-            PROCS[mode],
-            mode.endswith("nodes"),
-        )
-        self.kinds = [
-            kind
-            for kind in KINDS + [KILL_NODE] * self.two + [FULL] * full
-            if re.search(kinds, kind)
-        ]
-        self.bag, self.commands, self.starts, self.steps = [], [], 0, 10**6
-        self.read, self.claims, self.others = {}, [], set()  # of what is printed
-        self.lines, self.wrong, self.counts = 0, [], {}
-        self.folders = [place / name for name in ("one", "two")[: 1 + self.two]]
+        self.mode = mode
+        self.place = place
+        self.rng = random.Random(f"{seed} {mode}")
+        self.marker = uuid.uuid4().hex  # in the environment of all its processes
+        self.procs = PROCS[mode]
+        self.two = mode.endswith("nodes")
+        possible = list(KINDS)
+        if self.two:
+            possible.append(KILL_NODE)
+        if full:
+            possible.append(FULL)
+        self.kinds = [kind for kind in possible if re.search(kinds, kind)]
+        self.bag = []  # kinds that are still to happen, before all happen again
+        self.commands = []
+        self.starts = 0
+        self.steps = 10**6
+        self.read = {}  # bytes of each file of output that have been read
+        self.claims = []  # the numbers of printed steps
+        self.others = set()  # other lines of standard output
+        self.lines = 0
+        self.wrong = []
+        self.counts = {}
+        names = ("one", "two") if self.two else ("one",)
+        self.folders = [place / name for name in names]
         self.run = self.folders[0] / "logs" / "run"
         for folder in self.folders:
             for name in ("corpus", "said", "tmp", "cache", "logs"):
@@ -220,18 +255,29 @@ class Soak:
         return found
 
     def disturb(self) -> None:
-        """At a random moment, one of the kinds; then waits until all have ended or the run goes on, and checks what was said."""
+        """Does one of the kinds at a random moment, and checks what comes of it."""
+        self.wait_for_a_moment()
+        if not self.bag:
+            self.bag = self.rng.sample(self.kinds, len(self.kinds))
+        kind = self.bag.pop()
+        self.ranks = set()
+        self.do(kind)
+        goes_on = self.settle()
+        self.count(kind, self.check(kind, goes_on))
+
+    def wait_for_a_moment(self) -> None:
+        """Waits for a random moment, mostly while the run trains, else while it starts."""
         before = self.saved()
-        if self.rng.random() < 0.8:  # while it trains; else while it starts
+        if self.rng.random() < 0.8:
             self.wait("a checkpoint", lambda: self.saved() > before or not self.running())
         time.sleep(self.rng.uniform(0, 2 if self.saved() > before else 6))
         if len(self.running()) < len(self.commands):
             raise AssertionError(
                 f"ended though nothing had happened to it: {self.new_lines()[-5:]}"
             )
-        if not self.bag:
-            self.bag = self.rng.sample(self.kinds, len(self.kinds))
-        kind, self.ranks = self.bag.pop(), set()
+
+    def do(self, kind: str) -> None:
+        """Disturbs the run. self.ranks: the ranks that may be called dead for it."""
         workers = [pid for one in self.running() for pid in workers_of(one.pid)]
         if kind in SIGNALS:
             self.send(SIGNALS[kind], [one.pid for one in self.running()])
@@ -255,18 +301,14 @@ class Soak:
             if kind == STOP:
                 time.sleep(TIMEOUT + 5)
                 self.send(signal.SIGCONT, [victim])
-        goes_on = self.settle()
-        self.count(kind, self.check(kind, goes_on))
 
     def send(self, number: int, pids: list[int]) -> None:
         for pid in pids:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-            except ProcessLookupError:
-                pass
 
     def fill_the_disk(self) -> None:
-        """Leaves no room for a checkpoint, perhaps for rows; frees the disk when the run has noticed."""
+        """Leaves no room for a checkpoint, but perhaps for rows, until the run has noticed."""
         filler = self.run.parent / "filler"
         with open(filler, "wb", buffering=0) as file:
             try:
@@ -289,7 +331,10 @@ class Soak:
             filler.unlink()
 
     def settle(self) -> bool:
-        """Waits until all have ended, or the run goes on: which of them. A node that is gone comes back after 15 s."""
+        """Waits until all have ended or the run goes on, and returns whether it goes on.
+
+        A node that has ended is started again after 15 s.
+        """
         began, gone = time.time(), 0.0
 
         def settled():
@@ -327,52 +372,30 @@ class Soak:
         return came
 
     def is_true(self, out: bool, line: str, kind: str, goes_on: bool) -> bool:
-        where, there = "logs/run", (self.run / "last.pt").exists()
-        if found := re.match(
-            r"error: process ([\d, ]+) of (\d+) (has died or does not answer|has not started within)",
-            line,
-        ):
-            return {int(rank) for rank in found[1].split(", ")} <= self.ranks and int(
-                found[2]
-            ) == self.procs
+        """Whether a line is true after something of `kind` has happened."""
+        there = (self.run / "last.pt").exists()
+        if found := DIED.match(line):
+            ranks = {int(rank) for rank in found[1].split(", ")}
+            return ranks <= self.ranks and int(found[2]) == self.procs
         if line.startswith("error: the processes have lost touch with each other ("):
-            return kind in (
-                STOP,
-                KILL_PARENT,
-                KILL_NODE,
-            )  # who had stood still says so, or the store has gone
-        if (
-            line == "error: torchrun has ended meanwhile"
-        ):  # it was killed before its processes had met
+            # A process that was stopped says so, or the store has gone.
+            return kind in (STOP, KILL_PARENT, KILL_NODE)
+        if line == "error: torchrun has ended meanwhile":
+            # It was killed before its processes had met.
             return kind in (KILL_PARENT, KILL_NODE)
-        if found := re.match(
-            rf"error: process (\d+) of (\d+) was killed \(SIGKILL\); (nothing was saved|go on with: python train_cpu.py --resume {where})$",
-            line,
-        ):
-            return (
-                int(found[1]) in self.ranks
-                and int(found[2]) == self.procs
-                and (found[3] != "nothing was saved") == there
-            )
-        if found := re.match(
-            rf"error: {where}\S*: (?:the checkpoint )?cannot be written .*?(; the one from before is whole)?$",
-            line,
-        ):
+        if found := KILLED.match(line):
+            says_saved = found[3] != "nothing was saved"
+            of_this_run = int(found[1]) in self.ranks and int(found[2]) == self.procs
+            return of_this_run and says_saved == there
+        if found := NOT_WRITTEN.match(line):
             return kind == FULL and (not found[1] or there)
         if line == "error: a file cannot be written: No space left on device":
             return kind == FULL
-        if found := re.match(
-            rf"stopped and saved at step (\d+); go on with: (?:python|torchrun [-\w. ]+) train_\w+\.py --resume {where}(?: --device cpu)?$",
-            line,
-        ):
+        if found := STOPPED.match(line):
             step = torch.load(self.run / "last.pt", weights_only=True)["step"] if there else 0
-            return kind in (*SIGNALS, KILL_PARENT) and (
-                int(found[1]) == step or goes_on and int(found[1]) < step
-            )
-        if found := re.match(
-            r"step (\d+)/(\d+), epoch (\d+): loss ([\d.]+)(?:, valid loss ([\d.]+), valid bleu ([\d.e-]+))?, [\d,]+ tokens/s, ",
-            line,
-        ):
+            is_step = int(found[1]) == step or goes_on and int(found[1]) < step
+            return kind in (*SIGNALS, KILL_PARENT) and is_step
+        if found := STEP.match(line):
             self.claims.append(found.groups())
             return int(found[2]) == self.steps
         if out:
@@ -385,7 +408,10 @@ class Soak:
     # --- The whole
 
     def soak(self, minutes: float) -> None:
-        """Trains and disturbs for so long, then to an end; raises AssertionError where something is not as it has to be."""
+        """Trains and disturbs for so long, then to an end.
+
+        Raises AssertionError if something is not as it has to be.
+        """
         end = time.monotonic() + 60 * minutes
         while time.monotonic() < end:
             if not self.running():
@@ -499,10 +525,8 @@ def ranks_of(pids: list[int]) -> set[int]:
     """Of those that have not just ended."""
     found = set()
     for pid in pids:
-        try:
+        with contextlib.suppress(OSError):
             found.add(rank_of(pid))
-        except OSError:
-            pass
     return found
 
 
@@ -584,16 +608,20 @@ def main() -> None:
             if left := set(os.listdir("/dev/shm")) - shared:
                 sys.exit(f"error: left in /dev/shm: {left}")
             after.append(
-                f"{mode}: {soak.starts} starts, {soak.steps:,} steps, {soak.lines:,} lines; the end is the calm run's, bit for bit."
+                f"{mode}: {soak.starts} starts, {soak.steps:,} steps, {soak.lines:,} lines; "
+                "the end is the calm run's, bit for bit."
             )
             print(after[-1], flush=True)
     except (AssertionError, OSError) as problem:
         sys.exit(f"error: {mode}: {problem}\n{place} has what was said")
     shutil.rmtree(place)
     if args.write:
+        command_line = " ".join(["python", "tests/measure/soak.py", *sys.argv[1:]])
+        minutes = (time.time() - began) / 60
         head = [
-            f"`{' '.join(['python', 'tests/measure/soak.py', *sys.argv[1:]])}` (seed {args.seed}), {available_cores()} cores of "
-            f"{device_name('cpu')}, PyTorch {torch.__version__}, {(time.time() - began) / 60:.0f} minutes with the calm runs:",
+            f"`{command_line}` (seed {args.seed}), {available_cores()} cores of "
+            f"{device_name('cpu')}, PyTorch {torch.__version__}, {minutes:.0f} minutes with the "
+            "undisturbed runs:",
             "",
             "| mode | what happened | times | what came of it |",
             "| --- | --- | --- | --- |",

@@ -1,16 +1,16 @@
-"""What each trick that is there for speed alone brings on a CPU: two runs in turn, one without it.
+"""The gain of each optimization on a CPU: paired runs with and without it.
 
     python tests/measure/tricks.py --data multi30k --steps 40
     python tests/measure/tricks.py --only "Adam|memory" --cpu --write ...
 
-All other flags are those of train_cpu.py, which is run with --benchmark. For each trick there are
-two runs, that of all tricks, and one in which this one thing is as one would write it first (or,
-for a trick that is not used, as one would not). They take the same steps, in turn: one waits while
-the other computes, so what else the machine does meets both. Prints the median of each run's
-speeds, and of their ratio; the first quarter of the steps is left out, and the first row, of two
-equal runs, shows how exact it is. --write keeps all in logs/reference/benchmark/tricks.csv. On a machine that
-others use too, --cpu counts the seconds that rank 0 computed, not those that went by: then waiting
-for other processes costs nothing.
+All other flags are those of train_cpu.py, which runs with --benchmark. For each optimization
+there are two runs: one with all of them, and one in which this one is replaced by the plain way
+(or, for one that is not used, added). They take the same steps in turn: one waits while the
+other computes, so that other load on the machine affects both alike. Prints the medians of both
+speeds and of their ratio, without the first quarter of the steps. The first row, of two equal
+runs, shows the precision of the measurement. --write keeps all speeds in
+logs/reference/benchmark/tricks.csv. --cpu counts rank 0's CPU time in place of the elapsed time, for a
+machine that others use too.
 """
 
 import argparse
@@ -38,12 +38,13 @@ import model
 import train_cpu
 from support.common import kernels as fast
 from support.distributed import launch as processes
-from support.training.flags import parse_arguments
+from support.training.command_line import parse_arguments
 from support.training.run import Run
+from support.training.settings import CpuSettings
 
 
 def unsorted(lengths, batch_tokens, rng, batch_size=0):
-    """`group_by_length` of sentences as they come: steps of as many tokens, with more padding."""
+    """`group_by_length` without sorting: steps of as many tokens, but with more padding."""
     longer, steps, start = np.maximum(*lengths), [], 0
     order = rng.permutation(len(longer))
     while start < len(order):
@@ -87,10 +88,10 @@ CHANGES = {  # trick: (what is instead, how, flags)
         put(fast, "F", SimpleNamespace(scaled_dot_product_attention=model.scaled_dot_product)),
         ["--precision", "fp32"],
     ),
-    "attention written out in bf16": ("PyTorch's", put(fast, "short_attention", SDPA), []),
+    "attention written out in bf16": ("PyTorch's", put(fast, "cpu_bf16_attention", SDPA), []),
     "attention for short sentences": (
         "as model.py writes it",
-        put(fast, "short_attention", model.scaled_dot_product),
+        put(fast, "cpu_bf16_attention", model.scaled_dot_product),
         [],
     ),
     "oneDNN's plans for all shapes": (  # seen from the second epoch on
@@ -98,15 +99,15 @@ CHANGES = {  # trick: (what is instead, how, flags)
         lambda: os.environ.update(ONEDNN_PRIMITIVE_CACHE_CAPACITY="1024"),
         [],
     ),
-    "glibc's memory as it is": ("memory that it keeps", fast.keep_memory, []),
+    "glibc's memory as it is": ("memory that it keeps", fast.keep_freed_memory, []),
     "random bits of dropout 64 at a time": (
         "nn.Dropout",
-        put(fast, "FastDropout", torch.nn.Dropout),
+        put(fast, "ByteDropout", torch.nn.Dropout),
         [],
     ),
     "a loss that keeps no logits": (
         "written plainly",
-        put(fast, "SummedCrossEntropy", SimpleNamespace(apply=model.cross_entropy)),
+        put(fast, "FusedCrossEntropy", SimpleNamespace(apply=model.cross_entropy)),
         [],
     ),
     "sentences of like length together": (
@@ -130,7 +131,7 @@ AGAINST = {"PyTorch's attention in fp32": FP32}
 
 
 def take_turns(name: str) -> None:
-    """Has a process of train_cpu.py wait for its turn before each step, and say how fast it was."""
+    """Makes a process of train_cpu.py wait for its turn at each step and report its speed."""
     store = dist.TCPStore(
         "127.0.0.1", int(os.environ["PORT"]), is_master=False, timeout=PATIENCE
     )
@@ -196,7 +197,7 @@ def main() -> None:
     if "WITHOUT" in os.environ:
         processes.spawn(
             train_cpu.train,
-            parse_arguments(__doc__, devices=("cpu",), procs=(int, 0, "processes")),
+            parse_arguments(__doc__, CpuSettings),
         )
         return
     own = argparse.ArgumentParser(

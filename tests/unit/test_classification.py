@@ -1,9 +1,10 @@
-"""Classifiers on the three pages: the same curve and the same figures in every mode, from texts and from pictures."""
+"""Classifiers of texts and images: the training scripts give the same curve and metrics."""
 
 import csv
 import gzip
 import json
 import random
+import shlex
 import shutil
 import struct
 import subprocess
@@ -27,30 +28,11 @@ from support.classification.predict import load_classifier, logits
 from support.common.errors import UserError
 from support.pretrained.pretrained import export
 
-SHAPE = [
-    "--layers",
-    "1",
-    "--d-model",
-    "32",
-    "--heads",
-    "2",
-    "--d-ff",
-    "64",
-    "--vocab-size",
-    "300",
-    "--dropout",
-    "0",
-    "--precision",
-    "fp32",
-    "--log-every",
-    "1",
-    "--batch-size",
-    "24",
-    "--warmup",
-    "5",
-    "--lr",
-    "3e-3",
-]
+SHAPE = shlex.split(
+    "--layers 1 --d-model 32 --heads 2 --d-ff 64 --vocab-size 300 "
+    "--dropout 0 --precision fp32 --log-every 1 --batch-size 24 "
+    "--warmup 5 --lr 3e-3"
+)
 WORDS = {
     "animal": ["dog", "cat", "horse", "bird", "cow"],
     "colour": ["red", "green", "blue", "black", "white"],
@@ -60,7 +42,7 @@ WORDS = {
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """A table of texts of unlike lengths, in three classes that are not equally frequent, and another to test on."""
+    """Flags for two tables, to train and to test: texts of unequal lengths, three classes."""
     folder, rng = tmp_path_factory.mktemp("labelled"), random.Random(1)
     for name, rows in (("train", 400), ("test", 61)):
         with open(folder / f"{name}.csv", "w", newline="") as file:
@@ -78,29 +60,24 @@ def table(tmp_path_factory):
         str(folder / "train.csv"),
         "--test",
         str(folder / "test.csv"),
-        "--label",
-        "topic",
-        "--text",
-        "title,text",
-        "--epochs",
-        "2",
-        "--token-dropout",
-        "0.2",
+        *shlex.split("--label topic --text title,text --epochs 2 --token-dropout 0.2"),
     ]
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """IDX files of 8 x 8 pixels: the class says which quarter is bright, one time in eight of training it lies.
+def images(tmp_path_factory):
+    """Flags for IDX files of 8 x 8 pixels, of which the class names the bright quarter.
 
-    Without the lies the loss would end near 0.001, which fp32 works out to three digits only.
+    In training, one label in eight is wrong. Otherwise the loss would end near 0.001, which
+    fp32 gives to three digits only.
     """
     folder, rng = tmp_path_factory.mktemp("idx"), np.random.default_rng(1)
     for part, n in (("train", 300), ("t10k", 50)):
         labels = rng.integers(0, 4, n, dtype=np.uint8)
         pixels = rng.integers(0, 60, (n, 8, 8), dtype=np.uint8)
         for i, label in enumerate(labels):
-            label = (label + (part == "train" and i % 8 == 0)) % 4
+            if part == "train" and i % 8 == 0:
+                label = (label + 1) % 4
             pixels[i, 4 * (label // 2) :, 4 * (label % 2) :][:4, :4] += 180
         for name, magic, content in (
             (f"{part}-images-idx3-ubyte", 2051, pixels),
@@ -112,18 +89,7 @@ def pictures(tmp_path_factory):
     return [
         "--data",
         str(folder),
-        "--crop",
-        "1",
-        "--flip",
-        "no",
-        "--patch",
-        "4",
-        "--stem-channels",
-        "4",
-        "--epochs",
-        "4",
-        "--lr",
-        "1e-2",
+        *shlex.split("--crop 1 --flip no --patch 4 --stem-channels 4 --epochs 4 --lr 1e-2"),
     ]
 
 
@@ -144,7 +110,7 @@ def weights_of(run) -> dict:
 
 
 def compare(folder, flags, cases):
-    """Trains by train_cpu.py on one process, and by `cases`; asserts that nothing tells them apart."""
+    """Asserts that all `cases` train to the same result as train_cpu.py on one process."""
     flags = [*SHAPE, *flags]
     train(folder, "cpu", 1, "--name", "one", *flags)
     one = folder / "logs" / "one"
@@ -171,7 +137,7 @@ def compare(folder, flags, cases):
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory, table):
-    """logs/one of a folder, by train_cpu.py alone, which two of train_ddp.py's processes have equalled."""
+    """A folder with logs/one by train_cpu.py. train_ddp.py on two processes has equalled it."""
     folder = tmp_path_factory.mktemp("learnt")
     compare(folder, [*table, "--class-weights"], [("ddp", 2, 2)])
     return folder / "logs" / "one"
@@ -184,8 +150,8 @@ def test_texts_are_learnt_alike_by_all_pages(learnt):
 
 
 @pytest.mark.slow
-def test_pictures_are_learnt_alike_by_all_pages(tmp_path, pictures):
-    summary = compare(tmp_path, pictures, [("fsdp", 2, 1)])
+def test_images_are_learnt_alike_by_all_pages(tmp_path, images):
+    summary = compare(tmp_path, images, [("fsdp", 2, 1)])
     assert summary["test_accuracy"] > 0.9 and sum(map(sum, summary["confusion"])) == 50
 
 
@@ -230,12 +196,7 @@ def test_a_runs_record_starts_the_same_run(tmp_path, learnt):
         "train_cpu.py",
         "--config",
         learnt / "config.json",
-        "--name",
-        "again",
-        "--steps",
-        "2",
-        "--procs",
-        "1",
+        *shlex.split("--name again --steps 2 --procs 1"),
         cwd=tmp_path,
     )
     assert again.returncode == 0, again.stderr
@@ -250,18 +211,7 @@ def test_a_killed_run_goes_on_to_the_last_bit_and_early_stopping_holds(tmp_path,
     flags = [
         *table,
         *SHAPE,
-        "--epochs",
-        "6",
-        "--dropout",
-        "0.1",
-        "--procs",
-        "2",
-        "--patience",
-        "2",
-        "--lr",
-        "0.0",
-        "--head-lr",
-        "0",
+        *shlex.split("--epochs 6 --dropout 0.1 --procs 2 --patience 2 --lr 0.0 --head-lr 0"),
     ]
     whole = run_script("train_cpu.py", *flags, "--name", "whole", cwd=tmp_path)
     assert whole.returncode == 0 and "no better for 2 evaluations" in whole.stdout, whole.stderr
@@ -287,7 +237,7 @@ def test_a_killed_run_goes_on_to_the_last_bit_and_early_stopping_holds(tmp_path,
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
-def test_pictures_move_and_are_mirrored():
+def test_images_move_and_are_mirrored():
     pixels = np.arange(1, 2 * 9 + 1, dtype=np.uint8).reshape(2, 1, 3, 3)
     stay, right, up = (
         move(pixels, np.array([how, [0, 0, 0]]))[0, 0].tolist()
@@ -300,7 +250,7 @@ def test_pictures_move_and_are_mirrored():
 
 
 def test_texts_are_cut_and_counted():
-    """Also a text of one word that is longer than what is looked at, of which a single token may come."""
+    """Texts are cut to the maximum length, also a single word that is longer."""
     tokenizer = Tokenizer(
         models.WordPiece({"[UNK]": 0, "good": 1, "bad": 2}, unk_token="[UNK]")
     )
@@ -372,21 +322,21 @@ def test_what_cannot_be_is_said_in_one_line(tmp_path, table):
         (["--data", "kinds", "--pretrained", "nowhere"], "nowhere"),
         (["--data", "kinds", "--patch", "8"], "for pictures"),
         (["--data", "kinds", "--pool", "mean"], "--pool mean: it is for the weights"),
-        (["--data", "PICTURES", "--token-dropout", "0.1"], "for texts"),
+        (["--data", "IMAGES", "--token-dropout", "0.1"], "for texts"),
         (
-            ["--data", "PICTURES", "--patch", "2", "--stem-channels", "8"],
+            ["--data", "IMAGES", "--patch", "2", "--stem-channels", "8"],
             "patch 2: with a stem",
         ),
         (["--data", "kinds", "--stem-channels", "8"], "for pictures"),
     ],
 )
-def test_flags_that_do_not_go_together_are_refused(refusal, pictures, flags, expected):
-    assert expected in refusal(*(pictures[1] if flag == "PICTURES" else flag for flag in flags))
+def test_flags_that_do_not_go_together_are_refused(refusal, images, flags, expected):
+    assert expected in refusal(*(images[1] if flag == "IMAGES" else flag for flag in flags))
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """A folder with a small BERT that knows the table's words, for other classes than the table's."""
+    """A folder with a small BERT that knows the table's words, but has other classes."""
     words = [
         "[PAD]",
         "[UNK]",
@@ -443,20 +393,10 @@ def fine_tune(folder, mode, procs, name, table, init, *flags):
         *table,
         "--pretrained",
         init,
-        "--max-length",
-        "16",
-        "--dropout",
-        "0",
-        "--lr",
-        "3e-3",
-        "--precision",
-        "fp32",
-        "--batch-size",
-        "24",
-        "--warmup",
-        "5",
-        "--log-every",
-        "1",
+        *shlex.split(
+            "--max-length 16 --dropout 0 --lr 3e-3 --precision fp32 "
+            "--batch-size 24 --warmup 5 --log-every 1"
+        ),
         *flags,
     )
 
@@ -471,7 +411,8 @@ def test_published_weights_are_tuned_alike_and_frozen_ones_stay(tmp_path, table,
     for mode in ("cpu", "ddp", "fsdp"):
         fine_tune(tmp_path, mode, 2, mode, table, init, *frozen)
         two = weights_of(tmp_path / "logs" / mode)
-        # A key's bias changes no attention: its gradient is rounding alone, which Adam makes large.
+        # A key's bias does not change attention: its gradient is rounding error, which Adam
+        # scales up.
         for weights in (one, two):
             weights["encoder.1.attention.key_value.bias"][:32] = 0
         assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-4
@@ -490,13 +431,14 @@ def test_published_weights_are_tuned_alike_and_frozen_ones_stay(tmp_path, table,
 
 
 def test_the_mean_of_all_tokens_in_the_place_of_a_head(tmp_path, table, published):
-    """--pool mean: the layer with tanh is left out, and the first token counts like any other."""
+    """--pool mean: there is no layer with tanh, and the first token counts like any other."""
     said = fine_tune(
         tmp_path, "cpu", 1, "one", table, published[0], "--pool", "mean", "--steps", "1"
     )
     assert (
         "new are head.1.bias, head.1.weight" in said
-        and "left out: bert.pooler.dense.bias, bert.pooler.dense.weight, classifier.bias, classifier.weight\n"
+        and "left out: bert.pooler.dense.bias, bert.pooler.dense.weight, "
+        "classifier.bias, classifier.weight\n"
         in said
     )
     saved = torch.load(tmp_path / "logs/one/last.pt", weights_only=True)
@@ -514,8 +456,8 @@ def test_the_mean_of_all_tokens_in_the_place_of_a_head(tmp_path, table, publishe
 
 
 @pytest.mark.slow
-def test_the_mean_gets_a_last_layer_of_its_own(tmp_path, pictures):
-    """A published one of the same classes is for the first token; DeiT's and DINOv2's are even wider."""
+def test_the_mean_gets_a_last_layer_of_its_own(tmp_path, images):
+    """The published one is for the first token, though its classes are the same."""
     config = ClassifierConfig(
         4,
         patch=4,
@@ -541,7 +483,7 @@ def test_the_mean_gets_a_last_layer_of_its_own(tmp_path, pictures):
         "config": asdict(config),
     }
     export(tmp_path / "vit", model, saved)
-    flags = [*pictures[:6], "--steps", "1", "--lr", "0", "--pretrained", str(tmp_path / "vit")]
+    flags = [*images[:6], "--steps", "1", "--lr", "0", "--pretrained", str(tmp_path / "vit")]
     assert "new are no weights" in train(tmp_path, "cpu", 1, "--name", "kept", *flags)
     assert "new are head.1.bias, head.1.weight" in train(
         tmp_path, "cpu", 1, "--name", "mean", "--pool", "mean", *flags
@@ -554,19 +496,19 @@ def test_the_mean_gets_a_last_layer_of_its_own(tmp_path, pictures):
     )
 
 
-def test_texts_have_one_process_and_pictures_several(pictures):
+def test_texts_have_one_process_and_images_several(images):
     """A step of texts changes few of their embeddings, but an exchange would send all."""
     flags = {"data": "kinds", "pretrained": "", "image_size": 0} | dict.fromkeys(
         ("valid", "test", "text", "label"), ""
     )
     assert classification.presets(flags)["procs"] == 1
     assert classification.presets(flags | {"pretrained": "FOLDER"})["procs"] == 1
-    assert "procs" not in classification.presets(flags | {"data": pictures[1]})
+    assert "procs" not in classification.presets(flags | {"data": images[1]})
 
 
 @pytest.mark.slow
 def test_a_folder_that_names_more_classes_than_it_has_rows_for(tmp_path, table, published):
-    """Its last layer is left out, as one for other classes is; the table's classes are among the names."""
+    """Its last layer is left out, as for other classes, though its names include ours."""
     folder = shutil.copytree(published[0], tmp_path / "bert")
     said = json.loads((folder / "config.json").read_text())
     names = ["no", "yes", "maybe", *WORDS]
@@ -613,12 +555,7 @@ def test_fsdp_ends_with_the_mean_of_the_last_weights(tmp_path):
                 "--data",
                 "kinds",
                 *SHAPE,
-                "--average-checkpoints",
-                "3",
-                "--steps",
-                "12",
-                "--eval-every",
-                "3",
+                *shlex.split("--average-checkpoints 3 --steps 12 --eval-every 3"),
             ),
             cwd=tmp_path,
             capture_output=True,
@@ -641,12 +578,7 @@ def test_fsdp_has_post_norm_in_bf16(tmp_path):
             "--data",
             "kinds",
             *SHAPE,
-            "--steps",
-            "4",
-            "--norm",
-            "post",
-            "--precision",
-            "bf16",
+            *shlex.split("--steps 4 --norm post --precision bf16"),
         ),
         cwd=tmp_path,
         capture_output=True,
@@ -657,7 +589,7 @@ def test_fsdp_has_post_norm_in_bf16(tmp_path):
 
 
 def test_the_label_is_not_the_text(tmp_path):
-    from support.corpora.tables import read_labelled_table
+    from support.classification.labelled_tables import read_labelled_table
 
     (tmp_path / "a.csv").write_text("comment,review\nfine,good\n")
     with pytest.raises(

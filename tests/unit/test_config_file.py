@@ -6,19 +6,9 @@ import sys
 import pytest
 
 from support.common.errors import UserError
+from support.training.command_line import parse_arguments
 from support.training.config_file import read_config
-from support.training.flags import complete, parse_arguments
-
-KINDS = {
-    "lr": float,
-    "epochs": int,
-    "data": str,
-    "flip": ("no", "yes"),
-    "compile": bool,
-    "d_model": int,
-    "name": str,
-    "config": str,
-}
+from support.training.settings import CpuSettings, FsdpSettings, Settings
 
 
 def write(tmp_path, name, text):
@@ -30,9 +20,10 @@ def test_yaml_with_headings_and_numbers_as_people_write_them(tmp_path):
     path = write(
         tmp_path,
         "a.yaml",
-        "data: x.csv\nmodel:\n  d-model: 64\nempty:\ntraining:\n  lr: 1e-3\n  epochs: 2\n  compile: true\n",
+        "data: x.csv\nmodel:\n  d-model: 64\nempty:\n"
+        "training:\n  lr: 1e-3\n  epochs: 2\n  compile: true\n",
     )
-    assert read_config(path, KINDS) == {
+    assert read_config(path, Settings) == {
         "data": "x.csv",
         "d_model": 64,
         "lr": 1e-3,
@@ -47,7 +38,7 @@ def test_the_record_of_a_run_starts_another_run(tmp_path):
         "config.json",
         json.dumps({"mode": "cpu", "flags": {"lr": 1, "name": "old", "flip": "yes"}}),
     )
-    assert read_config(path, KINDS) == {"lr": 1.0, "flip": "yes"}
+    assert read_config(path, Settings) == {"lr": 1.0, "flip": "yes"}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +49,7 @@ def test_the_record_of_a_run_starts_another_run(tmp_path):
         ("a.yaml", "epochs: true", "epochs is True, not int"),
         ("a.yaml", "lr: fast", "lr is 'fast', not float"),
         ("a.yaml", "lr: 1" + "0" * 400, "lr is 10+, not float"),
-        ("a.yaml", "name: 1", "name is 1, not text, unless it is put in quotes"),
+        ("a.yaml", "name: 1", "name is 1, not text \\(put it in quotes\\)"),
         ("a.yaml", "flip: maybe", "flip is 'maybe', not one of no, yes"),
         ("a.yaml", "lr: 1\na: [1", "line 2: expected ',' or ']'"),
         (
@@ -68,51 +59,50 @@ def test_the_record_of_a_run_starts_another_run(tmp_path):
         ),
         ("a.yaml", "config: b.yaml", "it names another file"),
         ("a.yaml", "d-model:", "d_model is None, not int"),
-        ("a.yaml", "- 1", "no flags in it"),
+        ("a.yaml", "- 1", "it has no flags"),
         ("a.json", "{", "Expecting property name"),
     ],
 )
 def test_what_is_no_flag_is_named_in_one_line(tmp_path, name, text, expected):
     with pytest.raises(UserError, match="--config .*" + expected) as problem:
-        read_config(write(tmp_path, name, text), KINDS)
+        read_config(write(tmp_path, name, text), Settings)
     assert "\n" not in str(problem.value)
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match="cannot be read"):
-        read_config(str(tmp_path / "none.yaml"), KINDS)
+        read_config(str(tmp_path / "none.yaml"), Settings)
 
 
 def test_words_that_yaml_takes_for_bools_and_flags_given_twice(tmp_path):
-    assert read_config(write(tmp_path, "a.yaml", "flip: yes"), KINDS) == {"flip": "yes"}
+    assert read_config(write(tmp_path, "a.yaml", "flip: yes"), Settings) == {"flip": "yes"}
     with pytest.raises(UserError, match="lr is given twice"):
-        read_config(write(tmp_path, "b.yaml", "model: {lr: 1}\ntraining: {lr: 2}"), KINDS)
+        read_config(write(tmp_path, "b.yaml", "model: {lr: 1}\ntraining: {lr: 2}"), Settings)
     for name, text in (("c.yaml", "lr: 1\nlr: 2"), ("d.json", '{"lr": 1, "lr": 2}')):
         with pytest.raises(UserError, match="lr is given twice"):
-            read_config(write(tmp_path, name, text), KINDS)
+            read_config(write(tmp_path, name, text), Settings)
     with pytest.raises(UserError, match="training is given twice"):
         read_config(
-            write(tmp_path, "e.yaml", "training: {lr: 1}\ntraining: {epochs: 2}"), KINDS
+            write(tmp_path, "e.yaml", "training: {lr: 1}\ntraining: {epochs: 2}"), Settings
         )
-    with pytest.raises(UserError, match="no flags in it"):
-        read_config(write(tmp_path, "a.json", '{"mode": "cpu", "flags": null}'), KINDS)
+    with pytest.raises(UserError, match="it has no flags"):
+        read_config(write(tmp_path, "a.json", '{"mode": "cpu", "flags": null}'), Settings)
 
 
-def test_what_another_page_has_recorded_is_passed_over(tmp_path):
+def test_what_another_script_has_recorded_is_ignored(tmp_path):
     path = write(
         tmp_path,
         "config.json",
         json.dumps(
             {
                 "mode": "cpu",
-                "flags": {"lr": 1.0, "threads": 1, "procs": 2, "sharded": True, "replicas": 2},
+                "flags": {"lr": 1.0, "procs": 2, "sharded": True, "replicas": 2},
             }
         ),
     )
-    assert read_config(path, KINDS) == {"lr": 1.0} and read_config(
-        path, KINDS | {"procs": int}
-    ) == {"lr": 1.0, "procs": 2}
-    assert read_config(path, KINDS | {"replicas": int}) == {"lr": 1.0, "replicas": 2}
+    assert read_config(path, Settings) == {"lr": 1.0}
+    assert read_config(path, CpuSettings) == {"lr": 1.0, "procs": 2}
+    assert read_config(path, FsdpSettings) == {"lr": 1.0, "sharded": True, "replicas": 2}
 
 
 def test_of_a_record_what_belongs_to_a_machine_is_passed_over(tmp_path):
@@ -124,43 +114,42 @@ def test_of_a_record_what_belongs_to_a_machine_is_passed_over(tmp_path):
         "netem": True,
         "profile": True,
     }
-    kinds = KINDS | {"device": ("auto", "cpu", "cuda"), "delay_ms": float, "profile": bool}
     assert read_config(
-        write(tmp_path, "config.json", json.dumps({"mode": "ddp", "flags": flags})), kinds
+        write(tmp_path, "config.json", json.dumps({"mode": "ddp", "flags": flags})), Settings
     ) == {"lr": 1.0}
-    assert read_config(write(tmp_path, "a.yaml", "device: cpu\nlr: 1"), kinds) == {
+    assert read_config(write(tmp_path, "a.yaml", "device: cpu\nlr: 1"), Settings) == {
         "device": "cpu",
         "lr": 1.0,
     }
 
 
 def test_a_file_that_is_no_record_may_name_the_run(tmp_path):
-    assert read_config(write(tmp_path, "a.yaml", "name: mine\nlr: 1"), KINDS) == {
+    assert read_config(write(tmp_path, "a.yaml", "name: mine\nlr: 1"), Settings) == {
         "name": "mine",
         "lr": 1.0,
     }
     path = write(
         tmp_path, "b.yaml", "flags:\n  name: mine\nmodel:\n  d_model: 64\n"
     )  # a heading like any other
-    assert read_config(path, KINDS) == {"name": "mine", "d_model": 64}
+    assert read_config(path, Settings) == {"name": "mine", "d_model": 64}
 
 
 def test_a_file_cannot_give_published_weights_another_shape(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train_cpu.py", "--config", "a.yaml"])
-    write(tmp_path, "a.yaml", "data: kinds\ninit: bert\nlayers: 4\n")
+    write(tmp_path, "a.yaml", "data: kinds\npretrained: bert\nlayers: 4\n")
     with pytest.raises(
         UserError,
-        match="--config a.yaml: --layers: --pretrained's weights have a shape already",
+        match="--config a.yaml: --layers cannot be set with --pretrained: the weights have a shape",
     ):
-        complete(parse_arguments("", devices=("cpu",)))
+        parse_arguments("", CpuSettings).complete()
     write(
-        tmp_path, "a.yaml", "data: kinds\ninit: bert\nlayers: 3\n"
+        tmp_path, "a.yaml", "data: kinds\npretrained: bert\nlayers: 3\n"
     )  # also where it is the default
     with pytest.raises(
-        UserError, match="--layers: --pretrained's weights have a shape already"
+        UserError, match="--layers cannot be set with --pretrained: the weights have a shape"
     ):
-        complete(parse_arguments("", devices=("cpu",)))
+        parse_arguments("", CpuSettings).complete()
     record = {
         "mode": "cpu",
         "flags": {"data": "kinds", "pretrained": "bert", "layers": 3, "norm": "pre"},
@@ -168,13 +157,13 @@ def test_a_file_cannot_give_published_weights_another_shape(tmp_path, monkeypatc
     write(
         tmp_path, "a.yaml", json.dumps(record)
     )  # a record has them, though nothing looks at them
-    assert complete(parse_arguments("", devices=("cpu",))).init == "bert"
+    assert parse_arguments("", CpuSettings).complete().pretrained == "bert"
     record["flags"]["pretrained"] = ""  # nor of a run from nothing, beside --pretrained
     write(tmp_path, "a.yaml", json.dumps(record))
     monkeypatch.setattr(
         sys, "argv", ["train_cpu.py", "--config", "a.yaml", "--pretrained", "bert"]
     )
-    assert complete(parse_arguments("", devices=("cpu",))).init == "bert"
+    assert parse_arguments("", CpuSettings).complete().pretrained == "bert"
 
 
 def test_the_command_line_goes_before_the_file_also_in_other_words(tmp_path, monkeypatch):
@@ -187,7 +176,7 @@ def test_the_command_line_goes_before_the_file_also_in_other_words(tmp_path, mon
         (["--epochs", "2", "--steps", "9"], (9, 32)),
     ):
         monkeypatch.setattr(sys, "argv", ["train_cpu.py", "--config", "a.yaml", *flags])
-        args = complete(parse_arguments("", devices=("cpu",)))
+        args = parse_arguments("", CpuSettings).complete()
         assert (args.steps, args.batch_size) == expected and (args.lr, args.folder) == (
             1.0,
             "logs/mine",

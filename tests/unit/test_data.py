@@ -290,11 +290,23 @@ def batches(pairs, tmp_path_factory):
     return Batches(Pairs(folder, "train"), 4096, seed=1)
 
 
+CPU = torch.device("cpu")
+
+
+def shards_of(batches, step: int, world_size: int = 1, accumulate: int = 1) -> list[list]:
+    """The micro-batches of a step that each rank takes."""
+    number = world_size * accumulate
+    return [
+        [batches.shard(step, shard, number, CPU) for shard in range(rank, number, world_size)]
+        for rank in range(world_size)
+    ]
+
+
 def test_an_epoch_has_every_sentence_once_little_padding_and_few_shapes(batches):
     real = padded = 0
     seen, shapes = [], set()
     for step in range(len(batches)):
-        ((src, _, tgt_out),) = batches.share(step, 0, 1, 1)
+        src, _, tgt_out = batches.shard(step, 0, 1, CPU)
         seen.append(batches.rows(step))
         real += int((src > 0).sum() + (tgt_out > 0).sum())
         padded += src.numel() + tgt_out.numel()
@@ -338,14 +350,14 @@ def test_order_is_a_function_of_seed_and_epoch(batches):
 
 def test_a_large_corpus_is_planned_block_by_block(batches, monkeypatch):
     """Still every sentence is taken once an epoch, and each block is a sample of the whole."""
-    monkeypatch.setattr("data.AT_ONCE", 1000)
+    monkeypatch.setattr("data.BLOCK_SIZE", 1000)
     blocks = Batches(batches.examples, 4096, seed=1)
-    assert blocks.blocks == -(-len(batches.examples) // 1000) > 1
+    assert blocks.num_blocks == -(-len(batches.examples) // 1000) > 1
     for epoch in (1, 0):
         first = epoch * len(blocks)
         seen = np.concatenate([blocks.rows(first + step) for step in range(len(blocks))])
         assert sorted(seen) == list(range(len(batches.examples)))
-        first = seen[: len(blocks.examples) // blocks.blocks]
+        first = seen[: len(blocks.examples) // blocks.num_blocks]
         assert first.max() - first.min() > 0.9 * len(blocks.examples)
     assert not np.array_equal(blocks.rows(0), blocks.rows(len(blocks)))
 
@@ -357,10 +369,8 @@ SHARES = [(1, 1), (2, 1), (1, 4), (3, 2), (4, 4), (700, 1)]  # (processes, micro
 def test_any_number_of_processes_shares_the_same_step(batches, world_size, accumulate):
     """Also more processes than sentences: some get one row of padding."""
     for step in (0, 7):
-        (whole,) = batches.share(step, 0, 1, 1)
-        shares = [
-            batches.share(step, rank, world_size, accumulate) for rank in range(world_size)
-        ]
+        whole = batches.shard(step, 0, 1, CPU)
+        shares = shards_of(batches, step, world_size, accumulate)
         assert {len(share) for share in shares} == {accumulate}
         rows = [
             tuple(row.tolist())
@@ -377,9 +387,7 @@ def test_any_number_of_processes_shares_the_same_step(batches, world_size, accum
 def test_the_targets_of_a_step_are_those_of_all_its_shares(batches, world_size, accumulate):
     """Every process knows them from the plan: what is no padding, end marks counted."""
     for step in (0, 7, len(batches) + 3):
-        shares = [
-            batches.share(step, rank, world_size, accumulate) for rank in range(world_size)
-        ]
+        shares = shards_of(batches, step, world_size, accumulate)
         real = sum(
             int((tgt_out != data.PAD).sum()) for share in shares for _, _, tgt_out in share
         )
@@ -397,38 +405,31 @@ def test_no_rows_make_one_of_padding(batches):
         assert not any(part.any() for part in found)
 
 
-def test_micro_batches_come_with_how_many_are_left(batches):
-    found = list(batches.step(3, 1, 2, 3, torch.device("cpu")))
-    assert [left for left, _ in found] == [2, 1, 0]
-    for (_, batch), share in zip(found, batches.share(3, 1, 2, 3), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(batch, share, strict=True))
-
-
 def test_batches_for_a_gpu_are_made_a_step_ahead(batches, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda part: part)  # here without a GPU
     monkeypatch.setattr(torch.Tensor, "to", lambda part, *_, **__: part)
-    expected = {step: batches.share(step, 1, 2, 3) for step in (3, 4, 9)}
-    made, share = [], Batches.share
-    monkeypatch.setattr(
-        Batches, "share", lambda self, step, *how: made.append(step) or share(self, step, *how)
-    )
+    made = []
+    make_shard = Batches.make_shard
+
+    def noted(self, step, *args, **kwargs):
+        made.append(step)
+        return make_shard(self, step, *args, **kwargs)
+
+    expected = {step: batches.shard(step, 1, 6, CPU) for step in (3, 4, 9)}
+    monkeypatch.setattr(Batches, "make_shard", noted)
     for step in expected:  # one after the other, then after a jump
-        for (_, batch), parts in zip(
-            batches.step(step, 1, 2, 3, torch.device("cuda")), expected[step], strict=True
-        ):
-            assert all(torch.equal(a, b) for a, b in zip(batch, parts, strict=True))
-    batches.ahead.pop(10).result()
-    assert sorted(made) == [3, 4, 5, 9, 10] and not batches.ahead
+        batch = batches.shard(step, 1, 6, torch.device("cuda"))
+        assert all(torch.equal(a, b) for a, b in zip(batch, expected[step], strict=True))
+    batches.prefetched.pop((10, 1)).result()
+    batches.prefetched.pop((5, 1)).result()
+    assert sorted(made) == [3, 4, 5, 9, 10] and not batches.prefetched
 
 
 def test_a_batch_is_told_its_epoch(batches, monkeypatch):
-    monkeypatch.setattr(batches, "batch", lambda rows, widths, epoch: epoch)
+    monkeypatch.setattr(batches, "collate", lambda rows, widths, epoch: epoch)
     epoch = len(batches)
-    assert [batches.share(step, 0, 1, 1) for step in (epoch - 1, epoch, 3 * epoch + 2)] == [
-        [0],
-        [1],
-        [3],
-    ]
+    steps = (epoch - 1, epoch, 3 * epoch + 2)
+    assert [batches.shard(step, 0, 1, CPU) for step in steps] == [0, 1, 3]
 
 
 @pytest.mark.slow

@@ -1,26 +1,18 @@
 """The documents show the diffs of the training scripts whole, and link to files that exist."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
+from test_house import changed_lines
 
-ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "docs" / "lesson.md",
     ROOT / "support" / "README.md",
     *sorted((ROOT / "logs" / "reference").rglob("*.md")),
 ]
-
-
-def changed_lines(one: str, other: str) -> list[str]:
-    """Returns the lines of `diff one other`, with - and + in front."""
-    command = ["diff", ROOT / one, ROOT / other]
-    output = subprocess.run(command, capture_output=True, text=True).stdout
-    signs = {"<": "-", ">": "+"}
-    return [signs[line[0]] + line[2:] for line in output.splitlines() if line[0] in signs]
 
 
 def shown_lines(text: str) -> list[str]:

@@ -14,9 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import data
 from model import ModelConfig, Transformer, initialize, scaled_dot_product, sinusoids
-from support.common.flops import flops
+from support.common.flops import transformer_flops
 from support.common.kernels import speed_up
-from support.training.flags import FLAGS
+from support.training.settings import Settings, defaults_of
 
 torch.set_num_threads(1)  # so small a model gains nothing by more
 CONFIG = dict(vocab_size=50, layers=2, d_model=32, heads=4, d_ff=64, dropout=0.0, max_length=32)
@@ -56,11 +56,7 @@ def test_the_special_tokens_are_those_of_the_data():
 
 
 def test_the_defaults_are_those_of_the_command_line():
-    flags = {
-        name[2:].replace("-", "_"): default
-        for group in FLAGS.values()
-        for name, _, default, _ in group
-    }
+    flags = defaults_of(Settings)
     for name, value in asdict(ModelConfig(50)).items():
         if name in flags and name != "vocab_size":
             assert value == flags[name], name
@@ -164,14 +160,14 @@ def test_where_all_is_padding_attention_gives_equal_weights(dtype):
 
 
 def test_the_flop_count_is_that_of_pytorchs_counter():
-    """Without padding they differ by half of the causal scores, which are worked out in vain."""
+    """PyTorch also counts the masked half of the causal scores, which ours leaves out."""
     model = make_model(d_model=64)
     src, tgt = torch.randint(3, 50, (4, 30)), torch.randint(3, 50, (4, 20))
     counter = FlopCounterMode(display=False)
     with counter:
         model(src, tgt, tgt)[0].backward()
     unused = 3 * 2 * 2 * 64 * 4 * 2 * (20 * 20 - 20 * 21 / 2)
-    ours = flops(model.config, torch.full((4,), 30), torch.full((4,), 20))
+    ours = transformer_flops(model.config, torch.full((4,), 30), torch.full((4,), 20))
     assert counter.get_total_flops() == ours + unused
 
 
@@ -233,7 +229,7 @@ def test_a_sentence_of_padding_among_others_changes_nothing(fast):
 def test_the_longest_sentence(model):
     ids = torch.randint(3, 50, (1, model.config.max_length))
     assert model(ids, ids, ids)[0].isfinite()
-    assert 0 <= int(model.score(ids, ids, ids)[1]) <= model.config.max_length
+    assert model(ids, ids).shape == (1, model.config.max_length, 50)
 
 
 # --- Greedy decoding, and scoring
@@ -279,23 +275,23 @@ def test_greedy_stops_at_the_longest_length():
 
 @torch.no_grad()
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_score_is_the_nll_of_forward_and_counts_what_is_right(smoothing):
+def test_without_targets_forward_returns_the_logits(smoothing):
     model = make_model(vocab_size=8, label_smoothing=smoothing).eval()
     src, tgt_in, tgt_out = batch = make_batch(vocab=8)
-    nll, correct = model.score(*batch)
+    logits = model(src, tgt_in)
+    assert logits.shape == (*tgt_in.shape, 8)
+    nll = F.cross_entropy(
+        logits.flatten(0, 1), tgt_out.flatten(), ignore_index=data.PAD, reduction="sum"
+    )
     torch.testing.assert_close(nll, model(*batch)[1])
-    right = total = 0
     for row in range(6):
         sentence = src[row][src[row] != data.PAD]
         target = tgt_out[row][tgt_out[row] != data.PAD].tolist()
-        for place, token in enumerate(target):
-            right += int(logits_after(model, sentence, target[:place]).argmax()) == token
-            total += 1
-    assert int(correct) == right and 0 < right < total
-    empty = [torch.zeros(1, 4, dtype=torch.long)] * 3
-    assert [float(each) for each in model.score(*empty)] == [0, 0]
+        for place in range(len(target)):
+            expected = logits_after(model, sentence, target[:place])
+            torch.testing.assert_close(logits[row, place], expected, rtol=1e-4, atol=1e-5)
     with torch.autocast("cpu", torch.bfloat16):  # sums of thousands of tokens would be far off
-        assert model.score(*batch)[0].dtype == torch.float32
+        assert model(src, tgt_in).dtype == torch.float32
 
 
 # --- Weights

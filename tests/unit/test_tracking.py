@@ -1,9 +1,10 @@
-"""--tensorboard and --wandb hold the numbers of metrics.csv, also of a run that was stopped and resumed; the epochs' record."""
+"""TensorBoard and W&B get the numbers of metrics.csv, also of a resumed run; epochs."""
 
 import importlib.util
 import json
 import math
 import os
+import shlex
 import struct
 import sys
 
@@ -11,7 +12,9 @@ import pytest
 from conftest import read_metrics
 
 from support.common.errors import UserError
-from support.training import flags as flag_table
+from support.training import command_line
+from support.training.command_line import parse_arguments
+from support.training.settings import CpuSettings
 
 KEY = "0123456789abcdef" * 2 + "01234567"  # of the length of a real one
 
@@ -28,7 +31,7 @@ def expected(run) -> dict[tuple[str, int], float]:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory, train):
-    """A run that is stopped after 12 steps, and resumed: the last row of its first part is written again."""
+    """A run of 12 steps that was resumed: the last row of its first part is written again."""
     pytest.importorskip("tensorboard", reason="pip install tensorboard")
     pytest.importorskip("wandb", reason="pip install wandb")
     folder = tmp_path_factory.mktemp("seen")
@@ -38,21 +41,10 @@ def seen(tmp_path_factory, train):
         "WANDB_API_KEY": KEY,
     }
     for part in (
-        [
-            "--name",
-            "seen",
-            "--steps",
-            "12",
-            "--save-every",
-            "5",
-            "--eval-every",
-            "10",
-            "--procs",
-            "2",
-            "--tensorboard",
-            "--wandb",
-            "translator",
-        ],
+        shlex.split(
+            "--name seen --steps 12 --save-every 5 --eval-every 10 --procs 2 "
+            "--tensorboard --wandb translator"
+        ),
         ["--resume", "logs/seen", "--steps", "20"],
     ):
         done = train(folder, *part, env=offline)
@@ -86,7 +78,10 @@ def test_tensorboard_reads_what_metrics_csv_has(seen):
 
 
 def wandb_records(path):
-    """The records of an offline run's file: LevelDB's log format, 32 KiB blocks of pieces, after 7 bytes that say what it is."""
+    """The records of an offline run's file.
+
+    It is a log as LevelDB writes it, blocks of 32 KiB with pieces of records, behind 7 bytes.
+    """
     from wandb.proto import wandb_internal_pb2
 
     content, at, whole = path.read_bytes(), 7, b""
@@ -157,24 +152,17 @@ def test_what_is_not_installed_is_named(monkeypatch, name, flags):
         lambda module, *more: None if module == name else there(module, *more),
     )
     monkeypatch.setattr(sys, "argv", ["train_cpu.py", *flags])
-    monkeypatch.setattr(flag_table, "make_folder", lambda *_: "")
+    monkeypatch.setattr(command_line, "make_folder", lambda *_: "")
     with pytest.raises(UserError, match=f"pip install {name}"):
-        flag_table.complete(flag_table.parse_arguments("", devices=("cpu",)))
+        parse_arguments("", CpuSettings).complete()
 
 
 @pytest.mark.slow
 def test_a_finished_run_that_is_resumed_is_as_it_was(tmp_path, train):
-    """It died after its last checkpoint, before its summary: all that has to be done again is there."""
+    """It died after its last checkpoint and before its summary, which is now written again."""
     done = train(
         tmp_path,
-        "--name",
-        "seen",
-        "--steps",
-        "5",
-        "--average-checkpoints",
-        "2",
-        "--log-every",
-        "4",
+        *shlex.split("--name seen --steps 5 --average-checkpoints 2 --log-every 4"),
     )
     assert done.returncode == 0, done.stderr
     run = tmp_path / "logs/seen"
@@ -200,7 +188,7 @@ def test_a_finished_run_that_is_resumed_is_as_it_was(tmp_path, train):
 
 @pytest.mark.slow
 def test_the_record_of_each_epoch(tmp_path, train):
-    """Evaluations do not fall on the ends of epochs: the latest before one counts. Also across a stop in an epoch's middle."""
+    """The latest evaluation before an epoch's end counts, also if a stop lies in between."""
     how = ["--batch-tokens", "2048", "--eval-every", "7"]
     assert train(tmp_path, "--name", "seen", "--steps", "9", *how).returncode == 0
     assert train(tmp_path, "--resume", "logs/seen", "--steps", "30").returncode == 0
