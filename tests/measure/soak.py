@@ -620,8 +620,8 @@ def main() -> None:
         minutes = (time.time() - began) / 60
         head = [
             f"`{command_line}` (seed {args.seed}), {available_cores()} cores of "
-            f"{device_name('cpu')}, PyTorch {torch.__version__}, {minutes:.0f} minutes with the "
-            "undisturbed runs:",
+            f"{device_name('cpu')}, PyTorch {torch.__version__}, {minutes:.0f} minutes with "
+            "the undisturbed runs:",
             "",
             "| mode | what happened | times | what came of it |",
             "| --- | --- | --- | --- |",
