@@ -37,7 +37,7 @@ def adapt(
     left_out += [pretrained.names[name] for name in pretrained.weights.keys() - names]
     if is_text and "positions" in weights:
         weights["positions"] = weights["positions"][: args.max_length]
-    last_layer = f"head.{len(model.head) - 1}."
+    last_layer = f"{model.last_layer}."
     order = order_of_classes(pretrained, args, classes)
     for name in [name for name in weights if name.startswith(last_layer)]:
         if order and max(order) < len(weights[name]):
