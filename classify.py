@@ -58,7 +58,7 @@ def parse_arguments() -> argparse.Namespace:
         "--score",
         metavar="FILE",
         help="labelled examples to classify: a .csv, .tsv or .jsonl file, a folder of class "
-        "folders, or valid, test or train for a part of the corpus that the model was trained on",
+        "folders, or valid, test or train for that part of the training corpus",
     )
     parser.add_argument(
         "--text", metavar="COLUMN", help="column of the text in --score's file [as in training]"
@@ -108,8 +108,9 @@ class Predictor:
         """args: the command line, as `parse_arguments` returns it. Raises UserError."""
         torch.set_num_threads(min(args.threads or available_cores(), available_cores()))
         self.path = find_checkpoint(args.checkpoint, "classification")
-        model, self.saved = load_classifier(self.path)
-        self.model = speed_up(model.to(args.device), args.device, bf16=False)
+        self.model, self.saved = load_classifier(self.path)
+        self.model.to(args.device)
+        speed_up(self.model, args.device, bf16=False)
         self.classes = self.saved["classes"]
         self.modality = "text"
         self.transform = None
@@ -133,7 +134,7 @@ class Predictor:
         return line
 
     def label_lines(self, examples: list[str | np.ndarray | None]) -> list[str]:
-        """Returns the likeliest class, tab, probability of each example; of None an empty line."""
+        """Returns class, tab, probability of each example's likeliest class; "" for None."""
         lines = [""] * len(examples)
         rows = [i for i, example in enumerate(examples) if example is not None]
         probabilities, labels = self([examples[i] for i in rows]).max(-1)
@@ -185,7 +186,7 @@ def find_part(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, s
 
 
 def find_file(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, str]:
-    """Returns the reader of a table or folder, and which part of it is read. Raises UserError."""
+    """Returns the reader of a table or folder, and which part it reads. Raises UserError."""
     flags = load(predictor.path)["flags"]
     path = Path(args.score)
     text = args.text or ""
@@ -205,11 +206,11 @@ def find_file(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, s
 
 
 def check_modality(args: argparse.Namespace, predictor: Predictor, corpus: Labelled) -> None:
-    """Raises UserError if the corpus has images and the model is one of texts, or vice versa."""
+    """Raises UserError if the corpus has images and the model is for texts, or vice versa."""
     if corpus.modality != predictor.modality:
         raise UserError(
-            f"--score {args.score}: it has {corpus.modality}s, but {predictor.path} is a model of "
-            f"{predictor.modality}s"
+            f"--score {args.score}: it has {corpus.modality}s, but {predictor.path} is a model "
+            f"of {predictor.modality}s"
         )
 
 
@@ -276,8 +277,8 @@ def main() -> None:
         classify_lines(predictor)
     if predictor.num_cut:
         print(
-            f"warning: {predictor.num_cut:,} of {predictor.num_examples:,} texts were cut at the "
-            f"model's maximum of {predictor.model.config.max_length} tokens",
+            f"warning: {predictor.num_cut:,} of {predictor.num_examples:,} texts were cut at "
+            f"the model's maximum of {predictor.model.config.max_length} tokens",
             file=sys.stderr,
         )
 

@@ -70,7 +70,7 @@ class Classifier(nn.Module):
             if config.stem_channels:  # the stem's output is a quarter as high and as wide
                 self.patch = config.patch // 4
                 channels = 2 * config.stem_channels
-            self.embedding = nn.Linear(channels * self.patch**2, d_model)
+            self.embedding: nn.Module = nn.Linear(channels * self.patch**2, d_model)
             if config.num_prefix_tokens:
                 self.prefix_tokens = nn.Parameter(
                     torch.empty(config.num_prefix_tokens, d_model)

@@ -161,7 +161,7 @@ def write_texts(
 
 
 def write_images(examples: Iterator[tuple[np.ndarray, int]], path: Path) -> dict:
-    """Writes PATH.pixels, bytes of (channels, height, width), and PATH.labels; returns counts."""
+    """Writes PATH.pixels, bytes of (images, channels, height, width), and PATH.labels."""
     counts: dict[str, Any] = {"examples": 0, "shape": None}
     with open(f"{path}.pixels", "wb") as pixels, open(f"{path}.labels", "wb") as labels:
         for image, label in examples:
@@ -178,6 +178,7 @@ class Texts:
     def __init__(self, folder: Path, part: str, pad: int = 0):
         self.pad = pad
         path = folder / f"{part}.ids"
+        self.ids: np.ndarray
         if path.stat().st_size:
             self.ids = np.memmap(path, dtype=np.int32, mode="r")
         else:  # an empty file cannot be mapped
@@ -189,7 +190,7 @@ class Texts:
         return len(self.labels)
 
     def lengths(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Returns the tokens of the texts `rows`, (rows,); an empty text counts as one token."""
+        """Returns the tokens of the texts `rows`, (rows,); an empty text counts as one."""
         return [np.maximum(self.offsets[rows + 1] - self.offsets[rows], 1)]
 
     def targets(self, rows: np.ndarray) -> int:
@@ -203,8 +204,8 @@ class Texts:
         rows it returns a single text of padding whose weight is 0.
         """
         if not len(rows):
-            ids = torch.full((1, width or 1), self.pad)
-            return ids, torch.zeros(1, dtype=torch.int64), torch.zeros(1)
+            empty = torch.full((1, width or 1), self.pad)
+            return empty, torch.zeros(1, dtype=torch.int64), torch.zeros(1)
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         column = np.arange(width or int(lengths.max(initial=1)))[None]
@@ -218,7 +219,7 @@ class Texts:
 
 
 class Images:
-    """One part of an encoded corpus of images, each of which a model sees as `tokens` tokens."""
+    """One part of an encoded corpus of images; tokens: how many a model makes of an image."""
 
     def __init__(self, folder: Path, part: str, transform: ImageTransform, tokens: int):
         shape = json.loads((folder / "meta.json").read_text())["parts"][part]["shape"]
@@ -248,8 +249,8 @@ class Images:
         (rows, 3), how each image is shifted and mirrored (see `shift_and_mirror`).
         """
         if not len(rows):
-            pixels = torch.zeros(1, *self.pixels.shape[1:])
-            return pixels, torch.zeros(1, dtype=torch.int64), torch.zeros(1)
+            black = torch.zeros(1, *self.pixels.shape[1:])
+            return black, torch.zeros(1, dtype=torch.int64), torch.zeros(1)
         pixels = self.pixels[rows]
         if moves is not None:
             pixels = shift_and_mirror(pixels, moves)

@@ -60,7 +60,7 @@ class ImageTransform:
 
 
 def read_image(path: Path, transform: ImageTransform) -> np.ndarray:
-    """Returns an image file as bytes, (channels, n, n) with n = output_size. Raises UserError."""
+    """Returns an image file as bytes, (channels, n, n), n = output_size. Raises UserError."""
     image_module = load_pillow()
     try:
         with warnings.catch_warnings():
@@ -93,7 +93,7 @@ def load_pillow():
 
 
 def rotate_as_exif_says(image):
-    """Returns a Pillow image as its camera was held; without a change if EXIF data are broken."""
+    """Returns a Pillow image as its camera was held; unchanged if EXIF data are broken."""
     from PIL import ImageOps
 
     with suppress(Exception):  # broken EXIF data raise exceptions of many types
@@ -198,7 +198,8 @@ def read_idx_pair(
     labels = read_idx_labels(labels_path, classes)
     if len(images) != len(labels):
         raise UserError(
-            f"{images_path} has {len(images):,} images, {labels_path} has {len(labels):,} labels"
+            f"{images_path} has {len(images):,} images, but {labels_path} has "
+            f"{len(labels):,} labels"
         )
     n = transform.output_size
     is_unchanged = (

@@ -1,4 +1,4 @@
-"""Where labelled examples come from: texts (AG News, tables, folders, the phrasebook) and images.
+"""Where labelled examples come from: AG News, Fashion-MNIST, the phrasebook, users' files.
 
 corpus = find_labelled("agnews")    # or fashion-mnist, kinds, a folder, a .csv, .tsv, .jsonl
 classes = classes_of(corpus)
@@ -135,7 +135,7 @@ class Labelled:
         self.labels[part] = labels
 
     def read_labels(self, part: str) -> Iterable[str]:
-        """Returns the class of each example of a part, without reading the examples if possible."""
+        """Returns the class of each example of a part, if possible without reading the rest."""
         read_labels = self.labels.get(part)
         if read_labels:
             return read_labels()
@@ -149,6 +149,7 @@ class Labelled:
             is_large = sum(file.stat().st_size for file in self.files) > LARGE_CORPUS
             # Normalization comes later: what is stored does not depend on it.
             transform = vars(self.transform) | {"mean": 0, "std": 0}
+        contents: list[Any]
         if is_large:
             contents = [[file.name, file.stat().st_size] for file in self.files]
         else:
@@ -250,8 +251,8 @@ def check_classes(corpus: Labelled, counts: Counter) -> None:
         raise UserError(f"{corpus.name}: the training part has no example")
     if len(counts) == 1:
         raise UserError(
-            f"{corpus.name}: the training part has only the class {min(counts)!r}; at least two "
-            f"classes are needed"
+            f"{corpus.name}: the training part has only the class {min(counts)!r}; at least "
+            f"two classes are needed"
         )
     if len(counts) > MAX_CLASSES:
         raise UserError(
@@ -279,8 +280,8 @@ def check_header(corpus: Labelled, counts: Counter) -> None:
         return
     if first.lower() in column_names(corpus.files[0]):  # else a header was passed over
         raise UserError(
-            f"{corpus.name}: the class {first!r} occurs in the first row only. If that row is a "
-            f"header, pass --label {first}; if not, put a header above it"
+            f"{corpus.name}: the class {first!r} occurs in the first row only. If that row is "
+            f"a header, pass --label {first}; if not, put a header above it"
         )
 
 
@@ -293,8 +294,12 @@ def find_kinds() -> Labelled:
 
     read_all = cache(partial(phrasebook.corpus, kinds=True))
     corpus = Labelled("kinds", classes=list(phrasebook.KINDS))
+
+    def read(part: str) -> Iterator[tuple[str, str]]:
+        return iter(read_all()[part])
+
     for part in PARTS:
-        corpus.add(part, "text", lambda part=part: iter(read_all()[part]), [])
+        corpus.add(part, "text", partial(read, part), [])
     corpus.files.append(Path(phrasebook.__file__))
     return corpus
 
@@ -329,7 +334,7 @@ def add_idx(corpus: Labelled, folder: Path, size: int) -> None:
 
 
 def find_numbered(folder: Path) -> dict[str, Path]:
-    """Of each part, a .csv as AG News has them: without a header, a class's number comes first."""
+    """Of each part, a .csv as AG News has them: no header, a class's number comes first."""
     names = {"train_part.csv": "train", "train.csv": "train", "test.csv": "test"}
     found = {part: folder / name for name, part in names.items() if (folder / name).is_file()}
     is_named = (folder / "classes.txt").is_file()  # else a table beside class folders

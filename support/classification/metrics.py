@@ -35,7 +35,7 @@ def compute_metrics(confusion: Tensor | np.ndarray) -> dict[str, float]:
 
 
 def per_class(confusion: Tensor | np.ndarray, classes: list[str]) -> list[dict]:
-    """Returns the name, precision, recall, f1 and support (number of examples) of each class."""
+    """Returns name, precision, recall, f1 and support (number of examples) of each class."""
     counts = as_array(confusion)
     rates = rates_per_class(counts)
     return [

@@ -16,7 +16,7 @@ from support.common.errors import UserError, first_line
 
 
 def load_classifier(path: Path) -> tuple[Classifier, dict[str, Any]]:
-    """Returns the model of a checkpoint, in eval mode, and what the task saved. Raises UserError."""
+    """Returns a checkpoint's model, in eval mode, and what the task saved. Raises UserError."""
     checkpoint = load(path)
     saved = checkpoint["task"]
     try:

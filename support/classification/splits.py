@@ -6,6 +6,7 @@ readers, count = hold_out(corpus)                      # of all parts; examples 
 import zlib
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 from support.classification.labelled import Labelled, Reader
 
@@ -25,7 +26,7 @@ def hold_out(corpus: Labelled) -> tuple[dict[str, Reader], int]:
     if "valid" in corpus.parts:
         return corpus.parts, count
     one_in = max(MIN_ONE_IN, count // VALID_EXAMPLES)
-    parts = {
+    parts: dict[str, Reader] = {
         "train": partial(select, corpus, one_in, held_out=False),
         "valid": partial(select, corpus, one_in, held_out=True),
     }
@@ -34,7 +35,7 @@ def hold_out(corpus: Labelled) -> tuple[dict[str, Reader], int]:
     return parts, count
 
 
-def select(corpus: Labelled, one_in: int, held_out: bool) -> Iterator[tuple]:
+def select(corpus: Labelled, one_in: int, held_out: bool) -> Iterator[tuple[Any, str]]:
     """Yields those examples of the training part that are held out, or those that are not."""
     first_hash: dict[str, int] = {}  # of each class: its first example is always trained on
     for example, name in corpus.parts["train"]():

@@ -23,8 +23,8 @@ def export(folder: Path, model: Classifier, saved: dict[str, Any]) -> None:
     family = exportable_family(config)
     if not family:
         raise UserError(
-            f"{folder}: no class of transformers computes this model. BERT, RoBERTa, DistilBERT, "
-            f"ViT and DeiT without a teacher can be exported, with their own heads"
+            f"{folder}: no class of transformers computes this model. BERT, RoBERTa, "
+            f"DistilBERT, ViT and DeiT without a teacher can be exported, with their own heads"
         )
     tensors = {}
     for parts in to_file_tensors(family, config, model.state_dict()).values():

@@ -191,7 +191,7 @@ def exportable_family(config: ClassifierConfig) -> str:
 def to_file_tensors(
     family: str, config: ClassifierConfig, state: dict[str, Tensor]
 ) -> dict[str, list[tuple[str, Tensor]]]:
-    """Returns, for each parameter of a Classifier, its names and values in a file of the family.
+    """Returns the names and values of each parameter of a Classifier in a file of the family.
 
     state: the Classifier's state_dict, or one on the meta device where only shapes matter. A
     parameter that is the concatenation of two tensors of the file has two names and values.
@@ -216,7 +216,7 @@ def to_file_tensors(
         else:
             module, _, parameter = name.rpartition(".")
             names = [f"{theirs}.{parameter}" for theirs in modules[module].split()]
-        values = value.chunk(len(names))
+        values = list(value.chunk(len(names)))
         if name in file_shapes:
             values = [value.reshape(file_shapes[name]) for value in values]
         tensors[name] = list(zip(names, values))

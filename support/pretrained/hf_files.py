@@ -23,7 +23,7 @@ RESAMPLES = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers, which the files u
 
 @contextmanager
 def as_user_error(message: str) -> Iterator[None]:
-    """Turns any exception of the block into a UserError: `message` and the reason, in one line."""
+    """Turns exceptions of the block into UserErrors: `message` and the reason, in one line."""
     try:
         yield
     except UserError:
@@ -37,7 +37,7 @@ def as_user_error(message: str) -> Iterator[None]:
 
 
 def find_folder(name: str) -> Path:
-    """Returns the folder `name`, or the model OWNER/NAME, which is downloaded. Raises UserError."""
+    """Returns the folder `name`, or downloads the model OWNER/NAME. Raises UserError."""
     if Path(name).is_dir():
         return Path(name)
     if name.count("/") != 1:
@@ -190,7 +190,7 @@ def edge(size: int | dict[str, int]) -> int:
 
 
 def resizes_to_square(config: dict[str, Any]) -> bool:
-    """Returns whether both edges of an image are resized to `size`, as DeiT's processor does."""
+    """Returns whether both edges are resized to `size`, as DeiT's processor does."""
     if isinstance(config["size"], dict):
         return "height" in config["size"]
     processor = config.get("image_processor_type") or config.get("feature_extractor_type")

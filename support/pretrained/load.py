@@ -110,7 +110,7 @@ class TensorSource:
 
 
 def load_pretrained(folder: str, classes: int = 0, image_size: int = 0) -> Pretrained:
-    """Loads config.json, the weights, and the tokenizer or preprocessor_config.json of a folder.
+    """Loads a folder: config.json, the weights, the tokenizer or the preprocessor's config.
 
     folder: a path, or OWNER/NAME, which is downloaded. classes: a last layer for another number
     is left out; 0 means as many as the folder has. image_size: pixels a side; 0 means the
@@ -217,7 +217,7 @@ def add_token_type(
     entries: dict[str, Any],
     config: ClassifierConfig,
 ) -> None:
-    """Adds the vector of token type 0, which all tokens of a single text have, to the positions."""
+    """Adds the vector of token type 0, which all tokens of a text have, to the positions."""
     num_types = entries.get("type_vocab_size", 2)
     name = "embeddings.token_type_embeddings.weight"
     weights["positions"] += source.take(name, num_types, config.d_model)[0]
@@ -235,7 +235,7 @@ def apply_layer_scale(
 
 
 def resize_positions(positions: Tensor, old: ClassifierConfig, new: ClassifierConfig) -> Tensor:
-    """Returns positions, (length, d_model), for another image size; prefix tokens keep theirs."""
+    """Returns positions, (length, d_model), for new.image_size; prefix tokens keep theirs."""
     prefix = positions[: old.num_prefix_tokens]
     grid = positions[old.num_prefix_tokens :]  # (rows * columns, d_model)
     old_rows = old.image_size // old.patch
