@@ -205,11 +205,11 @@ def find_data(
     if data == "kinds":
         return find_kinds()
     folder = Path(data)
-    name = own_name(folder, NAMES)
+    name = data if data in NAMES else own_name(folder, NAMES)
     if data == "agnews":
-        name, folder = data, download(data, AGNEWS, AGNEWS_URL)
+        folder = download(data, AGNEWS, AGNEWS_URL)
     elif data == "fashion-mnist":
-        name, folder = data, download(data, FASHION_MNIST, FASHION_MNIST_URL, unpacked=True)
+        folder = download(data, FASHION_MNIST, FASHION_MNIST_URL, unpacked=True)
     corpus = Labelled(name, transform=transform)
     if find_idx(folder):
         add_idx(corpus, folder, size)
@@ -435,26 +435,32 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
         raise UserError(f"{path}: neither a table nor a folder of class folders")
     if len(modalities) > 1:
         raise UserError(f"{path}: both .txt files and images")
-    [modality] = modalities
-    if modality == "image" and not corpus.transform:
-        corpus.transform = ImageTransform()
+    read: Reader
+    if modalities == {"image"}:
+        corpus.transform = corpus.transform or ImageTransform()
+        read = partial(read_image_files, files, corpus.transform)
+    else:
+        read = partial(read_text_files, files)
     names = [file.parent.name for file in files]
     corpus.add(
         part,
-        modality,
-        partial(read_class_files, files, corpus.transform),
+        modalities.pop(),
+        read,
         files,
         layout=Counter(names).items(),
         labels=lambda: names,
     )
 
 
-def read_class_files(
-    files: list[Path], transform: ImageTransform | None
-) -> Iterator[tuple[str | np.ndarray, str]]:
-    """Yields each file, a text or an image, with the name of its folder."""
-    for path in files:
-        if transform and SUFFIXES[path.suffix.lower()] == "image":
-            yield read_image(path, transform), path.parent.name
-        else:
-            yield one_line(" ".join(read_lines(path))), path.parent.name
+def read_text_files(paths: list[Path]) -> Iterator[tuple[str, str]]:
+    """Yields the text of each file with the name of its folder."""
+    for path in paths:
+        yield one_line(" ".join(read_lines(path))), path.parent.name
+
+
+def read_image_files(
+    paths: list[Path], transform: ImageTransform
+) -> Iterator[tuple[np.ndarray, str]]:
+    """Yields the image of each file with the name of its folder."""
+    for path in paths:
+        yield read_image(path, transform), path.parent.name

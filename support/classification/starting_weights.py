@@ -15,7 +15,7 @@ def adapt(
 ) -> tuple[ClassifierConfig, dict[str, Tensor], str]:
     """Returns the model's config, the weights that it begins with, and a line about them.
 
-    pretrained: as `read_folder` of support/pretrained/pretrained.py returns it; corpus: its
+    pretrained: as `load_pretrained` of support/pretrained/load.py returns it; corpus: its
     name; tokenizer: serialized, or "" for images. Weights of the last layer are kept if they
     were made for these classes. Raises UserError where they do not fit.
     """

@@ -63,7 +63,7 @@ class Classification:
     def __init__(self, args, saved: dict[str, Any] | None, pretrained=None):
         """args: the run's settings; saved: what its checkpoint, if any, holds of the task.
 
-        pretrained: published weights to begin with (support/pretrained/pretrained.py), if any.
+        pretrained: published weights to begin with (support/pretrained/load.py), if any.
         """
         self.args = args
         self.weights: dict[str, Tensor] | None = None

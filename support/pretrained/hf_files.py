@@ -64,12 +64,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Returns the weights in a folder, by their names there. Raises UserError."""
-    for name in WEIGHTS:
-        path = folder / name
-        if path.is_file():
-            break
-    else:
+    paths = [folder / name for name in WEIGHTS if (folder / name).is_file()]
+    if not paths:
         raise UserError(f"{folder}: there is no {' and no '.join(WEIGHTS)}")
+    path = paths[0]
     with as_user_error(f"{path}: not a complete file of tensors"):
         if path.suffix == ".safetensors":
             return load_file(path)

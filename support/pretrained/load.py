@@ -71,7 +71,7 @@ class TensorSource:
 
         Raises UserError if it is missing, of another shape, or has numbers that are not finite.
         """
-        tensor = self.tensors.pop(self.file_names.get(name, name), None)
+        tensor = self.tensors.pop(self.file_names.get(name, ""), None)
         if tensor is None:
             raise UserError(
                 f"{self.path}: the weights have no {name}, which config.json asks for"
@@ -80,11 +80,10 @@ class TensorSource:
             raise UserError(
                 f"{self.path}: {name} is {list(tensor.shape)}, config.json says {list(shape)}"
             )
-        is_dense = tensor.layout == torch.strided and not tensor.is_quantized
-        is_number = not tensor.is_meta and not tensor.is_complex()
-        if not is_dense or not is_number or not tensor.float().isfinite().all():
-            raise UserError(f"{self.path}: {name} is not a dense tensor of finite numbers")
-        return tensor.float()
+        tensor = tensor.float()
+        if not tensor.isfinite().all():
+            raise UserError(f"{self.path}: {name} has numbers that are not finite")
+        return tensor
 
     def last_layer_classes(self) -> int:
         """Returns the number of classes of the last layers; 0 if there are none.
@@ -132,18 +131,13 @@ def load_pretrained(folder: str, classes: int = 0, image_size: int = 0) -> Pretr
     # file_config has the shapes of the file's tensors, config those of the Classifier.
     with as_user_error(f"{path}/config.json: the model cannot be used"):
         file_config = classifier_config(entries, family, classes, has_teacher)
-        transform = None
-        image_size_here = 0
-        if file_config.patch:
-            transform = read_preprocessor(path, file_config.channels, image_size)
-            image_size_here = transform.output_size
         # RoBERTa's first positions, up to that of padding, are not used.
         first_position = file_config.pad + 1 if family == "roberta" else 0
-        config = replace(
-            file_config,
-            image_size=image_size_here,
-            max_length=file_config.max_length - first_position,
-        )
+        config = replace(file_config, max_length=file_config.max_length - first_position)
+        transform = None
+        if config.patch:
+            transform = read_preprocessor(path, config.channels, image_size)
+            config = replace(config, image_size=transform.output_size)
         labels = class_names(entries)
     weights, names, new = take_weights(source, entries, family, file_config)
     if family in ("bert", "roberta"):

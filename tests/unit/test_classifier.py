@@ -1,4 +1,4 @@
-"""The classifier against PyTorch's own layers: texts and images, all pools and heads, padding, the loss."""
+"""The classifier against PyTorch's own layers: texts, images, pools, heads, padding, loss."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def make_model(seed=1, **changes) -> Classifier:
 
 
 def reference(model: Classifier, x, padding=None):
-    """(batch, length, d_model): what nn.TransformerEncoder makes of embedded examples with the same weights."""
+    """(batch, length, d_model): nn.TransformerEncoder's output for embedded examples."""
     config, prefix = model.config, model.config.norm == "pre"
     layer = nn.TransformerEncoderLayer(
         config.d_model,
@@ -307,6 +307,7 @@ def test_frozen_layers_have_a_forward_pass_only(frozen):
         3 * 2 * 2 * 16 * 4,
         2 * 2 * 4 * 12 * 16,
     )  # the last layer; the patches' projection is frozen
-    # The lowest layer that learns passes no gradient on, so there the one of its projection's input is not counted.
+    # The lowest layer that learns passes no gradient on: that of its projection's input is not
+    # counted.
     count = flops(model.config, torch.full((2,), 4), frozen=frozen)
     assert 0.95 * count <= counter.get_total_flops() - head - patches <= count

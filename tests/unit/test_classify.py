@@ -132,7 +132,7 @@ def write_table(path, rows, header=("words", "kind")):
 
 @pytest.fixture
 def answer(folder, monkeypatch, capsys):
-    """answer(*flags, lines=b""): what classify.py prints, but in this process, which is quicker."""
+    """answer(*flags, lines=b""): what classify.py prints, run in this process."""
     monkeypatch.chdir(folder)
 
     def answer(*flags, lines=b"", script=classify):
@@ -153,7 +153,7 @@ def probabilities(folder, texts):
     return predict_logits(model, saved, texts)[0].softmax(-1)
 
 
-# --- Texts ----------------------------------------------------------------------------------------
+# --- Texts ------------------------------------------------------------------------------------
 
 
 def test_one_text_gets_its_five_likeliest_classes(folder, answer):
@@ -222,7 +222,7 @@ def test_what_reads_the_lines_may_leave(folder):
     assert (process.returncode, err) == (0, b"")
 
 
-# --- Scores ---------------------------------------------------------------------------------------
+# --- Scores -----------------------------------------------------------------------------------
 
 
 def expected_table(folder, rows):
@@ -349,7 +349,7 @@ def test_what_cannot_be_scored_is_refused(answer, tmp_path):
         assert "\n" not in str(problem.value)
 
 
-# --- Which model ----------------------------------------------------------------------------------
+# --- Which model ------------------------------------------------------------------------------
 
 
 def test_the_newest_classifier_is_taken(folder, tmp_path, monkeypatch, answer):
@@ -432,7 +432,7 @@ def test_export_writes_what_init_reads(folder, tmp_path, answer):
     )
 
 
-# --- Images ---------------------------------------------------------------------------------------
+# --- Images -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -518,7 +518,7 @@ def test_a_mistyped_path_does_not_end_the_prompt(images):
         os.close(terminal.master)
 
 
-# --- In a terminal --------------------------------------------------------------------------------
+# --- In a terminal ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -535,7 +535,7 @@ def test_the_prompt_answers_until_q_ctrl_d_or_ctrl_c(folder, end):
         assert re.search(r"\r\nanimal  .*%  =+\r\n", shown)
         terminal.write("\n")
         terminal.read_until("> $")
-        # A person takes as long; and input() misses a signal between its prompt and the waiting.
+        # A person takes as long; input() misses a signal between its prompt and the waiting.
         time.sleep(0.5)
         terminal.write(end)
         assert terminal.process.wait(30) == 0

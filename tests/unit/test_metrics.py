@@ -1,4 +1,4 @@
-"""support/classification/metrics.py against small cases worked out by hand, and against scikit-learn."""
+"""Metrics against small cases worked out by hand, and against scikit-learn."""
 
 import numpy as np
 import pytest

@@ -742,7 +742,7 @@ def test_tensors_that_are_missing_or_of_another_shape(folder, recwarn):
         ),
         (
             whole | {name: torch.full((24,), torch.nan)},
-            f"{name[5:]} is not a dense tensor of finite numbers",
+            f"{name[5:]} has numbers that are not finite",
         ),
     ]:
         save_file(tensors, file)
@@ -750,13 +750,6 @@ def test_tensors_that_are_missing_or_of_another_shape(folder, recwarn):
     file.unlink()
     torch.save(whole | {"unused": torch.tensor([-torch.inf])}, folder / "pytorch_model.bin")
     assert load_pretrained(folder, 3).left_out == ["unused"]
-    for odd in (
-        torch.zeros(24).to_sparse(),
-        torch.zeros(24, device="meta"),
-        torch.zeros(24, dtype=torch.complex64),
-    ):
-        torch.save(whole | {name: odd}, folder / "pytorch_model.bin")
-        assert f"{name[5:]} is not a dense tensor of finite numbers" in refused(folder, 3)
     torch.save(whole, folder / "pytorch_model.bin", pickle_protocol=4)
     assert (
         "not a complete file of tensors" in refused(folder, 3) and not recwarn.list
