@@ -1,8 +1,8 @@
-"""Classifies with a trained model: at a prompt, one text or picture, a file, or a test set.
+"""Classifies with a trained model: at a prompt, one text or image, a file, or a test set.
 
 python classify.py                                    # a prompt, until q
 python classify.py "Wo wohnt der Mann?"               # one text
-python classify.py picture.png                        # one picture, with a model of pictures
+python classify.py shirt.png                          # one image, with a model of images
 python classify.py < in.txt > out.txt                 # label, tab, probability of each line
 python classify.py --score test.csv                   # precision, recall, F1 and accuracy
 python classify.py --export FOLDER                    # for Hugging Face's transformers
@@ -11,204 +11,275 @@ python classify.py --export FOLDER                    # for Hugging Face's trans
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from support.classification.images import Picture, read_picture
-from support.classification.labelled import find_labelled
-from support.classification.metrics import table
-from support.classification.predict import load_classifier, logits
+from support.classification.images import ImageTransform, read_image
+from support.classification.labelled import Labelled, Reader, find_labelled
+from support.classification.metrics import metrics_table
+from support.classification.predict import load_classifier, predict_logits
 from support.classification.splits import hold_out
 from support.common.checkpoint import find_checkpoint, load
-from support.common.errors import make_parser, refuse, run_main
+from support.common.errors import UserError, make_parser, run_main
 from support.common.hardware import available_cores, find_device
 from support.common.kernels import configure_backends, speed_up
 from support.common.prompt import prompt, readable
 from support.corpora.pairs import PARTS
-from support.corpora.tables import TABLES, blocks, ending, decode_lines
-from support.pretrained.pretrained import export
+from support.corpora.tables import TABLES, blocks, decode_lines, ending
+from support.pretrained.export import export
 
-AT_ONCE = 1024  # examples: a file of any size needs no more memory than these
+BLOCK = 1024  # examples classified at a time, so that memory does not grow with the file
+MAX_CLASSES_SHOWN = 5
+BAR_WIDTH = 30  # characters of a bar that stands for probability 1
+
+
+# --- Command line -----------------------------------------------------------------------------
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line, checked. Raises UserError."""
+    """Returns the command line's arguments. Raises UserError."""
     parser = make_parser(__doc__, "[TEXT]")
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "example",
         nargs="?",
         metavar="TEXT",
-        help="a text, or the path of a picture [a prompt, or standard input]",
+        help="a text, or the path of an image [a prompt, or standard input]",
     )
-    add(
+    parser.add_argument(
         "--checkpoint",
         type=Path,
         metavar="PATH",
-        help="a .pt file or a run's folder [logs/'s newest classifier's best.pt]",
+        help="a .pt file or a run's folder [best.pt of the newest classifier in logs/]",
     )
-    add(
+    parser.add_argument(
         "--score",
         metavar="FILE",
-        help="classify labelled examples: a .csv, .tsv or .jsonl file, "
-        "a folder of class folders, or of what the model was trained on valid, test or train",
+        help="labelled examples to classify: a .csv, .tsv or .jsonl file, a folder of class "
+        "folders, or valid, test or train for that part of the training corpus",
     )
-    add("--text", metavar="COLUMN", help="of --score's file [as in training]")
-    add("--label", metavar="COLUMN", help="of --score's file [as in training]")
-    add("--export", metavar="FOLDER", help="write the model as transformers reads it")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run [auto]")
-    add("--threads", type=int, default=0, help="cores to compute on [all]")
+    parser.add_argument(
+        "--text", metavar="COLUMN", help="column of the text in --score's file [as in training]"
+    )
+    parser.add_argument(
+        "--label",
+        metavar="COLUMN",
+        help="column of the classes in --score's file [as in training]",
+    )
+    parser.add_argument(
+        "--export", metavar="FOLDER", help="write the model in the format of transformers"
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run [auto]"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=0, help="CPU cores to use; 0 means all [0]"
+    )
     args = parser.parse_args()
-    for wrong, message in [
-        (
-            sum(given is not None for given in (args.example, args.score, args.export)) > 1,
-            "one thing at a time: a text or a picture, --score or --export",
-        ),
-        (
-            (args.text or args.label) and not args.score,
-            "--text and --label name columns of the file to --score",
-        ),
-        (
-            args.export and (Path(args.export) / "config.json").exists(),
-            f"--export {args.export}: there is a model already",
-        ),
-        (args.threads < 0, f"--threads {args.threads}: a number of cores, or 0 for all"),
-    ]:
-        if wrong:
-            refuse(message)
+    check_arguments(args)
     args.device = find_device(args.device)
     return args
 
 
-class Labeller:
-    """A model that is ready to classify: texts or pictures in, probabilities out."""
+def check_arguments(args: argparse.Namespace) -> None:
+    """Raises UserError for arguments that do not go together."""
+    actions = [args.example, args.score, args.export]
+    if sum(action is not None for action in actions) > 1:
+        raise UserError("pass only one of a text or image, --score and --export")
+    if (args.text or args.label) and not args.score:
+        raise UserError(
+            "--text and --label name columns of --score's file, so pass --score, too"
+        )
+    if args.export and (Path(args.export) / "config.json").exists():
+        raise UserError(f"--export {args.export}: the folder has a model already")
+    if args.threads < 0:
+        raise UserError(f"--threads {args.threads}: it must not be negative")
+
+
+# --- The model --------------------------------------------------------------------------------
+
+
+class Predictor:
+    """A trained classifier, ready to use: texts or images in, probabilities out."""
 
     def __init__(self, args: argparse.Namespace):
-        """args: the command line, as `parse_arguments` gives it. Raises UserError."""
+        """args: the command line, as `parse_arguments` returns it. Raises UserError."""
         configure_backends()
         torch.set_num_threads(min(args.threads or available_cores(), available_cores()))
         self.path = find_checkpoint(args.checkpoint, "classification")
-        model, self.saved = load_classifier(self.path)
-        self.model = speed_up(model.to(args.device), args.device, bf16=False)
-        self.classes, picture = self.saved["classes"], self.saved["picture"]
-        self.kind, self.picture = ("picture", Picture(**picture)) if picture else ("text", None)
-        self.seen = self.cut = 0  # texts, and those that were too long
+        self.model, self.saved = load_classifier(self.path)
+        self.model.to(args.device)
+        speed_up(self.model, args.device, bf16=False)
+        self.classes = self.saved["classes"]
+        self.modality = "text"
+        self.transform = None
+        if self.saved["transform"]:
+            self.modality = "image"
+            self.transform = ImageTransform(**self.saved["transform"])
+        self.num_examples = 0
+        self.num_cut = 0  # texts that were longer than the model allows
 
-    def __call__(self, examples: list[str] | list[np.ndarray]) -> Tensor:
-        """Probabilities, (examples, classes), of texts or of pictures from `read_picture`."""
-        found, cut = logits(self.model, self.saved, examples)
-        self.seen, self.cut = self.seen + len(examples), self.cut + cut
-        return found.softmax(-1)
+    def __call__(self, examples: list) -> Tensor:
+        """Returns probabilities, (examples, classes), of texts or of `read_image`'s arrays."""
+        logits, num_cut = predict_logits(self.model, self.saved, examples)
+        self.num_examples += len(examples)
+        self.num_cut += num_cut
+        return logits.softmax(-1)
 
     def read(self, line: str) -> str | np.ndarray:
-        """What a line stands for: itself, or the picture that it is the path of."""
-        return read_picture(Path(line.strip()), self.picture) if self.picture else line
+        """Returns the line, or with a model of images the image whose path it is."""
+        if self.transform:
+            return read_image(Path(line.strip()), self.transform)
+        return line
 
-    def best(self, examples: list[str | np.ndarray | None]) -> list[str]:
-        """Of each example its likeliest class, tab, probability; of None an empty line."""
-        filled = [i for i, example in enumerate(examples) if example is not None]
-        found, answers = [""] * len(examples), self([examples[i] for i in filled]).max(-1)
-        for i, p, label in zip(filled, *(answer.tolist() for answer in answers)):
-            found[i] = f"{self.classes[label]}\t{p:.4f}"
-        return found
+    def label_lines(self, examples: list[str | np.ndarray | None]) -> list[str]:
+        """Returns class, tab, probability of each example's likeliest class; "" for None."""
+        lines = [""] * len(examples)
+        rows = [i for i, example in enumerate(examples) if example is not None]
+        probabilities, labels = self([examples[i] for i in rows]).max(-1)
+        for i, p, label in zip(rows, probabilities.tolist(), labels.tolist()):
+            lines[i] = f"{self.classes[label]}\t{p:.4f}"
+        return lines
 
-    def bars(self, line: str) -> str:
-        """The likeliest classes of one text or picture, at most five, with their probabilities."""
-        found = self([self.read(line)])[0].topk(min(5, len(self.classes)))
-        rows = [
-            (self.classes[label], p) for p, label in zip(*(side.tolist() for side in found))
-        ]
-        wide = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:{wide}}  {p:6.1%}  {'=' * round(30 * p)}" for name, p in rows)
+    def bar_chart(self, line: str) -> str:
+        """Returns the likeliest classes of a text or of an image's path, a line for each."""
+        num_shown = min(MAX_CLASSES_SHOWN, len(self.classes))
+        probabilities, labels = self([self.read(line)])[0].topk(num_shown)
+        names = [self.classes[label] for label in labels.tolist()]
+        width = max(len(name) for name in names)
+        lines = []
+        for name, p in zip(names, probabilities.tolist()):
+            bar = "=" * round(BAR_WIDTH * p)
+            lines.append(f"{name:{width}}  {p:6.1%}  {bar}")
+        return "\n".join(lines)
 
 
-def find_examples(args: argparse.Namespace, labeller: Labeller) -> tuple[Callable, str]:
-    """The reader of what --score names, and which of several parts it is. Raises UserError."""
-    flags = load(labeller.path)["flags"]
-    is_part = args.score in PARTS and not Path(args.score).exists()
-    columns = flags if is_part or ending(Path(args.score)) in TABLES else {}
-    given = {name: getattr(args, name) or columns.get(name, "") for name in ("text", "label")}
-    data = [flags[name] for name in ("data", "valid", "test")] if is_part else [args.score]
-    corpus = find_labelled(*data, **given, picture=labeller.picture)
-    parts = hold_out(corpus)[0] if is_part and args.score != "test" else corpus.parts
-    part = args.score if is_part else [name for name in PARTS if name in parts][-1]
-    if corpus.kind != labeller.kind:
-        refuse(
-            f"--score {args.score}: {corpus.kind}s, but {labeller.path} knows {labeller.kind}s"
-        )
+# --- Labelled examples ------------------------------------------------------------------------
+
+
+def find_part(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, str]:
+    """Returns the reader of a part of the corpus that the model was trained on, and its name.
+
+    Raises UserError.
+    """
+    flags = load(predictor.path)["flags"]
+    corpus = find_labelled(
+        flags["data"],
+        flags["valid"],
+        flags["test"],
+        args.text or flags["text"],
+        args.label or flags["label"],
+        transform=predictor.transform,
+    )
+    check_modality(args, predictor, corpus)
+    part = args.score
+    parts, _ = hold_out(corpus)
     if part not in parts:
-        refuse(
-            f"--score {part}: {corpus.name} has no such part, only "
-            f"{', '.join(hold_out(corpus)[0])}"
+        raise UserError(f"--score {part}: {corpus.name} has only the parts {', '.join(parts)}")
+    # Which examples are held out depends on all examples.
+    if part != "test" and corpus.checksum() != predictor.saved["checksum"]:
+        raise UserError(
+            f"--score {part}: {corpus.name} has changed since the model was trained on it"
         )
-    if is_part and part != "test" and corpus.checksum() != labeller.saved["checksum"]:
-        refuse(f"--score {part}: {corpus.name} has changed since the model was trained on it")
-    same = Path(args.score).resolve() == Path(flags.get("data", "")).resolve()
-    if same and part == "train" and not is_part:
-        return parts[part], ", with those that the model was trained on"
-    return parts[part], f" of the {part} part" if len(parts) > 1 else ""
+    return parts[part], f" of the {part} part"
 
 
-def score(args: argparse.Namespace, labeller: Labeller) -> None:
-    """Prints what a confusion matrix says of the model, and how long it took."""
-    classes, (read, part) = labeller.classes, find_examples(args, labeller)
-    number, n = {name: i for i, name in enumerate(classes)}, len(classes)
-    counts, began = torch.zeros(n * n, dtype=torch.int64), time.perf_counter()
-    for block in blocks(read(), AT_ONCE):
-        given, names = map(list, zip(*block))
-        if strange := set(names) - number.keys():
-            refuse(
-                f"--score {args.score}: the label {min(strange)!r} is none of the model's: "
-                f"{', '.join(classes)[:120]}"
+def find_file(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, str]:
+    """Returns the reader of a table or folder, and which part it reads. Raises UserError."""
+    flags = load(predictor.path)["flags"]
+    path = Path(args.score)
+    text = args.text or ""
+    label = args.label or ""
+    if ending(path) in TABLES:  # in other files there are no columns
+        text = text or flags.get("text", "")
+        label = label or flags.get("label", "")
+    corpus = find_labelled(args.score, text=text, label=label, transform=predictor.transform)
+    check_modality(args, predictor, corpus)
+    part = [name for name in PARTS if name in corpus.parts][
+        -1
+    ]  # test before valid before train
+    description = f" of the {part} part" if len(corpus.parts) > 1 else ""
+    if part == "train" and path.resolve() == Path(flags.get("data", "")).resolve():
+        description = ", including those that the model was trained on"
+    return corpus.parts[part], description
+
+
+def check_modality(args: argparse.Namespace, predictor: Predictor, corpus: Labelled) -> None:
+    """Raises UserError if the corpus has images and the model is for texts, or vice versa."""
+    if corpus.modality != predictor.modality:
+        raise UserError(
+            f"--score {args.score}: it has {corpus.modality}s, but {predictor.path} is a model "
+            f"of {predictor.modality}s"
+        )
+
+
+def score(args: argparse.Namespace, predictor: Predictor) -> None:
+    """Prints the metrics of the model on labelled examples, and the speed. Raises UserError."""
+    is_part = args.score in PARTS and not Path(args.score).exists()
+    read, description = find_part(args, predictor) if is_part else find_file(args, predictor)
+    classes = predictor.classes
+    numbers = {name: i for i, name in enumerate(classes)}
+    confusion = torch.zeros(len(classes) ** 2, dtype=torch.int64)
+    start = time.perf_counter()
+    for block in blocks(read(), BLOCK):
+        examples = [example for example, _ in block]
+        names = [name for _, name in block]
+        unknown = set(names) - numbers.keys()
+        if unknown:
+            raise UserError(
+                f"--score {args.score}: the label {min(unknown)!r} is not among the model's "
+                f"classes: {', '.join(classes)[:120]}"
             )
-        true = torch.tensor([number[name] for name in names])
-        counts += torch.bincount(n * true + labeller(given).argmax(-1), minlength=n * n)
-    seconds = time.perf_counter() - began
-    if not (total := int(counts.sum())):
-        refuse(f"--score {args.score}: there is no example in it")
-    print(
-        f"{table(counts.view(n, n), classes)}\n\n{total:,} {labeller.kind}s{part}, "
-        f"{seconds:.1f} s, {total / seconds:,.0f} {labeller.kind}s/s"
-    )
+        labels = torch.tensor([numbers[name] for name in names])
+        cells = labels * len(classes) + predictor(examples).argmax(-1)
+        confusion += torch.bincount(cells, minlength=len(confusion))
+    seconds = time.perf_counter() - start
+    total = int(confusion.sum())
+    if not total:
+        raise UserError(f"--score {args.score}: it has no example")
+    unit = f"{predictor.modality}s"
+    print(metrics_table(confusion.view(len(classes), -1), classes))
+    print(f"\n{total:,} {unit}{description}, {seconds:.1f} s, {total / seconds:,.0f} {unit}/s")
 
 
-def talk(labeller: Labeller) -> None:
+# --- Actions ----------------------------------------------------------------------------------
+
+
+def classify_at_prompt(predictor: Predictor) -> None:
     """Classifies what is typed at a prompt."""
-    kind = "the path of a picture" if labeller.picture else "a text"
-    prompt(
-        f"{labeller.path}: {len(labeller.classes)} classes. Type {kind}; q ends.",
-        "> ",
-        labeller.bars,
-    )
+    expected = "a text" if predictor.modality == "text" else "the path of an image"
+    greeting = f"{predictor.path}: {len(predictor.classes)} classes. Type {expected}; q ends."
+    prompt(greeting, "> ", predictor.bar_chart)
+
+
+def classify_lines(predictor: Predictor) -> None:
+    """Classifies standard input line by line. An empty line stays empty."""
+    lines = decode_lines(sys.stdin.buffer, "standard input")
+    examples = (predictor.read(line) if line.strip() else None for line in lines)
+    for block in blocks(examples, BLOCK):
+        print("\n".join(predictor.label_lines(block)), flush=True)
 
 
 def main() -> None:
     args = parse_arguments()
-    labeller = Labeller(args)
+    predictor = Predictor(args)
     if args.score is not None:
-        score(args, labeller)
+        score(args, predictor)
     elif args.export:
-        export(args.export, labeller.model, labeller.saved)
-        print(f"{args.export}: {labeller.path}, as transformers reads it")
+        export(Path(args.export), predictor.model, predictor.saved)
+        print(f"{args.export}: {predictor.path} in the format of transformers")
     elif args.example is not None:
-        print(labeller.bars(readable(args.example)))
+        print(predictor.bar_chart(readable(args.example)))
     elif sys.stdin.isatty():
-        talk(labeller)
+        classify_at_prompt(predictor)
     else:
-        examples = (
-            labeller.read(line) if line.strip() else None
-            for line in decode_lines(sys.stdin.buffer, "standard input")
-        )
-        for block in blocks(examples, AT_ONCE):
-            print("\n".join(labeller.best(block)), flush=True)
-    if labeller.cut:
+        classify_lines(predictor)
+    if predictor.num_cut:
         print(
-            f"warning: {labeller.cut:,} of {labeller.seen:,} texts were cut at the "
-            f"{labeller.model.config.max_length} tokens that the model takes",
+            f"warning: {predictor.num_cut:,} of {predictor.num_examples:,} texts were cut at "
+            f"the model's maximum of {predictor.model.config.max_length} tokens",
             file=sys.stderr,
         )
 

@@ -272,7 +272,7 @@ class Transformer(nn.Module):
 
 
 # Learned vectors of tokens and positions; the last two are a classifier's.
-EMBEDDINGS = ("embedding.weight", "positions", "first")
+EMBEDDINGS = ("embedding.weight", "positions", "prefix_tokens")
 
 
 @torch.no_grad()

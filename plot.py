@@ -24,7 +24,7 @@ except ImportError:
     print("error: there is no matplotlib to draw with: pip install matplotlib", file=sys.stderr)
     sys.exit(2)
 
-from support.classification.confusion_picture import draw as draw_confusion
+from support.classification.confusion_plot import draw_confusion
 from support.common.errors import make_parser, refuse, run_main
 from support.common.text_table import aligned
 from support.profiling import memory_picture, step_picture

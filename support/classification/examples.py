@@ -1,7 +1,7 @@
-"""Labelled examples, texts or pictures, encoded on disk once and mapped by all processes.
+"""Labelled examples, texts or images, encoded on disk once and mapped by all processes.
 
-folder = prepare(corpus, corpus.checksum(), cache, tokenizer, max_length, picture, 8000)
-train = Texts(folder, "train")                         # or Pictures
+folder = prepare(corpus, corpus.checksum(), cache, tokenizer, max_length, transform, 8000)
+train = Texts(folder, "train")                         # or Images
 x, label, weight = train.batch(rows)
 weights = class_weights(train.labels, classes=4, alike=False)
 batches = ExampleBatches(train, batch_tokens, seed, batch_size, weights)
@@ -12,19 +12,22 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 
 from data import BPE, Batches, make_once, name_folder
-from support.classification.images import Picture, move
-from support.classification.labelled import Labelled, classes_of
+from support.classification.images import ImageTransform, shift_and_mirror
+from support.classification.labelled import Labelled, Reader, classes_of
 from support.classification.splits import hold_out
 from support.common.errors import UserError
 
-FORMAT = 4  # of the files: raise it where the same examples would be stored otherwise
+FORMAT = 5  # of the files: raise it where the same examples would be stored otherwise
 BLOCK = 1000  # texts encoded at a time: what is cut off a long one takes half a MiB
+BPE_TEXTS = 1_000_000  # enough to train a tokenizer on
+CHARACTERS_PER_TOKEN = 100  # hardly a token has more than a dozen
 
 
 def prepare(
@@ -33,86 +36,108 @@ def prepare(
     cache: Path,
     tokenizer: str,
     max_length: int,
-    picture: Picture | None,
+    transform: ImageTransform | None,
     vocab_size: int,
 ) -> Path:
     """Encodes a labelled corpus into a folder that any number of processes can map.
 
-    tokenizer: a serialized one, or "": then a byte-level BPE of `vocab_size` is trained, on lower
-    case. Without a validation part some examples are held out (support/classification/splits.py). Raises
-    UserError.
+    tokenizer: a serialized one, or "": then a byte-level BPE of `vocab_size` is trained, on
+    lower case. Without a validation part some examples are held out
+    (support/classification/splits.py). Raises UserError.
     """
-    for how in ("", tokenizer):  # a given one may have been trained here
-        made_of = [
+
+    def encoded_folder(tokenizer: str) -> Path:
+        description = [
             FORMAT,
             corpus.name,
             checksum,
-            how,
+            tokenizer,
             max_length,
             vocab_size,
-            vars(picture) if picture else None,
+            vars(transform) if transform else None,
         ]
-        folder = name_folder(cache, corpus.name, made_of)
-        kept = folder / "tokenizer.json"
-        if kept.is_file() and tokenizer in (how, kept.read_text(encoding="utf-8")):
-            return folder
+        return name_folder(cache, corpus.name, description)
+
+    # The tokenizer that is passed may be the one that was trained here.
+    own_folder = encoded_folder("")
+    own_tokenizer = own_folder / "tokenizer.json"
+    if own_tokenizer.is_file() and own_tokenizer.read_text(encoding="utf-8") == tokenizer:
+        return own_folder
     return make_once(
-        folder, lambda partial: encode(corpus, partial, tokenizer, max_length, vocab_size)
+        encoded_folder(tokenizer),
+        lambda partial: encode_corpus(corpus, partial, tokenizer, max_length, vocab_size),
     )
 
 
-def encode(
+def encode_corpus(
     corpus: Labelled, folder: Path, serialized: str, max_length: int, vocab_size: int
 ) -> None:
-    """Writes tokenizer.json, a few flat files for each part, and meta.json."""
+    """Writes tokenizer.json, a few flat files for each part, and meta.json. Raises UserError.
+
+    serialized: a tokenizer, or "" to train one.
+    """
     classes = classes_of(corpus)
-    number = {name: i for i, name in enumerate(classes)}
+    numbers = {name: i for i, name in enumerate(classes)}
     parts, count = hold_out(corpus)
-    meta = {
+    is_held_out = "valid" not in corpus.parts
+    meta: dict[str, Any] = {
         "name": corpus.name,
-        "kind": corpus.kind,
+        "modality": corpus.modality,
         "classes": classes,
-        "held_out": "valid" not in corpus.parts,
+        "held_out": is_held_out,
         "parts": {},
     }
-    if corpus.kind == "text":
-        some = islice(parts["train"](), 0, None, -(-count // 1_000_000))  # a million are enough
-        texts = (text for text, _ in some)  # "Oil" and "oil" are to be one word
-        bpe = serialized or BPE.train(texts, vocab_size, lower=True).serialized
-        (folder / "tokenizer.json").write_text(bpe, encoding="utf-8")
-        tokenizer = Tokenizer.from_str(bpe)
+    if corpus.modality == "text":
+        serialized = serialized or train_tokenizer(parts["train"], count, vocab_size)
+        (folder / "tokenizer.json").write_text(serialized, encoding="utf-8")
+        tokenizer = Tokenizer.from_str(serialized)
     for part, read in parts.items():
-        path, examples = folder / part, ((example, number[name]) for example, name in read())
-        if corpus.kind == "text":
-            counts = write_texts(examples, path, tokenizer, max_length)
+        examples = ((example, numbers[name]) for example, name in read())
+        if corpus.modality == "text":
+            counts = write_texts(examples, folder / part, tokenizer, max_length)
         else:
-            counts = write_pictures(examples, path)
+            counts = write_images(examples, folder / part)
         if not counts["examples"]:
-            hint = " (--valid names some)" if meta["held_out"] and part == "valid" else ""
+            hint = "; pass one with --valid" if is_held_out and part == "valid" else ""
             raise UserError(f"{corpus.name}: the {part} part has no example{hint}")
         meta["parts"][part] = counts
     (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
 
+def train_tokenizer(read: Reader, count: int, vocab_size: int) -> str:
+    """Returns a serialized byte-level BPE, on lower case: "Oil" and "oil" become one word."""
+    every = -(-count // BPE_TEXTS)  # rounded up
+    texts = (text for text, _ in islice(read(), 0, None, every))
+    return BPE.train(texts, vocab_size, lower=True).serialized
+
+
 def encode_texts(
     tokenizer: Tokenizer, texts: list[str], max_length: int
 ) -> tuple[list[list[int]], int]:
-    """The token ids of each text, at most `max_length`, and how many texts had more."""
+    """Returns the token ids of each text, at most `max_length`, and how many texts had more."""
     tokenizer.enable_truncation(max_length)
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # a "[PAD]" in a text is text
-    # Hardly a token is longer than a dozen characters, and to tokenize a whole book takes long.
-    texts, most = [text.strip() for text in texts], 100 * max_length
-    encoded = tokenizer.encode_batch([text[:most] for text in texts])
-    cut = [bool(e.overflowing) or len(text) > most for e, text in zip(encoded, texts)]
-    return [e.ids for e in encoded], sum(cut)
+    # To tokenize a whole book takes long: what cannot be among the first tokens is left out.
+    longest = CHARACTERS_PER_TOKEN * max_length
+    texts = [text.strip() for text in texts]
+    encodings = tokenizer.encode_batch([text[:longest] for text in texts])
+    num_cut = 0
+    for text, encoding in zip(texts, encodings):
+        if encoding.overflowing or len(text) > longest:
+            num_cut += 1
+    return [encoding.ids for encoding in encodings], num_cut
 
 
 def write_texts(
     examples: Iterator[tuple[str, int]], path: Path, tokenizer: Tokenizer, max_length: int
 ) -> dict:
-    """Writes PATH.ids, .offsets and .labels. Raises UserError if all texts to train on are empty."""
-    counts, some = {"examples": 0, "cut": 0, "tokens": 0}, False
+    """Writes PATH.ids, .offsets and .labels; returns counts.
+
+    Raises UserError if all texts of the training part are empty.
+    """
+    counts = {"examples": 0, "cut": 0, "tokens": 0}
+    has_text = False
     with (
         open(f"{path}.ids", "wb") as ids,
         open(f"{path}.offsets", "wb") as offsets,
@@ -120,30 +145,30 @@ def write_texts(
     ):
         offsets.write(np.zeros(1, np.int64).tobytes())
         while block := list(islice(examples, BLOCK)):
-            texts, numbers = zip(*block)
-            some = some or any(texts)
-            encoded, cut = encode_texts(tokenizer, list(texts), max_length)
+            texts = [text for text, _ in block]
+            has_text = has_text or any(texts)
+            encoded, cut = encode_texts(tokenizer, texts, max_length)
             lengths = np.array([len(text) for text in encoded], dtype=np.int64)
             ids.write(np.concatenate([np.array(text, np.int32) for text in encoded]).tobytes())
             offsets.write((counts["tokens"] + lengths.cumsum()).tobytes())
-            labels.write(np.array(numbers, np.int32).tobytes())
+            labels.write(np.array([label for _, label in block], np.int32).tobytes())
             counts["examples"] += len(block)
             counts["cut"] += cut
             counts["tokens"] += int(lengths.sum())
-    if path.name == "train" and counts["examples"] and not some:
-        raise UserError("the texts to train on are all empty")
+    if path.name == "train" and counts["examples"] and not has_text:
+        raise UserError("the texts of the training part are all empty")
     return counts
 
 
-def write_pictures(examples: Iterator[tuple[np.ndarray, int]], path: Path) -> dict:
-    """Writes PATH.pixels, bytes of (channels, height, width) each, and PATH.labels."""
-    counts = {"examples": 0, "shape": None}
+def write_images(examples: Iterator[tuple[np.ndarray, int]], path: Path) -> dict:
+    """Writes PATH.pixels, bytes of (images, channels, height, width), and PATH.labels."""
+    counts: dict[str, Any] = {"examples": 0, "shape": None}
     with open(f"{path}.pixels", "wb") as pixels, open(f"{path}.labels", "wb") as labels:
-        for picture, number in examples:
-            pixels.write(picture.tobytes())
-            labels.write(np.int32(number).tobytes())
+        for image, label in examples:
+            pixels.write(image.tobytes())
+            labels.write(np.int32(label).tobytes())
             counts["examples"] += 1
-            counts["shape"] = picture.shape
+            counts["shape"] = image.shape
     return counts
 
 
@@ -152,12 +177,12 @@ class Texts:
 
     def __init__(self, folder: Path, part: str, pad: int = 0):
         self.pad = pad
-        path = folder / f"{part}.ids"  # an empty file cannot be mapped
-        self.ids = (
-            np.memmap(path, dtype=np.int32, mode="r")
-            if path.stat().st_size
-            else np.zeros(1, np.int32)
-        )
+        path = folder / f"{part}.ids"
+        self.ids: np.ndarray
+        if path.stat().st_size:
+            self.ids = np.memmap(path, dtype=np.int32, mode="r")
+        else:  # an empty file cannot be mapped
+            self.ids = np.zeros(1, np.int32)
         self.offsets = np.memmap(folder / f"{part}.offsets", dtype=np.int64, mode="r")
         self.labels = np.memmap(folder / f"{part}.labels", dtype=np.int32, mode="r")
 
@@ -165,28 +190,27 @@ class Texts:
         return len(self.labels)
 
     def lengths(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Tokens of the texts `rows`, (rows,); an empty text counts as one of padding."""
+        """Returns the tokens of the texts `rows`, (rows,); an empty text counts as one."""
         return [np.maximum(self.offsets[rows + 1] - self.offsets[rows], 1)]
 
     def targets(self, rows: np.ndarray) -> int:
-        """One target for each text."""
+        """Returns the targets of the texts `rows`: one each."""
         return len(rows)
 
     def batch(self, rows: np.ndarray, width: int = 0) -> tuple[torch.Tensor, ...]:
-        """(ids, label, weight): (rows, width) int64, padded; (rows,) int64; (rows,) fp32, all 1.
+        """Returns (ids, label, weight): (rows, width) int64, (rows,) int64, (rows,) fp32.
 
-        No rows make a single one of padding whose weight is 0.
+        ids are padded to `width`, or if it is 0, to the longest text; weights are 1. Without
+        rows it returns a single text of padding whose weight is 0.
         """
         if not len(rows):
-            return (
-                torch.full((1, width or 1), self.pad),
-                torch.zeros(1, dtype=int),
-                torch.zeros(1),
-            )
-        starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
+            empty = torch.full((1, width or 1), self.pad)
+            return empty, torch.zeros(1, dtype=torch.int64), torch.zeros(1)
+        starts = self.offsets[rows]
+        lengths = self.offsets[rows + 1] - starts
         column = np.arange(width or int(lengths.max(initial=1)))[None]
-        at = np.minimum(starts[:, None] + column, len(self.ids) - 1)
-        ids = np.where(column < lengths[:, None], self.ids[at], self.pad)
+        positions = np.minimum(starts[:, None] + column, len(self.ids) - 1)
+        ids = np.where(column < lengths[:, None], self.ids[positions], self.pad)
         return (
             torch.from_numpy(ids.astype(np.int64)),
             torch.from_numpy(self.labels[rows].astype(np.int64)),
@@ -194,57 +218,65 @@ class Texts:
         )
 
 
-class Pictures:
-    """One part of an encoded corpus of pictures; `tokens`: how many a picture is cut into."""
+class Images:
+    """One part of an encoded corpus of images; tokens: how many a model makes of an image."""
 
-    def __init__(self, folder: Path, part: str, picture: Picture, tokens: int):
+    def __init__(self, folder: Path, part: str, transform: ImageTransform, tokens: int):
         shape = json.loads((folder / "meta.json").read_text())["parts"][part]["shape"]
         self.pixels = np.memmap(folder / f"{part}.pixels", np.uint8, "r").reshape(-1, *shape)
         self.labels = np.memmap(folder / f"{part}.labels", dtype=np.int32, mode="r")
-        self.picture, self.tokens = picture, tokens
+        self.transform = transform
+        self.tokens = tokens
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def lengths(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Tokens of the pictures `rows`, (rows,)."""
+        """Returns the tokens of the images `rows`, (rows,)."""
         return [np.full(len(rows), self.tokens)]
 
     def targets(self, rows: np.ndarray) -> int:
-        """One target for each picture."""
+        """Returns the targets of the images `rows`: one each."""
         return len(rows)
 
     def batch(
-        self, rows: np.ndarray, width: int = 0, moved: np.ndarray | None = None
+        self, rows: np.ndarray, width: int = 0, moves: np.ndarray | None = None
     ) -> tuple[torch.Tensor, ...]:
-        """(pictures, label, weight): (rows, channels, height, width) fp32; the others (rows,).
+        """Returns (pixels, label, weight).
 
-        moved: (rows, 3) how far each is moved down and right, and whether it is mirrored.
+        pixels: (rows, channels, height, width) fp32; label: (rows,) int64; weight: (rows,)
+        fp32, all 1. Without rows it returns a single black image whose weight is 0. moves:
+        (rows, 3), how each image is shifted and mirrored (see `shift_and_mirror`).
         """
         if not len(rows):
-            return (
-                torch.zeros(1, *self.pixels.shape[1:]),
-                torch.zeros(1, dtype=int),
-                torch.zeros(1),
-            )
-        x = self.pixels[rows] if moved is None else move(self.pixels[rows], moved)
+            black = torch.zeros(1, *self.pixels.shape[1:])
+            return black, torch.zeros(1, dtype=torch.int64), torch.zeros(1)
+        pixels = self.pixels[rows]
+        if moves is not None:
+            pixels = shift_and_mirror(pixels, moves)
         return (
-            normalize(x, self.picture),
+            normalize(pixels, self.transform),
             torch.from_numpy(self.labels[rows].astype(np.int64)),
             torch.ones(len(rows)),
         )
 
 
-def normalize(pixels: np.ndarray, picture: Picture) -> torch.Tensor:
-    """Bytes (pictures, channels, height, width) as the model takes them, in fp32."""
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (picture.mean, picture.std))
+def normalize(pixels: np.ndarray, transform: ImageTransform) -> torch.Tensor:
+    """Returns bytes, (images, channels, height, width), as a model takes them, in fp32."""
+    mean = torch.tensor(transform.mean).view(-1, 1, 1)
+    std = torch.tensor(transform.std).view(-1, 1, 1)
     return (torch.from_numpy(np.ascontiguousarray(pixels)).float() / 255 - mean) / std
 
 
 def class_weights(labels: np.ndarray, classes: int, alike: bool) -> np.ndarray:
-    """(classes,): all 1, or if `alike` such that all classes count as if equally frequent."""
+    """Returns the loss's factor for each class, (classes,): all 1.
+
+    If `alike`, the factors make all classes count as if they were equally frequent.
+    """
+    if not alike:
+        return np.ones(classes)
     counts = np.bincount(labels, minlength=classes)
-    return len(labels) / classes / np.maximum(counts, 1) if alike else np.ones(classes)
+    return len(labels) / classes / np.maximum(counts, 1)
 
 
 class ExampleBatches(Batches):
@@ -258,7 +290,7 @@ class ExampleBatches(Batches):
 
     def __init__(
         self,
-        examples: Texts | Pictures,
+        examples: Texts | Images,
         batch_tokens: int,
         seed: int,
         batch_size: int,
@@ -267,7 +299,7 @@ class ExampleBatches(Batches):
         flip: bool = False,
         token_dropout: float = 0.0,
     ):
-        if token_dropout and isinstance(examples, Pictures):
+        if token_dropout and isinstance(examples, Images):
             raise UserError("--token-dropout is for texts, but the corpus has images")
         if (crop or flip) and isinstance(examples, Texts):
             raise UserError("--crop and --flip are for images, but the corpus has texts")

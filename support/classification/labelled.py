@@ -1,42 +1,45 @@
-"""Where labelled examples come from: texts (AG News, tables, folders, the phrasebook) and pictures.
+"""Where labelled examples come from: AG News, Fashion-MNIST, the phrasebook, users' files.
 
-corpus = find_labelled("agnews")    # or fashion-mnist, kinds, a folder, a .csv, .tsv or .jsonl
+corpus = find_labelled("agnews")    # or fashion-mnist, kinds, a folder, a .csv, .tsv, .jsonl
 classes = classes_of(corpus)
-for text, name in corpus.parts["train"](): ...          # of pictures: (array, name)
+for text, name in corpus.parts["train"](): ...          # of images: (array, name)
 """
 
 import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from support.classification.images import (
-    FASHION_CLASSES,
-    FASHION_MNIST,
-    FASHION_MNIST_URL,
-    Picture,
-    find_idx,
-    is_fashion_mnist,
-    read_idx,
+    ImageTransform,
+    idx_image_size,
     read_idx_labels,
     read_idx_pair,
-    read_picture,
+    read_image,
 )
 from support.classification.labelled_tables import read_labelled_table, read_numbered
 from support.common.errors import UserError
-from support.common.paths import LOGS
 from support.corpora import phrasebook
 from support.corpora.download import download, sha256
-from support.corpora.pairs import PARTS, own_name
+from support.corpora.pairs import PARTS, find_file, own_name
 from support.corpora.tables import TABLES, column_names, ending, one_line, read_lines
+from support.corpora.task_type import (
+    CLASSIFICATION_CORPORA,
+    MODALITY,
+    find_class_folders,
+    find_idx,
+    find_numbered,
+    folders_with_examples,
+    inner_folders,
+)
 
-NAMES = ("agnews", "fashion-mnist", "kinds")
 # Zhang et al., 2015, for non-commercial use. Of each file: its size in bytes, its SHA-256.
 AGNEWS_URL = (
     "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
@@ -46,71 +49,105 @@ AGNEWS = {
     "test.csv": (1857427, "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699"),
 }
 AGNEWS_CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
-SUFFIXES = {".txt": "text"} | dict.fromkeys(
-    [".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"], "picture"
+# Xiao et al., 2017, under the MIT licence. Size and SHA-256 are of the unpacked file.
+FASHION_MNIST_URL = (
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
 )
+FASHION_MNIST = {
+    "t10k-labels-idx1-ubyte.gz": (
+        10008,
+        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    ),
+    "train-labels-idx1-ubyte.gz": (
+        60008,
+        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    ),
+    "t10k-images-idx3-ubyte.gz": (
+        7840016,
+        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    ),
+    "train-images-idx3-ubyte.gz": (
+        47040016,
+        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    ),
+}
+FASHION_CLASSES = [
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+]
+FASHION_MEAN, FASHION_STD = 0.28604, 0.35302  # of the training part's pixels, from 0 to 1
+MAX_CLASSES = 5000
+LARGE_CORPUS = 4 << 30  # bytes of images, above which their files are not read for a checksum
+
+Reader = Callable[[], Iterator[tuple[Any, str]]]  # yields (text or array, class name)
 
 
 @dataclass
 class Labelled:
-    """A labelled corpus that was found but not read.
-
-    parts: of train, valid and test a reader of (text, class name), or of (picture, class name),
-    with bytes of (channels, n, n). classes: in their order if that is known; see classes_of.
-    """
+    """A labelled corpus that was found but not read."""
 
     name: str
-    kind: str  # "text" or "picture"
-    parts: dict[str, Callable[[], Iterator[tuple[str | np.ndarray, str]]]]
-    classes: list[str]
-    files: list[Path]
-    columns: tuple  # of tables; of folders, what is where
-    labels: dict[str, Callable | None] = field(default_factory=dict)  # names alone, if quicker
-    picture: Picture | None = None  # how pictures are read
+    modality: str = ""  # "text" or "image"
+    parts: dict[str, Reader] = field(default_factory=dict)  # train, valid and test
+    # Of each part a reader of the class names alone, where that is quicker.
+    labels: dict[str, Callable[[], Iterable[str]] | None] = field(default_factory=dict)
+    classes: list[str] = field(default_factory=list)  # in their order; [] if that is unknown
+    files: list[Path] = field(default_factory=list)
+    layout: list = field(default_factory=list)  # of each part: columns of a table, or folders
+    columns_by_position: bool = False  # whether the training part's table has perhaps no header
+    transform: ImageTransform | None = None  # how images are read
 
     def add(
         self,
         part: str,
-        kind: str,
-        read: Callable,
+        modality: str,
+        read: Reader,
         files: list[Path],
-        columns=(),
-        labels: Callable | None = None,
+        layout: Iterable = (),
+        labels: Callable[[], Iterable[str]] | None = None,
     ) -> None:
-        """Adds a part. Raises UserError if it is of another kind than what is there."""
-        if self.kind not in ("", kind):
+        """Adds a part. Raises UserError if its modality is not that of the other parts."""
+        if self.modality not in ("", modality):
             raise UserError(
-                f"{files[0]}: {kind}s for the {part} part, but {self.name} has {self.kind}s"
+                f"{files[0]}: {modality}s for the {part} part, but {self.name} has "
+                f"{self.modality}s"
             )
-        self.kind, self.parts[part], self.labels[part] = kind, read, labels
-        self.files, self.columns = [*self.files, *files], (*self.columns, part, *columns)
+        self.modality = modality
+        self.parts[part] = read
+        self.files += files
+        self.layout += [part, *layout]
+        self.labels[part] = labels
+
+    def read_labels(self, part: str) -> Iterable[str]:
+        """Returns the class of each example of a part, if possible without reading the rest."""
+        read_labels = self.labels.get(part)
+        if read_labels:
+            return read_labels()
+        return (name for _, name in self.parts[part]())
 
     def checksum(self) -> str:
-        """Of what the files hold, and of how they are read."""
-        how, many = {}, False
-        if self.kind == "picture":
-            how = vars(self.picture) | {"mean": 0, "std": 0}
-            if not self.picture.square:  # runs are older than this field
-                del how["square"]
-            many = (
-                sum(file.stat().st_size for file in self.files) > 4 << 30
-            )  # bytes: long to read
-        files = [
-            [file.name, file.stat().st_size] if many else sha256(file) for file in self.files
-        ]
-        made_of = [sorted(self.parts), self.classes, self.columns, how, *files]
-        return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
-
-
-def is_labelled(data: str, label: str = "") -> bool:
-    """Whether --data names a labelled corpus: by names of files, without opening any."""
-    folder = Path(data)
-    return (
-        bool(label)
-        or data in NAMES
-        or data not in ("phrasebook", "multi30k")
-        and bool(find_idx(folder) or find_numbered(folder) or find_folders(folder))
-    )
+        """Returns a SHA-256 of the contents of the files, and of how they are read."""
+        is_large = False
+        transform: dict[str, Any] = {}
+        if self.modality == "image" and self.transform:
+            is_large = sum(file.stat().st_size for file in self.files) > LARGE_CORPUS
+            # Normalization comes later: what is stored does not depend on it.
+            transform = vars(self.transform) | {"mean": 0, "std": 0}
+        contents: list[Any]
+        if is_large:
+            contents = [[file.name, file.stat().st_size] for file in self.files]
+        else:
+            contents = [sha256(file) for file in self.files]
+        description = [sorted(self.parts), self.classes, self.layout, transform, contents]
+        return hashlib.sha256(json.dumps(description).encode()).hexdigest()
 
 
 def find_labelled(
@@ -120,185 +157,173 @@ def find_labelled(
     text: str = "",
     label: str = "",
     size: int = 0,
-    picture: Picture | None = None,
+    transform: ImageTransform | None = None,
 ) -> Labelled:
-    """The corpus that --data, --valid, --test, --text and --label name.
+    """Returns the corpus that --data, --valid, --test, --text and --label name.
 
-    data: one of NAMES, a table (.csv, .tsv, .jsonl), or a folder with IDX files, with AG News's
-    files, or with a folder for each class, perhaps within train, valid and test. valid, test: a
-    table or a folder of class folders. picture: how pictures are read; without it they get `size`
-    pixels a side, or if that is 0, 32; of IDX files they keep their own. Raises UserError.
+    data: one of CLASSIFICATION_CORPORA, a table (.csv, .tsv, .jsonl), or a folder: with IDX files, with AG
+    News's files, or with a folder for each class, perhaps within train, valid and test. valid,
+    test: a table or a folder of class folders. transform: how images are read. Without it they
+    become `size` pixels a side; if that is 0, IDX images keep their size and others become 32
+    pixels a side. Raises UserError.
     """
-    folder, name = Path(data), data if data in NAMES else own_name(Path(data), NAMES)
-    corpus = Labelled(name, "", {}, [], [], (), picture=picture)
+    corpus = find_data(data, text, label, size, transform)
+    for part, path in (("valid", valid), ("test", test)):
+        if path:
+            add_part(corpus, part, Path(path), text, label)
+    has_table = any(ending(Path(path)) in TABLES for path in (data, valid, test))
+    if (text or label) and not has_table:
+        raise UserError(
+            f"--text and --label name columns of a table, but {data} is not a table"
+        )
+    return corpus
+
+
+def find_data(
+    data: str, text: str, label: str, size: int, transform: ImageTransform | None
+) -> Labelled:
+    """Returns the corpus that --data names, without what --valid and --test add."""
+    if data == "kinds":
+        return find_kinds()
+    folder = Path(data)
+    name = data if data in CLASSIFICATION_CORPORA else own_name(folder, CLASSIFICATION_CORPORA)
     if data == "agnews":
         folder = download(data, AGNEWS, AGNEWS_URL)
     elif data == "fashion-mnist":
         folder = download(data, FASHION_MNIST, FASHION_MNIST_URL, unpacked=True)
-    if data == "kinds":
-        corpus.classes = list(phrasebook.KINDS)
-        for part in PARTS:
-            corpus.add(part, "text", partial(phrasebook.labelled, part), [])
-        corpus.files.append(phrasebook.DATA)
-    elif find_idx(folder):
+    corpus = Labelled(name, transform=transform)
+    if find_idx(folder):
         add_idx(corpus, folder, size)
     elif find_numbered(folder):
         add_numbered(corpus, folder)
     else:
-        corpus.picture = picture or (Picture(size) if size else None)
-        for part, inner in (find_folders(folder) or {"train": folder}).items():
-            add_part(corpus, part, inner, text, label)
-    for part, spec in (("valid", valid), ("test", test)):
-        if spec:
-            add_part(corpus, part, Path(spec), text, label)
-    if (text or label) and not any(
-        ending(Path(spec)) in TABLES for spec in (data, valid, test)
-    ):
-        raise UserError(f"--text, --label: {data} is no table, so it has no columns")
+        if size and not transform:
+            corpus.transform = ImageTransform(size)
+        for part, path in (find_class_folders(folder) or {"train": folder}).items():
+            add_part(corpus, part, path, text, label)
     return corpus
 
 
 def classes_of(corpus: Labelled) -> list[str]:
-    """The classes of the training part: in the corpus's order, else sorted, numbers by value.
+    """Returns the classes of the training part: in the corpus's order, or sorted.
 
-    Reads the labels of all parts. Raises UserError for a single class, for one that occurs in
-    another part only, and for what seems to be a header.
+    Names that are all numbers are sorted by value. Reads the labels of all parts. Raises
+    UserError for a single class, for a class that occurs in another part only, and for what
+    seems to be a header.
     """
     if "train" not in corpus.parts:
         raise UserError(f"{corpus.name}: no training part, only {', '.join(corpus.parts)}")
-    found = {
-        part: Counter(
-            corpus.labels[part]() if corpus.labels.get(part) else (name for _, name in read())
-        )
-        for part, read in corpus.parts.items()
-    }
-    trained = found["train"]
-    if len(trained) < 2:
+    counts = Counter(corpus.read_labels("train"))
+    check_classes(corpus, counts)
+    check_header(corpus, counts)
+    if corpus.classes:
+        return corpus.classes
+    if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in counts):
+        return sorted(counts, key=lambda name: (float(name), name))
+    return sorted(counts)
+
+
+def check_classes(corpus: Labelled, counts: Counter) -> None:
+    """Raises UserError for too few or too many classes, and for one that is not trained on.
+
+    counts: the examples of each class in the training part.
+    """
+    if not counts:
+        raise UserError(f"{corpus.name}: the training part has no example")
+    if len(counts) == 1:
         raise UserError(
-            f"{corpus.name}: the training part has "
-            f"{f'one class only, {min(trained)!r}' if trained else 'no example'}; "
-            f"at least two classes are needed"
+            f"{corpus.name}: the training part has only the class {min(counts)!r}; at least "
+            f"two classes are needed"
         )
-    for part, names in found.items():
-        if new := names.keys() - trained.keys():
+    if len(counts) > MAX_CLASSES:
+        raise UserError(
+            f"{corpus.name}: {len(counts):,} classes; does --label name the right column?"
+        )
+    for part in corpus.parts:
+        if part == "train":
+            continue
+        unknown = set(corpus.read_labels(part)) - counts.keys()
+        if unknown:
             raise UserError(
-                f"{corpus.name}: the class {min(new)!r} occurs in the {part} part, but "
-                f"not in the training part"
+                f"{corpus.name}: the class {min(unknown)!r} occurs in the {part} part, but not "
+                f"in the training part"
             )
-    if len(trained) > 5000:
-        raise UserError(
-            f"{corpus.name}: {len(trained):,} classes: is --label the right column?"
-        )
-    asked = "".join(map(str, corpus.columns[1:3]))  # of a table: --text and --label
-    by_position, first = asked.replace(",", "").replace(" ", "").isdigit(), next(iter(trained))
-    if (
-        by_position
-        and trained[first] == 1 < max(trained.values())
-        and first.lower() in column_names(corpus.files[0])
-    ):  # no header was passed over
-        raise UserError(
-            f"{corpus.name}: {first!r} is the class of the first row alone. A header? "
-            f"Name the columns: --label {first}. If not, put one above it"
-        )
-    numbers = all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in trained)
-    return corpus.classes or sorted(
-        trained, key=lambda name: (float(name) if numbers else 0, name)
-    )
 
 
-# --- Folders and tables ---------------------------------------------------------------------------
+def check_header(corpus: Labelled, counts: Counter) -> None:
+    """Raises UserError if the first row of a table seems to be a header, not an example.
+
+    Its class occurs only once then, other classes more often. counts: the examples of each
+    class in the training part.
+    """
+    first = next(iter(counts))  # the class of the first example
+    if not corpus.columns_by_position or counts[first] > 1 or max(counts.values()) == 1:
+        return
+    if first.lower() in column_names(corpus.files[0]):  # else a header was passed over
+        raise UserError(
+            f"{corpus.name}: the class {first!r} occurs in the first row only. If that row is "
+            f"a header, pass --label {first}; if not, put a header above it"
+        )
+
+
+# --- The forms of corpora ---------------------------------------------------------------------
+
+
+def find_kinds() -> Labelled:
+    """Returns the phrasebook's German sentences, labelled by what they do."""
+    corpus = Labelled("kinds", classes=phrasebook.KINDS, files=[phrasebook.DATA])
+    for part in PARTS:
+        corpus.add(part, "text", partial(phrasebook.labelled, part), [])
+    return corpus
 
 
 def add_idx(corpus: Labelled, folder: Path, size: int) -> None:
-    """Adds IDX files; those of Fashion-MNIST are known by what they hold."""
-    seen = {}
-    if is_fashion_mnist(folder):
-        corpus.name, corpus.classes = "fashion-mnist", FASHION_CLASSES
-        seen = dict(mean=[0.28604], std=[0.35302])
-    for part, pair in find_idx(folder).items():
-        if None in pair:
+    """Adds IDX files. Raises UserError."""
+    # One small file tells whether a folder holds Fashion-MNIST.
+    test_labels = find_file(f"{folder}/t10k-labels-idx1-ubyte")
+    _, checksum = FASHION_MNIST["t10k-labels-idx1-ubyte.gz"]
+    is_fashion_mnist = test_labels and sha256(test_labels, unpacked=True) == checksum
+    if is_fashion_mnist:
+        corpus.name = "fashion-mnist"
+        corpus.classes = FASHION_CLASSES
+    for part, (images, labels) in find_idx(folder).items():
+        if not images or not labels:
             raise UserError(
-                f"{folder}: of the {part} part there are only {pair[0] or pair[1]}; "
-                f"both pictures and labels are needed"
+                f"{folder}: the {part} part has only {images or labels}; both images and "
+                f"labels are needed"
             )
-        own = read_idx(pair[0], 3, whole=False)[1]
-        corpus.picture = corpus.picture or Picture(size or own, 1, **seen)
+        if not corpus.transform:
+            corpus.transform = ImageTransform(size or idx_image_size(images), channels=1)
+            if is_fashion_mnist:
+                corpus.transform.mean = [FASHION_MEAN]
+                corpus.transform.std = [FASHION_STD]
         corpus.add(
             part,
-            "picture",
-            partial(read_idx_pair, *pair, corpus.classes, corpus.picture),
-            pair,
-            labels=partial(read_idx_labels, pair[1], corpus.classes),
+            "image",
+            partial(read_idx_pair, images, labels, corpus.classes, corpus.transform),
+            [images, labels],
+            labels=partial(read_idx_labels, labels, corpus.classes),
         )
-
-
-def find_numbered(folder: Path) -> dict[str, Path]:
-    """Of each part, a .csv as AG News has them: without a header, a class's number comes first."""
-    names = {"train_part.csv": "train", "train.csv": "train", "test.csv": "test"}
-    found = {part: folder / name for name, part in names.items() if (folder / name).is_file()}
-    is_named = (folder / "classes.txt").is_file()  # else a table beside class folders
-    return found if "train" in found and (is_named or not find_folders(folder)) else {}
 
 
 def add_numbered(corpus: Labelled, folder: Path) -> None:
-    """Adds AG News's files, or others of their form whose classes.txt names other classes."""
-    named = folder / "classes.txt"
-    if not named.is_file() and sha256(folder / "test.csv") != AGNEWS["test.csv"][1]:
+    """Adds AG News's files, or others of their form whose classes.txt names the classes."""
+    class_names = folder / "classes.txt"
+    if class_names.is_file():
+        corpus.classes = [line.strip() for line in read_lines(class_names) if line.strip()]
+    elif sha256(folder / "test.csv") == AGNEWS["test.csv"][1]:
+        corpus.classes = AGNEWS_CLASSES
+    else:
         raise UserError(
-            f"{folder}: no classes.txt, which names class 1, class 2, ..., a line each; "
-            f"a table with a header is named itself: --data FILE --label COLUMN"
+            f"{folder}: no classes.txt, which names class 1, class 2, ..., a line each. For a "
+            f"table with a header pass its path: --data FILE --label COLUMN"
         )
-    names = [line.strip() for line in read_lines(named)] if named.is_file() else AGNEWS_CLASSES
-    corpus.classes = [name for name in names if name]
-    corpus.name = "agnews" if corpus.classes == AGNEWS_CLASSES else corpus.name
-    line_end = "\\" if corpus.name == "agnews" else "\\n"  # as Zhang et al. write them
+    line_end = "\\n"  # how a text's line ends are written
+    if corpus.classes == AGNEWS_CLASSES:
+        corpus.name = "agnews"
+        line_end = "\\"
     for part, path in find_numbered(folder).items():
         corpus.add(part, "text", partial(read_numbered, path, corpus.classes, line_end), [path])
-
-
-def inner_folders(folder: Path) -> list[Path]:
-    """Its folders, but for hidden ones, IMDB's `unsup`, and logs/ of this project."""
-    found = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [
-        inner
-        for inner in found
-        if inner.is_dir()
-        and inner.name[0] != "."
-        and inner.name != "unsup"
-        and inner.resolve() != LOGS.resolve()
-    ]
-
-
-def class_folders(folder: Path) -> list[Path]:
-    """Those of its folders that have texts or pictures."""
-    return [
-        inner
-        for inner in inner_folders(folder)
-        if any(path.suffix.lower() in SUFFIXES for path in inner.iterdir())
-    ]
-
-
-def find_folders(folder: Path) -> dict[str, Path]:
-    """Of each part, the folder with its class folders; none beside train.de and train.en."""
-    inner = {path.name.lower(): path for path in inner_folders(folder)}
-    found = {
-        part: inner[name]
-        for part, names in PARTS.items()
-        for name in reversed(names)
-        if name in inner and class_folders(inner[name])
-    }
-    is_parallel = sum(ending(path) not in TABLES for path in folder.glob("train.*")) > 1
-    return found or ({} if is_parallel or not class_folders(folder) else {"train": folder})
-
-
-def read_class_files(files: list[tuple[Path, str]], picture: Picture) -> Iterator[tuple]:
-    """Each file with its class."""
-    for path, name in files:
-        is_text = SUFFIXES[path.suffix.lower()] == "text"
-        yield (
-            one_line(" ".join(read_lines(path))) if is_text else read_picture(path, picture),
-            name,
-        )
 
 
 def add_part(corpus: Labelled, part: str, path: Path, text: str, label: str) -> None:
@@ -306,32 +331,66 @@ def add_part(corpus: Labelled, part: str, path: Path, text: str, label: str) -> 
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
     if ending(path) in TABLES:
-        if not label:
-            raise UserError(f"{path}: --label says which of its columns has the classes")
-        read = partial(read_labelled_table, path, text, label)
-        return corpus.add(part, "text", read, [path], (text, label))
-    folders = class_folders(path)
-    for inner in inner_folders(path) if folders and part == "train" else ():
-        if inner not in folders and any(inner.iterdir()):
-            raise UserError(f"{inner}: a class without any file of {', '.join(SUFFIXES)}")
-    # A name that is not UTF-8 could not be written down later.
+        add_table(corpus, part, path, text, label)
+    else:
+        add_class_folders(corpus, part, path)
+
+
+def add_table(corpus: Labelled, part: str, path: Path, text: str, label: str) -> None:
+    """Adds a table. Raises UserError."""
+    if not label:
+        raise UserError(f"{path}: --label must name the column that has the classes")
+    if part == "train":
+        columns = [label, *text.split(",")]
+        corpus.columns_by_position = all(column.strip().isdigit() for column in columns)
+    read = partial(read_labelled_table, path, text, label)
+    corpus.add(part, "text", read, [path], layout=[text, label])
+
+
+def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
+    """Adds a folder that has a folder for each class. Raises UserError."""
+    folders = folders_with_examples(path)
+    if folders and part == "train":
+        for folder in inner_folders(path):
+            if folder not in folders and any(folder.iterdir()):
+                raise UserError(f"{folder}: a class without any file of {', '.join(MODALITY)}")
     files = [
-        (file, inner.name.encode("utf-8", "replace").decode())
-        for inner in folders
-        for file in sorted(inner.iterdir())
-        if file.suffix.lower() in SUFFIXES
+        file
+        for folder in folders
+        for file in sorted(folder.iterdir())
+        if file.suffix.lower() in MODALITY
     ]
-    kinds = {SUFFIXES[file.suffix.lower()] for file, _ in files}
-    if len(kinds) != 1:
-        wrong = "both .txt files and pictures" if kinds else "neither a table nor class folders"
-        raise UserError(f"{path}: {wrong}")
-    corpus.picture = corpus.picture or (Picture() if "picture" in kinds else None)
-    names = [name for _, name in files]
+    modalities = {MODALITY[file.suffix.lower()] for file in files}
+    if not modalities:
+        raise UserError(f"{path}: neither a table nor a folder of class folders")
+    if len(modalities) > 1:
+        raise UserError(f"{path}: both .txt files and images")
+    read: Reader
+    if modalities == {"image"}:
+        corpus.transform = corpus.transform or ImageTransform()
+        read = partial(read_image_files, files, corpus.transform)
+    else:
+        read = partial(read_text_files, files)
+    names = [file.parent.name for file in files]
     corpus.add(
         part,
-        *kinds,
-        partial(read_class_files, files, corpus.picture),
-        [f for f, _ in files],
-        Counter(names).items(),
+        modalities.pop(),
+        read,
+        files,
+        layout=Counter(names).items(),
         labels=lambda: names,
     )
+
+
+def read_text_files(paths: list[Path]) -> Iterator[tuple[str, str]]:
+    """Yields the text of each file with the name of its folder."""
+    for path in paths:
+        yield one_line(" ".join(read_lines(path))), path.parent.name
+
+
+def read_image_files(
+    paths: list[Path], transform: ImageTransform
+) -> Iterator[tuple[np.ndarray, str]]:
+    """Yields the image of each file with the name of its folder."""
+    for path in paths:
+        yield read_image(path, transform), path.parent.name

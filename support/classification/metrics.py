@@ -1,10 +1,10 @@
-"""What a classifier's confusion matrix says: accuracy, precision, recall, F1.
+"""Accuracy, precision, recall and F1, computed from a classifier's confusion matrix.
 
-    figures(confusion)["f1"]                               # from 0 to 1
-    print(table(confusion, ["World", "Sports"]))
+    compute_metrics(confusion)["f1"]                       # from 0 to 1
+    print(metrics_table(confusion, ["World", "Sports"]))
 
-A confusion matrix counts examples: row i, column j has those of class i that were taken for class
-j. Matrices of several processes are added up before anything is worked out.
+A confusion matrix counts examples: row i, column j has those of class i that were predicted as
+class j. The matrices of several processes are added up before a metric is computed.
 """
 
 import numpy as np
@@ -13,83 +13,91 @@ from torch import Tensor
 from support.common.text_table import aligned
 
 RATES = ("precision", "recall", "f1")
+LARGEST_MATRIX = 10  # classes up to which the table has the confusion matrix, too
 
 
-def figures(confusion: Tensor | np.ndarray) -> dict[str, float]:
-    """Accuracy, and of precision, recall and F1 the mean over classes and the weighted mean.
+def compute_metrics(confusion: Tensor | np.ndarray) -> dict[str, float]:
+    """Returns the accuracy, and the mean and the weighted mean of precision, recall and F1.
 
-    confusion: (classes, classes), integers. All figures are from 0 to 1. What would be divided by
-    0, as the precision of a class that was never predicted, is 0. The weighted mean counts a class
-    as often as it has examples.
+    confusion: (classes, classes), integers. All metrics are from 0 to 1. A metric that would be
+    divided by 0, such as the precision of a class that was never predicted, is 0. The weighted
+    mean counts a class as often as it has examples.
     """
     counts = as_array(confusion)
-    by_class, support = rates(counts), counts.sum(1)
-    found = {"accuracy": float(ratio(np.trace(counts), counts.sum()))}
-    found |= {name: float(by_class[name].mean()) for name in RATES}
-    return found | {
-        f"weighted_{name}": float(ratio(by_class[name] @ support, support.sum()))
-        for name in RATES
-    }
+    support = counts.sum(1)
+    rates = rates_per_class(counts)
+    metrics = {"accuracy": float(divide(np.trace(counts), counts.sum()))}
+    for name in RATES:
+        metrics[name] = float(rates[name].mean())
+    for name in RATES:
+        metrics[f"weighted_{name}"] = float(divide(rates[name] @ support, support.sum()))
+    return metrics
 
 
 def per_class(confusion: Tensor | np.ndarray, classes: list[str]) -> list[dict]:
-    """For each class its name, precision, recall, f1, and support: how many examples it has."""
+    """Returns name, precision, recall, f1 and support (number of examples) of each class."""
     counts = as_array(confusion)
-    by_class = rates(counts)
+    rates = rates_per_class(counts)
     return [
         {
             "name": name,
-            **{rate: float(by_class[rate][i]) for rate in RATES},
+            **{rate: float(rates[rate][i]) for rate in RATES},
             "support": int(counts[i].sum()),
         }
         for i, name in enumerate(classes)
     ]
 
 
-def table(confusion: Tensor | np.ndarray, classes: list[str]) -> str:
-    """The figures to print: a line for each class, the means over classes, and accuracy.
+def metrics_table(confusion: Tensor | np.ndarray, classes: list[str]) -> str:
+    """Returns a table to print: a line for each class, the means over classes, the accuracy.
 
-    Of up to ten classes the confusion matrix, too.
+    With up to ten classes the confusion matrix follows.
     """
-    found, examples = figures(confusion), f"{as_array(confusion).sum():,}"
+    counts = as_array(confusion)
+    metrics = compute_metrics(counts)
+    total = f"{counts.sum():,}"
     rows = [["class", "precision", "recall", "F1", "examples"]]
-    rows += [
-        [each["name"], *(f"{each[rate]:.4f}" for rate in RATES), f"{each['support']:,}"]
-        for each in per_class(confusion, classes)
-    ]
-    means = [
-        ["mean", *(f"{found[rate]:.4f}" for rate in RATES), examples],
-        ["weighted mean", *(f"{found[f'weighted_{rate}']:.4f}" for rate in RATES), examples],
-        ["accuracy", "", "", f"{found['accuracy']:.4f}", examples],
-    ]
-    lines = aligned(rows + means)
-    lines.insert(len(rows), "")
-    if missing := int((as_array(confusion).sum(1) == 0).sum()):
-        lines.append(f"(classes without examples: {missing}; each counts as 0 in the mean)")
-    if len(classes) <= 10:
-        counts = [
-            [f"of {name}", *(f"{count:,}" for count in row)]
-            for name, row in zip(classes, as_array(confusion))
-        ]
-        lines += ["", *aligned([["taken for", *classes], *counts])]
+    for entry in per_class(counts, classes):
+        rates = [f"{entry[rate]:.4f}" for rate in RATES]
+        rows.append([entry["name"], *rates, f"{entry['support']:,}"])
+    num_class_rows = len(rows)
+    means = [f"{metrics[rate]:.4f}" for rate in RATES]
+    weighted_means = [f"{metrics[f'weighted_{rate}']:.4f}" for rate in RATES]
+    rows.append(["mean", *means, total])
+    rows.append(["weighted mean", *weighted_means, total])
+    rows.append(["accuracy", "", "", f"{metrics['accuracy']:.4f}", total])
+    lines = aligned(rows)
+    lines.insert(num_class_rows, "")
+    empty_classes = int((counts.sum(1) == 0).sum())
+    if empty_classes:
+        lines.append(
+            f"(classes without examples: {empty_classes}; each counts as 0 in the mean)"
+        )
+    if len(classes) <= LARGEST_MATRIX:
+        matrix = [["predicted as", *classes]]
+        for name, row in zip(classes, counts):
+            matrix.append([f"true {name}", *(f"{count:,}" for count in row)])
+        lines += ["", *aligned(matrix)]
     return "\n".join(lines)
 
 
-def as_array(confusion) -> np.ndarray:
-    """(classes, classes), int64, of a tensor on a CPU, an array or lists."""
+def as_array(confusion: Tensor | np.ndarray | list[list[int]]) -> np.ndarray:
+    """Returns the matrix as int64; it may be a tensor on a CPU, an array or lists."""
     return np.asarray(confusion, dtype=np.int64)
 
 
-def rates(counts: np.ndarray) -> dict[str, np.ndarray]:
-    """Precision, recall and F1 of each class."""
-    right, predicted, support = counts.diagonal(), counts.sum(0), counts.sum(1)
+def rates_per_class(counts: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns precision, recall and F1 of each class, each (classes,)."""
+    correct = counts.diagonal()
+    predicted = counts.sum(0)
+    support = counts.sum(1)
     return {
-        "precision": ratio(right, predicted),
-        "recall": ratio(right, support),
-        "f1": ratio(2 * right, predicted + support),
+        "precision": divide(correct, predicted),
+        "recall": divide(correct, support),
+        "f1": divide(2 * correct, predicted + support),
     }
 
 
-def ratio(a, b) -> np.ndarray:
-    """a / b, and 0 where b is 0."""
+def divide(a, b) -> np.ndarray:
+    """Returns a / b, and 0 where b is 0."""
     return np.where(b == 0, 0.0, a / np.maximum(b, 1))

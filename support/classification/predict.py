@@ -1,6 +1,7 @@
-"""A trained Classifier, and what it says of new texts and pictures."""
+"""A trained Classifier and its predictions for new texts and images."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,51 +10,55 @@ from torch import Tensor
 
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.examples import encode_texts, normalize
-from support.classification.images import Picture
+from support.classification.images import ImageTransform
 from support.common.checkpoint import load
 from support.common.errors import UserError, first_line
 
 
-def load_classifier(path: Path) -> tuple[Classifier, dict]:
-    """The model of a checkpoint, ready to classify, and what else the task saved. UserError."""
-    saved = (content := load(path))["task"]
+def load_classifier(path: Path) -> tuple[Classifier, dict[str, Any]]:
+    """Returns a checkpoint's model, in eval mode, and what the task saved. Raises UserError."""
+    checkpoint = load(path)
+    saved = checkpoint["task"]
     try:
         model = Classifier(ClassifierConfig(**saved["config"]))
-        model.load_state_dict(content["model"])
-    except Exception as problem:
+        model.load_state_dict(checkpoint["model"])
+    except Exception as problem:  # a spoilt checkpoint raises exceptions of many types
         raise UserError(
-            f"{path}: not a whole checkpoint of a classifier ({first_line(problem)})"
+            f"{path}: not a complete checkpoint of a classifier ({first_line(problem)})"
         ) from problem
     return model.eval(), saved
 
 
 @torch.inference_mode()
-def logits(
-    model: Classifier, saved: dict, examples: list, batch_size: int = 32
+def predict_logits(
+    model: Classifier, saved: dict[str, Any], examples: list, batch_size: int = 32
 ) -> tuple[Tensor, int]:
-    """(examples, classes) in fp32, and how many texts were cut.
+    """Returns logits in fp32, (examples, classes), and how many texts were cut.
 
-    examples: texts, or pictures (channels, height, width) in bytes.
+    saved: what the task saved; examples: texts, or images as bytes, (channels, height, width).
     """
-    device = next(model.parameters()).device
-    found = torch.empty(len(examples), model.config.classes)
-    if saved["picture"]:
-        order, cut = np.arange(len(examples)), 0
+    num_cut = 0
+    order = np.arange(len(examples))
+    if saved["transform"]:
+        transform = ImageTransform(**saved["transform"])
     else:
         tokenizer = Tokenizer.from_str(saved["tokenizer"])
-        ids, cut = encode_texts(tokenizer, examples, model.config.max_length)
-        order = np.argsort([-len(text) for text in ids], kind="stable")  # like lengths together
-    for rows in (
-        np.split(order, range(batch_size, len(order), batch_size)) if len(order) else []
-    ):
-        if saved["picture"]:
-            x = normalize(
-                np.stack([examples[row] for row in rows]), Picture(**saved["picture"])
-            )
+        ids, num_cut = encode_texts(tokenizer, examples, model.config.max_length)
+        # Texts of similar lengths are padded little.
+        order = np.argsort([-len(text) for text in ids], kind="stable")
+    device = next(model.parameters()).device
+    logits = torch.empty(len(examples), model.config.classes)
+    for first in range(0, len(examples), batch_size):
+        rows = order[first : first + batch_size]
+        if saved["transform"]:
+            x = normalize(np.stack([examples[row] for row in rows]), transform)
         else:
-            longest = max(1, max(len(ids[row]) for row in rows))
-            x = torch.tensor(
-                [ids[row] + [model.config.pad] * (longest - len(ids[row])) for row in rows]
-            )
-        found[torch.from_numpy(rows)] = model.score(x.to(device)).cpu()
-    return found, cut
+            x = pad([ids[row] for row in rows], model.config.pad)
+        logits[torch.from_numpy(rows)] = model(x.to(device)).cpu()
+    return logits, num_cut
+
+
+def pad(texts: list[list[int]], pad_id: int) -> Tensor:
+    """Returns ids, (texts, length), padded to the longest text, but at least one token long."""
+    length = max(1, max(len(text) for text in texts))
+    return torch.tensor([text + [pad_id] * (length - len(text)) for text in texts])

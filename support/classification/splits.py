@@ -1,34 +1,47 @@
 """Which examples of a labelled corpus are held out of training, to validate on.
 
-readers, count = hold_out(corpus)                      # of all parts; of the part to train on
+readers, count = hold_out(corpus)                      # of all parts; examples to train on
 """
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
-from support.classification.labelled import Labelled
+from support.classification.labelled import Labelled, Reader
+
+VALID_EXAMPLES = 2000  # held out of training where there is no validation part
+MIN_ONE_IN = 20  # but at most one example in so many
 
 
-def hold_out(corpus: Labelled) -> tuple[dict[str, Callable[[], Iterator[tuple]]], int]:
-    """The readers of all parts, and how many examples the part to train on has in the corpus.
+def hold_out(corpus: Labelled) -> tuple[dict[str, Reader], int]:
+    """Returns the readers of all parts, and how many examples the training part has.
 
-    Where there is no validation part, some 2,000 of those are held out as one, but at most one in
-    20. A hash of the example chooses them, so that equal ones stay together.
+    Without a validation part, some of these examples are held out as one. A hash of the example
+    chooses them, so that equal examples stay together.
     """
-    read = corpus.parts.get("train", tuple)  # a folder may have a test part alone
-    count = sum(1 for _ in (corpus.labels.get("train") or read)())
-    one_in = max(20, count // 2000)
-
-    def choose(held_out: bool) -> Iterator[tuple]:
-        first = {}  # of each class one is kept to train on
-        for example, name in read():
-            code = zlib.crc32(example.encode() if corpus.kind == "text" else example.tobytes())
-            is_first = first.setdefault(name, code) == code
-            if held_out == (code % one_in == 0 and not is_first):
-                yield example, name
-
+    if "train" not in corpus.parts:
+        return corpus.parts, 0
+    count = sum(1 for _ in corpus.read_labels("train"))
     if "valid" in corpus.parts:
         return corpus.parts, count
-    own = {"train": partial(choose, False), "valid": partial(choose, True)}
-    return own | {part: corpus.parts[part] for part in corpus.parts if part != "train"}, count
+    one_in = max(MIN_ONE_IN, count // VALID_EXAMPLES)
+    parts: dict[str, Reader] = {
+        "train": partial(select, corpus, one_in, held_out=False),
+        "valid": partial(select, corpus, one_in, held_out=True),
+    }
+    if "test" in corpus.parts:
+        parts["test"] = corpus.parts["test"]
+    return parts, count
+
+
+def select(corpus: Labelled, one_in: int, held_out: bool) -> Iterator[tuple[Any, str]]:
+    """Yields those examples of the training part that are held out, or those that are not."""
+    first_hash: dict[str, int] = {}  # of each class: its first example is always trained on
+    for example, name in corpus.parts["train"]():
+        content = example.encode() if corpus.modality == "text" else example.tobytes()
+        code = zlib.crc32(content)
+        is_first = first_hash.setdefault(name, code) == code
+        is_held_out = code % one_in == 0 and not is_first
+        if is_held_out == held_out:
+            yield example, name

@@ -15,7 +15,7 @@ def adapt(
 ) -> tuple[ClassifierConfig, dict[str, Tensor], str]:
     """Returns the model's config, the weights that it begins with, and a line about them.
 
-    pretrained: as `read_folder` of support/pretrained/pretrained.py returns it; corpus: its
+    pretrained: as `load_pretrained` of support/pretrained/load.py returns it; corpus: its
     name; tokenizer: serialized, or "" for images. Weights of the last layer are kept if they
     were made for these classes. Raises UserError where they do not fit.
     """
@@ -37,7 +37,7 @@ def adapt(
     left_out += [pretrained.names[name] for name in pretrained.weights.keys() - names]
     if is_text and "positions" in weights:
         weights["positions"] = weights["positions"][: args.max_length]
-    last_layer = f"head.{len(model.head) - 1}."
+    last_layer = f"{model.last_layer}."
     order = order_of_classes(pretrained, args, classes)
     for name in [name for name in weights if name.startswith(last_layer)]:
         if order and max(order) < len(weights[name]):

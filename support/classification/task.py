@@ -19,15 +19,15 @@ from data import group_by_length
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.examples import (
     ExampleBatches,
-    Pictures,
+    Images,
     Texts,
     class_weights,
     prepare,
 )
 from support.classification.flops import classifier_flops
-from support.classification.images import Picture
+from support.classification.images import ImageTransform
 from support.classification.labelled import Labelled, find_labelled
-from support.classification.metrics import figures, per_class, table
+from support.classification.metrics import compute_metrics, metrics_table, per_class
 from support.classification.starting_weights import adapt
 from support.common.errors import UserError
 from support.common.kernels import speed_up
@@ -46,7 +46,7 @@ def config_name(flags: dict[str, Any]) -> str:
         flags["label"],
         flags["image_size"],
     )
-    modality = "texts" if corpus.kind == "text" else "images"
+    modality = f"{corpus.modality}s"
     if flags["pretrained"]:
         return f"pretrained-{modality}"
     if corpus.name in ("agnews", "fashion-mnist", "kinds"):
@@ -63,23 +63,23 @@ class Classification:
     def __init__(self, args, saved: dict[str, Any] | None, pretrained=None):
         """args: the run's settings; saved: what its checkpoint, if any, holds of the task.
 
-        pretrained: published weights to begin with (support/pretrained/pretrained.py), if any.
+        pretrained: published weights to begin with (support/pretrained/load.py), if any.
         """
         self.args = args
         self.weights: dict[str, Tensor] | None = None
         self.summary_of_weights = ""
         tokenizer = ""
-        picture = None
+        transform = None
         if saved:
             tokenizer = saved["tokenizer"]
-            picture = Picture(**saved["picture"]) if saved["picture"] else None
+            transform = ImageTransform(**saved["transform"]) if saved["transform"] else None
         elif pretrained:
             tokenizer = pretrained.tokenizer
-            picture = pretrained.picture
+            transform = pretrained.transform
         elif args.pool != "pretrained":
             raise UserError(f"--pool {args.pool} requires --pretrained")
         corpus = find_labelled(
-            args.data, args.valid, args.test, args.text, args.label, args.image_size, picture
+            args.data, args.valid, args.test, args.text, args.label, args.image_size, transform
         )
         self.encode(corpus, tokenizer, saved)
         if saved:
@@ -108,11 +108,11 @@ class Classification:
         self.checksum = corpus.checksum()
         if saved and saved["checksum"] != self.checksum:
             raise UserError(f"the corpus {self.name} has changed since the run was started")
-        self.picture = corpus.picture if corpus.kind == "picture" else None
+        self.transform = corpus.transform if corpus.modality == "image" else None
         has_image_flags = (
             args.stem_channels or args.image_size or args.patch != type(args).patch
         )
-        if has_image_flags and not self.picture and not saved:
+        if has_image_flags and not self.transform and not saved:
             raise UserError(
                 f"--patch, --stem-channels and --image-size are for images, but {self.name} "
                 f"has texts"
@@ -123,24 +123,24 @@ class Classification:
             CACHE / "encoded",
             tokenizer,
             args.max_length,
-            self.picture,
+            self.transform,
             args.vocab_size,
         )
         self.meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
         self.classes = self.meta["classes"]
         self.tokenizer = ""
-        if not self.picture:
+        if not self.transform:
             self.tokenizer = (self.folder / "tokenizer.json").read_text(encoding="utf-8")
 
     def new_config(self) -> ClassifierConfig:
         """Returns the shape of a model that begins with random weights. Raises UserError."""
         args = self.args
-        if self.picture:
+        if self.transform:
             kwargs = {
                 "patch": args.patch,
                 "stem_channels": args.stem_channels,
-                "channels": self.picture.channels,
-                "image_size": self.picture.crop or self.picture.size,
+                "channels": self.transform.channels,
+                "image_size": self.transform.output_size,
                 "max_length": 1,
                 "positions": "learned",
             }
@@ -163,20 +163,20 @@ class Classification:
         except ValueError as problem:
             raise UserError(str(problem)) from problem
 
-    def part(self, part: str) -> Texts | Pictures:
+    def part(self, part: str) -> Texts | Images:
         """Returns the examples of train, valid or test, mapped from disk."""
-        if not self.picture:
+        if not self.transform:
             return Texts(self.folder, part, self.config.pad)
         patches = (self.config.image_size // self.config.patch) ** 2
-        return Pictures(
-            self.folder, part, self.picture, self.config.num_prefix_tokens + patches
+        return Images(
+            self.folder, part, self.transform, self.config.num_prefix_tokens + patches
         )
 
     def __str__(self) -> str:
         """Returns what each part of the corpus holds, a line for each."""
         lines = [f"{self.name}: {len(self.classes)} classes"]
         for part, counts in self.meta["parts"].items():
-            line = f"{self.name}, {part}: {counts['examples']:,} {self.meta['kind']}s"
+            line = f"{self.name}, {part}: {counts['examples']:,} {self.meta['modality']}s"
             if counts.get("cut"):
                 line += f"; {counts['cut']:,} cut at {self.args.max_length} tokens"
             if self.meta["held_out"] and part == "valid":
@@ -240,7 +240,7 @@ class Classification:
         dist.all_reduce(nll)
         model.train(was_training)
         self.confusion = confusion.round().long().view(num_classes, num_classes).cpu()
-        return figures(self.confusion) | {"loss": float(nll) / len(examples)}
+        return compute_metrics(self.confusion) | {"loss": float(nll) / len(examples)}
 
     def report(
         self, model: nn.Module, rank: int, world_size: int, folder: Path
@@ -269,7 +269,7 @@ class Classification:
         lines = [
             f"the {part} part, {len(labels):,} examples:",
             "",
-            table(self.confusion, self.classes),
+            metrics_table(self.confusion, self.classes),
             "",
             "Now try it:",
             "",
@@ -302,7 +302,7 @@ class Classification:
             "classes": self.classes,
             "tokenizer": self.tokenizer,
             "checksum": self.checksum,
-            "picture": asdict(self.picture) if self.picture else None,
+            "transform": asdict(self.transform) if self.transform else None,
         }
 
 
@@ -313,7 +313,7 @@ def freeze(model: Classifier, layers: int) -> None:
     config = model.config
     if layers > config.layers:
         raise UserError(f"--freeze {layers}: the model has {config.layers} layers")
-    frozen = ["stem.", "embedding", "positions", "first"]
+    frozen = ["stem.", "embedding", "positions", "prefix_tokens"]
     frozen += [f"encoder.{i}." for i in range(layers)]
     if config.norm == "post":  # then the norm comes before the layers
         frozen.append("norm.")

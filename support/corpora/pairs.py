@@ -79,7 +79,7 @@ def find_corpus(
     elif Path(data).is_dir():
         corpus = folder_corpus(Path(data), src, tgt)
     else:
-        corpus = Corpus(own_name(Path(data), ["phrasebook"]), {}, (src, tgt))
+        corpus = Corpus(own_name(Path(data), ("phrasebook",)), {}, (src, tgt))
         add_part(corpus, "train", data, src, tgt)
     if valid:
         add_part(corpus, "valid", valid, src, tgt)
@@ -107,7 +107,7 @@ def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
 
     A copy of Multi30k is known by its files, wherever it lies.
     """
-    corpus = Corpus(own_name(folder, ["phrasebook"]), {}, (src, tgt))
+    corpus = Corpus(own_name(folder, ("phrasebook",)), {}, (src, tgt))
     for part, names in PARTS.items():
         for name in names:
             if find_file(f"{folder / name}.{src}"):
@@ -123,7 +123,7 @@ def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
     return corpus
 
 
-def own_name(path: Path, built_in: list[str]) -> str:
+def own_name(path: Path, built_in: tuple[str, ...]) -> str:
     """Returns the name of a user's corpus: none of `built_in`, which have settings of their own."""
     name = path.resolve().name.split(".")[0]
     if name in built_in:

@@ -1,23 +1,26 @@
-"""How families of published models name what the Classifier has: tables, and how to read them."""
+"""How families of published models name the parameters and fields that a Classifier has."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from support.classification.classifier import ClassifierConfig
 
 
-class Family(NamedTuple):
-    """How the models of one family are written down."""
+@dataclass
+class Family:
+    """The names that the models of one family have in their files."""
 
-    modules: dict[str, str]  # of the Classifier: of the file
+    modules: dict[str, str]  # of the Classifier's: of the weights' file
     entries: dict[str, str]  # fields of ClassifierConfig: entries of config.json
-    common: dict[str, object]  # fields that config.json does not say, or an old one lacks
-    exported_as: str = ""  # a class of transformers, where one computes the same
+    defaults: dict[str, Any]  # fields that config.json may not have
+    transformers_class: str = ""  # which computes the same, if there is one
 
 
-# A file's module has two names where it keeps apart what ours has in one matrix. "#": within a
-# layer, which begins with "encoder.N." for us, and with "encoder.layer.N." there.
+# Where the file has two modules for one of ours, both names are given: ours is their
+# concatenation. "#" is the prefix of a layer: "encoder.N." here, "encoder.layer.N." in the
+# file.
 BERT = {
     "embedding": "embeddings.word_embeddings",
     "norm": "embeddings.LayerNorm",
@@ -46,7 +49,7 @@ DISTILBERT = BERT | {
 VIT = BERT | {
     "embedding": "embeddings.patch_embeddings.projection",
     "norm": "layernorm",
-    "first": "embeddings.cls_token",
+    "prefix_tokens": "embeddings.cls_token",
     "positions": "embeddings.position_embeddings",
     "#attention.query": "#attention.attention.query",
     "#attention.key_value": "#attention.attention.key #attention.attention.value",
@@ -54,144 +57,167 @@ VIT = BERT | {
     "#residuals.1.norm": "#layernorm_after",
     "head.1": "classifier",
 }
-DEIT = VIT | {"first": "embeddings.cls_token embeddings.distillation_token"}
+DEIT = VIT | {"prefix_tokens": "embeddings.cls_token embeddings.distillation_token"}
 DINOV2 = VIT | {
     "#residuals.0.norm": "#norm1",
     "#residuals.1.norm": "#norm2",
     "#feed_forward.0": "#mlp.fc1",
     "#feed_forward.2": "#mlp.fc2",
 }
-LAST = ("classifier", "classifier.out_proj", "cls_classifier", "distillation_classifier")
-
-SIZES = dict(
-    layers="num_hidden_layers",
-    d_model="hidden_size",
-    heads="num_attention_heads",
-    d_ff="intermediate_size",
-    dropout="hidden_dropout_prob",
-    activation="hidden_act",
-    epsilon="layer_norm_eps",
-    head_dropout="classifier_dropout",
-)
-TEXT = dict(vocab_size="vocab_size", max_length="max_position_embeddings", pad="pad_token_id")
-PICTURE = dict(patch="patch_size", channels="num_channels", image_size="image_size")
-DISTILBERT_SIZES = dict(
-    layers="n_layers",
-    d_model="dim",
-    heads="n_heads",
-    d_ff="hidden_dim",
-    dropout="dropout",
-    activation="activation",
-    head_dropout="seq_classif_dropout",
+# The names that a last layer, whose rows are the classes, has in files.
+LAST_LAYERS = (
+    "classifier",
+    "classifier.out_proj",
+    "cls_classifier",
+    "distillation_classifier",
 )
 
-POST = dict(
-    bias=True,
-    positions="learned",
-    pool="first",
-    epsilon=1e-12,
-    norm="post",
-    num_prefix_tokens=0,
-    patch=0,
-    pad=0,
-    head="tanh",
-)
-PRE = dict(
-    bias=True,
-    positions="learned",
-    pool="first",
-    epsilon=1e-12,
-    norm="pre",
-    num_prefix_tokens=1,
-    vocab_size=0,
-    head="",
-)
+SIZES = {
+    "layers": "num_hidden_layers",
+    "d_model": "hidden_size",
+    "heads": "num_attention_heads",
+    "d_ff": "intermediate_size",
+    "dropout": "hidden_dropout_prob",
+    "activation": "hidden_act",
+    "epsilon": "layer_norm_eps",
+    "head_dropout": "classifier_dropout",
+}
+DISTILBERT_SIZES = {
+    "layers": "n_layers",
+    "d_model": "dim",
+    "heads": "n_heads",
+    "d_ff": "hidden_dim",
+    "dropout": "dropout",
+    "activation": "activation",
+    "head_dropout": "seq_classif_dropout",
+}
+TEXT_ENTRIES = {
+    "vocab_size": "vocab_size",
+    "max_length": "max_position_embeddings",
+    "pad": "pad_token_id",
+}
+IMAGE_ENTRIES = {"patch": "patch_size", "channels": "num_channels", "image_size": "image_size"}
+
+COMMON_DEFAULTS = {
+    "bias": True,
+    "positions": "learned",
+    "pool": "first",
+    "epsilon": 1e-12,
+}
+TEXT_DEFAULTS = COMMON_DEFAULTS | {
+    "norm": "post",
+    "num_prefix_tokens": 0,
+    "patch": 0,
+    "pad": 0,
+    "head": "tanh",
+}
+IMAGE_DEFAULTS = COMMON_DEFAULTS | {
+    "norm": "pre",
+    "num_prefix_tokens": 1,
+    "vocab_size": 0,
+    "head": "",
+}
 FAMILIES = {
-    "bert": Family(BERT, SIZES | TEXT, POST, "BertForSequenceClassification"),
-    "roberta": Family(ROBERTA, SIZES | TEXT, POST | {"pad": 1}),  # exported as a BERT
+    "bert": Family(BERT, SIZES | TEXT_ENTRIES, TEXT_DEFAULTS, "BertForSequenceClassification"),
+    # No class: what would be exported as a RoBERTa is exported as a BERT.
+    "roberta": Family(ROBERTA, SIZES | TEXT_ENTRIES, TEXT_DEFAULTS | {"pad": 1}),
     "distilbert": Family(
         DISTILBERT,
-        DISTILBERT_SIZES | TEXT,
-        POST | {"head": "relu"},
+        DISTILBERT_SIZES | TEXT_ENTRIES,
+        TEXT_DEFAULTS | {"head": "relu"},
         "DistilBertForSequenceClassification",
     ),
-    "vit": Family(VIT, SIZES | PICTURE, PRE, "ViTForImageClassification"),
+    "vit": Family(VIT, SIZES | IMAGE_ENTRIES, IMAGE_DEFAULTS, "ViTForImageClassification"),
     "deit": Family(
-        DEIT, SIZES | PICTURE, PRE | {"num_prefix_tokens": 2}, "DeiTForImageClassification"
+        DEIT,
+        SIZES | IMAGE_ENTRIES,
+        IMAGE_DEFAULTS | {"num_prefix_tokens": 2},
+        "DeiTForImageClassification",
     ),
-    "dinov2": Family(DINOV2, SIZES | PICTURE, PRE | {"pool": "first+mean", "epsilon": 1e-6}),
+    "dinov2": Family(
+        DINOV2,
+        SIZES | IMAGE_ENTRIES,
+        IMAGE_DEFAULTS | {"pool": "first+mean", "epsilon": 1e-6},
+    ),
 }
-# Entries of config.json that may have one value only.
-ONLY = dict(position_embedding_type="absolute", is_decoder=False, use_swiglu_ffn=False)
+# Entries of config.json of which the Classifier knows one value only.
+SUPPORTED = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "use_swiglu_ffn": False,
+}
 
 
-def read_config(said: dict, kind: str, classes: int, distilled: bool) -> ClassifierConfig:
-    """The shape of the model that config.json describes. Raises ValueError, TypeError, KeyError.
+def classifier_config(
+    config: dict[str, Any], family: str, classes: int, has_teacher: bool
+) -> ClassifierConfig:
+    """Returns the shape of the model that config.json describes.
 
-    distilled: whether it has two last layers, as a DeiT that had a teacher.
+    config: the entries of config.json; has_teacher: whether the model has two last layers, as a
+    DeiT that was trained with a teacher. Raises ValueError, TypeError or KeyError.
     """
-    for name, value in ONLY.items():
-        if said.get(name, value) != value:
-            raise ValueError(f"{name} is {said[name]}")
-    if kind == "dinov2":
-        said = said | {"intermediate_size": int(said["mlp_ratio"] * said["hidden_size"])}
-    _, entries, common, _ = FAMILIES[kind]
-    fields = common | {"head_dropout": said.get("hidden_dropout_prob"), "label_smoothing": 0.0}
-    fields |= {
-        field: said[name] for field, name in entries.items() if said.get(name) is not None
-    }
-    fields |= {"pool": "first+second"} if distilled else {}
-    if missing := [name for field, name in entries.items() if field not in fields]:
-        raise ValueError(f"it has no {missing[0]}")
+    for name, value in SUPPORTED.items():
+        if config.get(name, value) != value:
+            raise ValueError(f"{name} is {config[name]}, but only {value} is supported")
+    if family == "dinov2":
+        d_ff = int(config["mlp_ratio"] * config["hidden_size"])
+        config = config | {"intermediate_size": d_ff}
+    fields = FAMILIES[family].defaults | {"label_smoothing": 0.0}
+    fields["head_dropout"] = config.get("hidden_dropout_prob")
+    for field, entry in FAMILIES[family].entries.items():
+        if config.get(entry) is not None:
+            fields[field] = config[entry]
+        elif field not in fields:
+            raise ValueError(f"it has no {entry}")
+    if has_teacher:
+        fields["pool"] = "first+second"
     return ClassifierConfig(classes=classes, **fields)
 
 
-def family_of(config: ClassifierConfig) -> str:
-    """The family of which transformers has a class that computes this model; "" for none."""
-    return next(
-        (
-            kind
-            for kind, family in FAMILIES.items()
-            if family.exported_as
-            and all(
-                getattr(config, field) == value
-                for field, value in family.common.items()
-                if field not in family.entries
-            )
-        ),
-        "",
-    )
+def exportable_family(config: ClassifierConfig) -> str:
+    """Returns the family of which transformers has a class that computes this model, or ""."""
+    for name, family in FAMILIES.items():
+        required = {
+            field: value
+            for field, value in family.defaults.items()
+            if field not in family.entries
+        }
+        is_same = all(getattr(config, field) == value for field, value in required.items())
+        if family.transformers_class and is_same:
+            return name
+    return ""
 
 
-def in_file(
-    kind: str, config: ClassifierConfig, state: dict[str, Tensor]
+def to_file_tensors(
+    family: str, config: ClassifierConfig, state: dict[str, Tensor]
 ) -> dict[str, list[tuple[str, Tensor]]]:
-    """Of each parameter of a Classifier its name in a file, and its value in the shape there.
+    """Returns the names and values of each parameter of a Classifier in a file of the family.
 
-    Where the file has two tensors, both names, each with its share of the value.
+    state: the Classifier's state_dict, or one on the meta device where only shapes matter. A
+    parameter that is the concatenation of two tensors of the file has two names and values.
     """
-    layer = "transformer.layer" if kind == "distilbert" else "encoder.layer"
-    table = {
+    layer = "transformer.layer" if family == "distilbert" else "encoder.layer"
+    modules = {
         ours.replace("#", f"encoder.{n}."): theirs.replace("#", f"{layer}.{n}.")
         for n in range(config.layers)
-        for ours, theirs in FAMILIES[kind].modules.items()
+        for ours, theirs in FAMILIES[family].modules.items()
     }
-    shapes = (
-        {
+    file_shapes: dict[str, tuple[int, ...]] = {}
+    if config.patch:
+        file_shapes = {
             "embedding.weight": (-1, config.channels, config.patch, config.patch),
-            "first": (1, 1, -1),
+            "prefix_tokens": (1, 1, -1),
             "positions": (1, -1, config.d_model),
         }
-        if config.patch
-        else {}
-    )
-    found = {}
+    tensors = {}
     for name, value in state.items():
-        module, _, part = name.rpartition(".")
-        sources = [f"{source}.{part}" for source in table.get(module, "").split()]
-        sources = sources or table[name].split()  # "first" and "positions" are no modules
-        shares = [
-            share.reshape(shapes.get(name, share.shape)) for share in value.chunk(len(sources))
-        ]
-        found[name] = list(zip(sources, shares))
-    return found
+        if name in modules:  # "prefix_tokens" and "positions" are parameters, not modules
+            names = modules[name].split()
+        else:
+            module, _, parameter = name.rpartition(".")
+            names = [f"{theirs}.{parameter}" for theirs in modules[module].split()]
+        values = list(value.chunk(len(names)))
+        if name in file_shapes:
+            values = [value.reshape(file_shapes[name]) for value in values]
+        tensors[name] = list(zip(names, values))
+    return tensors

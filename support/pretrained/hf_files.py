@@ -1,167 +1,218 @@
-"""The files of a Hugging Face folder, one by one; support/pretrained/pretrained.py puts them together."""
+"""The files of a Hugging Face folder: weights, tokenizer and preprocessor, read and written."""
 
 import json
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from safetensors.torch import load_file, save_file
 from tokenizers import BertWordPieceTokenizer, Tokenizer
 from torch import Tensor
 
 from support.classification.classifier import ClassifierConfig
-from support.classification.images import Picture
+from support.classification.images import ImageTransform
 from support.common.checkpoint import unpickle
 from support.common.errors import UserError
 from support.common.files import write_json
 from support.corpora.tables import read_lines
-from support.pretrained.safetensors import read_safetensors
 
-WEIGHTS = ["model.safetensors", "pytorch_model.bin"]
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+RESAMPLES = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers, which the files use
 
 
 @contextmanager
-def refused(what: str):
-    """Makes UserError of whatever the block raises: `what` and the reason, in one line."""
+def as_user_error(message: str) -> Iterator[None]:
+    """Turns exceptions of the block into UserErrors: `message` and the reason, in one line."""
     try:
         yield
     except UserError:
         raise
-    except Exception as problem:  # spoilt files fail in many ways
-        reason = f"there is no {problem}" if isinstance(problem, KeyError) else str(problem)
+    except Exception as problem:  # spoilt files raise exceptions of many types
+        reason = str(problem)
+        if isinstance(problem, KeyError):
+            reason = f"there is no {problem}"
         reason = " ".join(reason.split()).split(". ")[0] or type(problem).__name__
-        raise UserError(f"{what} ({reason[:200]})") from problem
+        raise UserError(f"{message} ({reason[:200]})") from problem
 
 
 def find_folder(name: str) -> Path:
-    """The folder `name`, or that of the model OWNER/NAME, which is fetched. Raises UserError."""
+    """Returns the folder `name`, or downloads the model OWNER/NAME. Raises UserError."""
     if Path(name).is_dir():
         return Path(name)
     if name.count("/") != 1:
         raise UserError(f"{name}: no such folder")
-    with refused(f"{name}: no such folder here, and it cannot be fetched"):
-        from huggingface_hub import snapshot_download  # it comes with tokenizers
+    with as_user_error(f"{name}: no such folder, and it cannot be downloaded"):
+        from huggingface_hub import snapshot_download  # installed with tokenizers
 
         for weights in WEIGHTS:
-            path = Path(
-                snapshot_download(name, allow_patterns=["*.json", "vocab.txt", weights])
-            )
+            patterns = ["*.json", "vocab.txt", weights]
+            path = Path(snapshot_download(name, allow_patterns=patterns))
             if (path / weights).is_file():
                 break
         return path
 
 
-def read_json(path: Path) -> dict:
-    """The entries of a JSON file. Raises UserError."""
-    with refused(f"{path}: cannot be read"):
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the entries of a JSON file. Raises UserError."""
+    with as_user_error(f"{path}: cannot be read"):
         return {**json.loads(path.read_text(encoding="utf-8"))}
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The weights in a folder, by their names there. Raises UserError."""
-    file = next((path / name for name in WEIGHTS if (path / name).is_file()), None)
-    if not file:
-        raise UserError(f"{path}: there is no {' and no '.join(WEIGHTS)}")
-    with refused(f"{file}: not a whole file of tensors"):
-        if file.suffix == ".safetensors":
-            return read_safetensors(file)
-        return {str(name): tensor.detach() for name, tensor in unpickle(file).items()}
+# --- Weights ----------------------------------------------------------------------------------
 
 
-def read_tokenizer(path: Path, config: ClassifierConfig) -> str:
-    """The tokenizer in a folder, serialized, without padding and truncation. Raises UserError."""
-    with refused(f"{path}: its tokenizer cannot be used"):
-        if (path / "tokenizer.json").is_file():
-            tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-        elif (path / "vocab.txt").is_file():
-            how = path / "tokenizer_config.json"
-            lower = not how.is_file() or read_json(how).get("do_lower_case", True)
-            words = {word: i for i, word in enumerate(read_lines(path / "vocab.txt"))}
-            made = BertWordPieceTokenizer(words, lowercase=lower)
-            tokenizer = Tokenizer.from_str(made.to_str())
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Returns the weights in a folder, by their names there. Raises UserError."""
+    paths = [folder / name for name in WEIGHTS if (folder / name).is_file()]
+    if not paths:
+        raise UserError(f"{folder}: there is no {' and no '.join(WEIGHTS)}")
+    path = paths[0]
+    with as_user_error(f"{path}: not a complete file of tensors"):
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return {str(name): tensor.detach() for name, tensor in unpickle(path).items()}
+
+
+def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Writes model.safetensors, in fp32."""
+    tensors = {
+        name: tensor.detach().cpu().float().contiguous() for name, tensor in tensors.items()
+    }
+    save_file(tensors, folder / WEIGHTS[0], metadata={"format": "pt"})
+
+
+# --- Tokenizer --------------------------------------------------------------------------------
+
+
+def read_tokenizer(folder: Path, config: ClassifierConfig) -> str:
+    """Returns a folder's tokenizer, serialized, without padding and truncation.
+
+    Raises UserError, also where its ids do not fit the weights.
+    """
+    with as_user_error(f"{folder}: its tokenizer cannot be used"):
+        if (folder / "tokenizer.json").is_file():
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        elif (folder / "vocab.txt").is_file():
+            tokenizer = tokenizer_of_vocabulary(folder)
         else:
             raise ValueError("there is no tokenizer.json and no vocab.txt")
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        last = max([config.pad, *tokenizer.get_vocab().values()])
-        if last >= config.vocab_size or config.pad < 0:
+        largest_id = max([config.pad, *tokenizer.get_vocab().values()])
+        if largest_id >= config.vocab_size or config.pad < 0:
             raise ValueError(
-                f"it needs token {last}, the weights have {config.vocab_size} tokens"
+                f"it needs token {largest_id}, the weights have {config.vocab_size} tokens"
             )
-        for pad in map(tokenizer.token_to_id, ("[PAD]", "<pad>")):
-            if pad not in (None, config.pad):
-                raise ValueError(f"it pads with token {pad}, config.json with {config.pad}")
+        for token in ("[PAD]", "<pad>"):
+            if tokenizer.token_to_id(token) not in (None, config.pad):
+                raise ValueError(
+                    f"it pads with token {tokenizer.token_to_id(token)}, config.json with "
+                    f"{config.pad}"
+                )
         return tokenizer.to_str()
 
 
-def read_preprocessor(path: Path, channels: int, image_size: int) -> Picture:
-    """How preprocessor_config.json prepares pictures, or as much for pictures of image_size.
+def tokenizer_of_vocabulary(folder: Path) -> Tokenizer:
+    """Returns the tokenizer of older folders, which have vocab.txt only."""
+    config = {}
+    if (folder / "tokenizer_config.json").is_file():
+        config = read_json(folder / "tokenizer_config.json")
+    words = {word: i for i, word in enumerate(read_lines(folder / "vocab.txt"))}
+    tokenizer = BertWordPieceTokenizer(words, lowercase=config.get("do_lower_case", True))
+    return Tokenizer.from_str(tokenizer.to_str())
 
-    Raises UserError.
+
+def write_tokenizer(folder: Path, serialized: str, config: ClassifierConfig) -> None:
+    """Writes the files that AutoTokenizer of transformers needs."""
+    (folder / "tokenizer.json").write_text(serialized, encoding="utf-8")
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.max_length,
+        "pad_token": Tokenizer.from_str(serialized).id_to_token(config.pad),
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    write_json(folder / "tokenizer_config.json", tokenizer_config)
+
+
+# --- Preprocessor -----------------------------------------------------------------------------
+
+
+def read_preprocessor(folder: Path, channels: int, image_size: int) -> ImageTransform:
+    """Returns how preprocessor_config.json prepares images.
+
+    image_size: if not 0, pixels a side of the output; sizes are scaled accordingly. Raises
+    UserError.
     """
-    said = read_json(path / "preprocessor_config.json")
-    with refused(f"{path}/preprocessor_config.json: cannot be used"):
-        edges = said["size"], said["crop_size"] if said.get("do_center_crop") else 0
-        size, crop = (
-            edge if isinstance(edge, int) else edge.get("shortest_edge") or edge["height"]
-            for edge in edges
-        )
+    path = folder / "preprocessor_config.json"
+    config = read_json(path)
+    with as_user_error(f"{path}: cannot be used"):
+        check_preprocessor(config, channels)
+        size = edge(config["size"])
+        crop = edge(config["crop_size"]) if config.get("do_center_crop") else 0
         if image_size:
-            size, crop = round(size * image_size / (crop or size)), image_size if crop else 0
-        factor = 255 * said.get("rescale_factor", 1 / 255)  # a Picture's is 1
-        mean, std = ([x / factor for x in said[name]] for name in ("image_mean", "image_std"))
-        if len(mean) != channels or len(std) != channels:
-            raise ValueError(f"image_mean or image_std is not for {channels} channels")
-        for name in ("do_rescale", "do_normalize"):
-            if not said.get(name, True):
-                raise ValueError(f"{name} is {said[name]}")
-        resample = {2: "bilinear", 3: "bicubic"}.get(said.get("resample", 2))
-        if not resample:
-            raise ValueError(
-                f"resample {said['resample']} is neither 2, bilinear, nor 3, bicubic"
-            )
-        kind = str(said.get("image_processor_type") or said.get("feature_extractor_type"))
-        square = crop > 0 and (
-            "height" in said["size"]
-            if isinstance(said["size"], dict)
-            else kind.startswith("DeiT")
-        )  # it makes of 256 a square
-        return Picture(size, channels, resample, crop, mean, std, square)
+            size = round(size * image_size / (crop or size))
+            crop = image_size if crop else 0
+        # Pixels from 0 to 255 are multiplied by rescale_factor before they are normalized;
+        # those of an ImageTransform are divided by 255.
+        scale = 255 * config.get("rescale_factor", 1 / 255)
+        return ImageTransform(
+            size,
+            channels,
+            RESAMPLES[config.get("resample", 2)],
+            crop,
+            mean=[value / scale for value in config["image_mean"]],
+            std=[value / scale for value in config["image_std"]],
+            square=crop > 0 and resizes_to_square(config),
+        )
 
 
-def write_tokenizer(path: Path, serialized: str, config: ClassifierConfig) -> None:
-    """What AutoTokenizer of transformers needs."""
-    (path / "tokenizer.json").write_text(serialized, encoding="utf-8")
-    write_json(
-        path / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": config.max_length,
-            "pad_token": Tokenizer.from_str(serialized).id_to_token(config.pad),
-            "model_input_names": ["input_ids", "attention_mask"],
-        },
-    )
+def check_preprocessor(config: dict[str, Any], channels: int) -> None:
+    """Raises ValueError for what an ImageTransform cannot do."""
+    if len(config["image_mean"]) != channels or len(config["image_std"]) != channels:
+        raise ValueError(f"image_mean or image_std is not for {channels} channels")
+    for name in ("do_rescale", "do_normalize"):
+        if not config.get(name, True):
+            raise ValueError(f"{name} is {config[name]}, but only true is supported")
+    if config.get("resample", 2) not in RESAMPLES:
+        raise ValueError(
+            f"resample {config['resample']} is neither 2 (bilinear) nor 3 (bicubic)"
+        )
 
 
-def write_preprocessor(path: Path, picture: Picture) -> None:
-    """What AutoImageProcessor of transformers needs."""
-    size, crop = picture.size, picture.crop
-    write_json(
-        path / "preprocessor_config.json",
-        {
-            "image_processor_type": (
-                "DeiTImageProcessor"
-                if picture.square
-                else "BitImageProcessor"
-                if crop
-                else "ViTImageProcessor"
-            ),
-            "size": {"height": size, "width": size}
-            if picture.square or not crop
-            else {"shortest_edge": size},
-            "do_center_crop": bool(crop),
-            "crop_size": {"height": crop, "width": crop},
-            "resample": 3 if picture.resample == "bicubic" else 2,
-            "rescale_factor": 1 / 255,
-            "image_mean": picture.mean,
-            "image_std": picture.std,
-        },
-    )
+def edge(size: int | dict[str, int]) -> int:
+    """Returns pixels a side: files have a number, {"shortest_edge": n}, or height and width."""
+    if isinstance(size, int):
+        return size
+    return size.get("shortest_edge") or size["height"]
+
+
+def resizes_to_square(config: dict[str, Any]) -> bool:
+    """Returns whether both edges are resized to `size`, as DeiT's processor does."""
+    if isinstance(config["size"], dict):
+        return "height" in config["size"]
+    processor = config.get("image_processor_type") or config.get("feature_extractor_type")
+    return str(processor).startswith("DeiT")
+
+
+def write_preprocessor(folder: Path, transform: ImageTransform) -> None:
+    """Writes the file that AutoImageProcessor of transformers needs."""
+    size = {"height": transform.size, "width": transform.size}
+    if transform.square:
+        processor = "DeiTImageProcessor"
+    elif transform.crop:
+        processor = "BitImageProcessor"
+        size = {"shortest_edge": transform.size}
+    else:
+        processor = "ViTImageProcessor"
+    config = {
+        "image_processor_type": processor,
+        "size": size,
+        "do_center_crop": transform.crop > 0,
+        "crop_size": {"height": transform.crop, "width": transform.crop},
+        "resample": 3 if transform.resample == "bicubic" else 2,
+        "rescale_factor": 1 / 255,
+        "image_mean": transform.mean,
+        "image_std": transform.std,
+    }
+    write_json(folder / "preprocessor_config.json", config)

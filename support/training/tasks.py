@@ -70,9 +70,9 @@ def find_task(args: Settings) -> Task:
 
     pretrained = None
     if args.pretrained and not args.saved:
-        from support.pretrained.pretrained import read_folder
+        from support.pretrained.load import load_pretrained
 
-        pretrained = read_folder(args.pretrained, image_size=args.image_size)
+        pretrained = load_pretrained(args.pretrained, image_size=args.image_size)
     return Classification(args, args.saved, pretrained)
 
 

@@ -22,11 +22,11 @@ from model import initialize
 from support.classification import task as classification
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.examples import ExampleBatches, Texts, encode_texts, prepare
-from support.classification.images import Picture, move
+from support.classification.images import ImageTransform, shift_and_mirror
 from support.classification.labelled import classes_of, find_labelled
-from support.classification.predict import load_classifier, logits
+from support.classification.predict import load_classifier, predict_logits
 from support.common.errors import UserError
-from support.pretrained.pretrained import export
+from support.pretrained.export import export
 
 SHAPE = shlex.split(
     "--layers 1 --d-model 32 --heads 2 --d-ff 64 --vocab-size 300 "
@@ -182,7 +182,7 @@ def test_a_run_leaves_predictions_that_agree_with_its_figures(table, learnt):
     model, saved = load_classifier(run / "best.pt")
     with open(table[3], newline="") as file:
         texts = [f"{row['title']} {row['text']}" for row in csv.DictReader(file)]
-    probabilities = logits(model, saved, texts)[0].softmax(-1)
+    probabilities = predict_logits(model, saved, texts)[0].softmax(-1)
     shown = torch.tensor([[float(row[name]) for name in summary["classes"]] for row in rows])
     assert (probabilities - shown).abs().max() < 1e-4
     assert {"epoch", "samples_per_second", "valid_accuracy", "memory_mib"} <= summary["epochs"][
@@ -240,13 +240,13 @@ def test_a_killed_run_goes_on_to_the_last_bit_and_early_stopping_holds(tmp_path,
 def test_images_move_and_are_mirrored():
     pixels = np.arange(1, 2 * 9 + 1, dtype=np.uint8).reshape(2, 1, 3, 3)
     stay, right, up = (
-        move(pixels, np.array([how, [0, 0, 0]]))[0, 0].tolist()
+        shift_and_mirror(pixels, np.array([how, [0, 0, 0]]))[0, 0].tolist()
         for how in ([0, 0, 0], [0, 1, 0], [-2, 0, 1])
     )
     assert stay == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     assert right == [[0, 1, 2], [0, 4, 5], [0, 7, 8]]
     assert up == [[9, 8, 7], [0, 0, 0], [0, 0, 0]]
-    assert not move(pixels, np.array([[5, 0, 0], [0, -9, 1]])).any()
+    assert not shift_and_mirror(pixels, np.array([[5, 0, 0], [0, -9, 1]])).any()
 
 
 def test_texts_are_cut_and_counted():
@@ -376,7 +376,7 @@ def published(tmp_path_factory):
         {
             "tokenizer": tokenizer.to_str(),
             "classes": ["no", "yes"],
-            "picture": None,
+            "transform": None,
             "config": asdict(config),
         },
     )
@@ -450,7 +450,7 @@ def test_the_mean_of_all_tokens_in_the_place_of_a_head(tmp_path, table, publishe
         torch.stack([y[0].mean(0), y[1, :3].mean(0)]) @ model.head[1].weight.T
         + model.head[1].bias
     )
-    assert (model.logits(x) - expected).abs().max() < 1e-5
+    assert (model(x) - expected).abs().max() < 1e-5
     with pytest.raises(UserError, match="no class of transformers"):
         export(tmp_path / "out", model, saved["task"])
 
@@ -479,7 +479,7 @@ def test_the_mean_gets_a_last_layer_of_its_own(tmp_path, images):
     saved = {
         "tokenizer": "",
         "classes": ["0", "1", "2", "3"],
-        "picture": asdict(Picture(size=8, channels=1)),
+        "transform": asdict(ImageTransform(size=8, channels=1)),
         "config": asdict(config),
     }
     export(tmp_path / "vit", model, saved)

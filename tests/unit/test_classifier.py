@@ -1,4 +1,4 @@
-"""The classifier against PyTorch's own layers: texts and pictures, all pools and heads, padding, the loss."""
+"""The classifier against PyTorch's own layers: texts, images, pools, heads, padding, loss."""
 
 import pytest
 import torch
@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from model import initialize, sinusoids
 from support.classification.classifier import Classifier, ClassifierConfig
-from support.classification.flops import classifier_flops
 from support.classification.task import freeze
+from support.common.flops import flops
 
 torch.set_num_threads(1)  # so small a model gains nothing by more
 TEXTS = dict(
@@ -22,7 +22,7 @@ TEXTS = dict(
     head_dropout=0.0,
     max_length=12,
 )
-PICTURES = TEXTS | dict(vocab_size=0, patch=2, image_size=6)
+IMAGES = TEXTS | dict(vocab_size=0, patch=2, image_size=6)
 
 
 def make_model(seed=1, **changes) -> Classifier:
@@ -37,7 +37,7 @@ def make_model(seed=1, **changes) -> Classifier:
 
 
 def reference(model: Classifier, x, padding=None):
-    """(batch, length, d_model): what nn.TransformerEncoder makes of embedded examples with the same weights."""
+    """(batch, length, d_model): nn.TransformerEncoder's output for embedded examples."""
     config, prefix = model.config, model.config.norm == "pre"
     layer = nn.TransformerEncoderLayer(
         config.d_model,
@@ -106,9 +106,9 @@ def test_texts(norm, bias, activation, positions):
 
 @torch.no_grad()
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_pictures(first):
+def test_images(first):
     """A patch's projection is a convolution; learned tokens come before the patches."""
-    model = make_model(**PICTURES, num_prefix_tokens=first, positions="learned", bias=True)
+    model = make_model(**IMAGES, num_prefix_tokens=first, positions="learned", bias=True)
     pixels = torch.randn(5, 3, 6, 6)
     x = (
         F.conv2d(
@@ -118,7 +118,7 @@ def test_pictures(first):
         .transpose(1, 2)
     )
     if first:
-        x = torch.cat([model.first.expand(5, first, 16), x], 1)
+        x = torch.cat([model.prefix_tokens.expand(5, first, 16), x], 1)
     y, real = model.encode(pixels)
     torch.testing.assert_close(y, reference(model, x + model.positions), rtol=1e-4, atol=1e-5)
     assert real.shape == (5, 9 + first) and real.all()
@@ -127,7 +127,7 @@ def test_pictures(first):
 @torch.no_grad()
 def test_a_stem_is_two_convolutions_and_the_largest_of_four_pixels_after_each():
     model = make_model(
-        **PICTURES | dict(patch=4, image_size=8), stem_channels=32, positions="learned"
+        **IMAGES | dict(patch=4, image_size=8), stem_channels=32, positions="learned"
     )
     pixels, (first, second) = torch.randn(5, 3, 8, 8), (model.stem[0], model.stem[3])
     x = (
@@ -175,19 +175,17 @@ def test_pools_and_heads(head):
                 F.linear(expected, model.head[0].weight, model.head[0].bias)
             )
         torch.testing.assert_close(
-            model.score(ids), F.linear(expected, model.head[-1].weight, model.head[-1].bias)
+            model(ids), F.linear(expected, model.head[-1].weight, model.head[-1].bias)
         )
     nothing = torch.zeros(1, 3, dtype=torch.long)  # what a process gets that has no example
-    assert (
-        not model.pool(*model.encode(nothing)).any() and model.score(nothing).isfinite().all()
-    )
+    assert not model.pool(*model.encode(nothing)).any() and model(nothing).isfinite().all()
 
 
 @torch.no_grad()
 def test_padding_changes_nothing():
     model, ids = make_model(**TEXTS), make_texts()
-    alone = torch.cat([model.score(row[row != 0][None]) for row in ids])
-    torch.testing.assert_close(model.score(ids), alone, rtol=1e-4, atol=1e-5)
+    alone = torch.cat([model(row[row != 0][None]) for row in ids])
+    torch.testing.assert_close(model(ids), alone, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -199,7 +197,7 @@ def test_the_loss_is_pytorchs_and_its_sums_are_of_the_examples_that_count(smooth
     )
     weights = torch.tensor([1.0, 0.5, 0.0, 2.0, 1.0])
     loss, nll = model(ids, labels, weights)
-    logits = model.score(ids)
+    logits = model(ids)
     each = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
     torch.testing.assert_close(loss, (each * weights).sum())
     counted = weights > 0
@@ -208,7 +206,7 @@ def test_the_loss_is_pytorchs_and_its_sums_are_of_the_examples_that_count(smooth
     )
     assert loss.requires_grad and not nll.requires_grad
     with torch.autocast("cpu", torch.bfloat16):
-        assert model.score(ids).dtype == torch.float32
+        assert model(ids).dtype == torch.float32
 
 
 def test_dropout_is_where_it_is_said_to_be():
@@ -227,42 +225,38 @@ def test_dropout_is_where_it_is_said_to_be():
 @pytest.mark.parametrize(
     "wrong, said",
     [
-        (dict(stem_channels=4), "patch 2: with a stem"),
-        (dict(classes=1), "there is 1 class"),
-        (dict(image_size=7), "image_size 7 is no multiple of patch 2"),
+        (dict(stem_channels=4), "patch 2 is not a multiple of 4"),
+        (dict(classes=1), "classes is 1"),
+        (dict(image_size=7), "image_size 7 is not a multiple of patch 2"),
         (dict(image_size=0), "image_size 0"),
-        (dict(activation="tanh"), "activation 'tanh' is none of relu, gelu"),
-        (dict(pool="max"), "pool 'max' is none of mean, first"),
-        (dict(positions="rotary"), "positions 'rotary' is none of"),
-        (dict(head="gelu"), "head 'gelu' is none of"),
+        (dict(activation="tanh"), "activation 'tanh' is not in \\('relu', 'gelu'\\)"),
+        (dict(pool="max"), "pool 'max' is not in \\('mean', 'first'"),
+        (dict(positions="rotary"), "positions 'rotary' is not in"),
+        (dict(head="gelu"), "head 'gelu' is not in"),
         (dict(norm="mid"), "norm 'mid'"),
     ],
 )
 def test_an_impossible_shape_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
-        ClassifierConfig(**dict(classes=2) | PICTURES | wrong)
-    assert ClassifierConfig(2, **PICTURES).channels == 3
-    ClassifierConfig(2, **PICTURES | dict(patch=1, image_size=1))
+        ClassifierConfig(**dict(classes=2) | IMAGES | wrong)
+    assert ClassifierConfig(2, **IMAGES).channels == 3
+    ClassifierConfig(2, **IMAGES | dict(patch=1, image_size=1))
     ClassifierConfig(2, image_size=7)  # of texts: it means nothing
-    assert (
-        make_model(vocab_size=9, pool="first+mean", head="tanh")
-        .logits(torch.ones(2, 3, dtype=torch.long))
-        .shape[0]
-        == 2
-    )
+    model = make_model(vocab_size=9, pool="first+mean", head="tanh")
+    assert len(model(torch.ones(2, 3, dtype=torch.long))) == 2
 
 
 def test_weights_have_the_sizes_that_training_needs():
     model = Classifier(
         ClassifierConfig(
             4,
-            **PICTURES | dict(d_model=64, image_size=64),
+            **IMAGES | dict(d_model=64, image_size=64),
             num_prefix_tokens=40,
             positions="learned",
         )
     )
     initialize(model, 1)
-    for name in ("positions", "first"):
+    for name in ("positions", "prefix_tokens"):
         assert model.get_parameter(name).std().item() == pytest.approx(1 / 8, rel=0.05), name
     assert model.embedding.weight.std().item() == pytest.approx(
         12**-0.5, rel=0.1
@@ -276,14 +270,12 @@ def test_the_flop_count_is_that_of_the_layers():
     with counter:
         model(ids, torch.zeros(3, dtype=torch.long), torch.ones(3))[0].backward()
     head = 3 * 2 * 3 * 16 * 4  # the last layer, which is left out
-    assert counter.get_total_flops() - head == classifier_flops(
-        model.config, torch.full((3,), 12)
-    )
+    assert counter.get_total_flops() - head == flops(model.config, torch.full((3,), 12))
 
 
 def test_the_flop_count_has_the_stem():
     model = make_model(
-        **PICTURES | dict(layers=1, patch=4, image_size=8, stem_channels=6, max_length=1),
+        **IMAGES | dict(layers=1, patch=4, image_size=8, stem_channels=6, max_length=1),
         bias=True,
     )
     counter = FlopCounterMode(display=False)
@@ -292,17 +284,17 @@ def test_the_flop_count_has_the_stem():
             0
         ].backward()
     left_out = 3 * 2 * 2 * (16 * 4 + 4 * 12 * 16)  # the last layer, and the patches' projection
-    unneeded = 2 * 2 * (9 * 3 * 6 * 64)  # the picture itself has no gradient
+    unneeded = 2 * 2 * (9 * 3 * 6 * 64)  # the image itself has no gradient
     assert (
         counter.get_total_flops() - left_out
-        == classifier_flops(model.config, torch.full((2,), 4)) - unneeded
+        == flops(model.config, torch.full((2,), 4)) - unneeded
     )
 
 
 @pytest.mark.parametrize("frozen", [1, 2])
 def test_frozen_layers_have_a_forward_pass_only(frozen):
     model = make_model(
-        **PICTURES | dict(layers=2, patch=4, image_size=8, stem_channels=6, max_length=1),
+        **IMAGES | dict(layers=2, patch=4, image_size=8, stem_channels=6, max_length=1),
         bias=True,
     )
     freeze(model, frozen)
@@ -315,6 +307,7 @@ def test_frozen_layers_have_a_forward_pass_only(frozen):
         3 * 2 * 2 * 16 * 4,
         2 * 2 * 4 * 12 * 16,
     )  # the last layer; the patches' projection is frozen
-    # The lowest layer that learns passes no gradient on, so there the one of its projection's input is not counted.
-    count = classifier_flops(model.config, torch.full((2,), 4), frozen=frozen)
+    # The lowest layer that learns passes no gradient on: that of its projection's input is not
+    # counted.
+    count = flops(model.config, torch.full((2,), 4), frozen=frozen)
     assert 0.95 * count <= counter.get_total_flops() - head - patches <= count

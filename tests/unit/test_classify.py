@@ -1,4 +1,4 @@
-"""classify.py as a user runs it: at a prompt, one text or picture, files, scores, odd input."""
+"""classify.py as a user runs it: at a prompt, one text or image, files, scores, odd input."""
 
 import csv
 import io
@@ -22,14 +22,14 @@ import classify
 import translate
 from model import initialize
 from support.classification.classifier import Classifier, ClassifierConfig
-from support.classification.images import Picture
+from support.classification.images import ImageTransform
 from support.classification.labelled import find_labelled
-from support.classification.metrics import table
-from support.classification.predict import load_classifier, logits
+from support.classification.metrics import metrics_table
+from support.classification.predict import load_classifier, predict_logits
 from support.classification.splits import hold_out
 from support.common import checkpoint
 from support.common.errors import UserError
-from support.pretrained.pretrained import read_folder
+from support.pretrained.load import load_pretrained
 
 # Seven classes, so that not all are shown; each has words of its own.
 WORDS = {
@@ -53,7 +53,7 @@ def save(folder, model, kind="classification", flags=None, **saved):
         "config": asdict(model.config),
         "classes": CLASSES,
         "tokenizer": "",
-        "picture": None,
+        "transform": None,
         "checksum": "",
     } | saved
     checkpoint.save(
@@ -107,7 +107,7 @@ def folder(tmp_path_factory, examples):
     ids = torch.tensor([encoded.ids for encoded in tokenizer.encode_batch(texts)])
     labels = torch.tensor([CLASSES.index(name) for name in names])
     for _ in range(60):
-        torch.nn.functional.cross_entropy(model.score(ids), labels).backward()
+        torch.nn.functional.cross_entropy(model(ids), labels).backward()
         adam.step()
         adam.zero_grad()
     save(
@@ -132,7 +132,7 @@ def write_table(path, rows, header=("words", "kind")):
 
 @pytest.fixture
 def answer(folder, monkeypatch, capsys):
-    """answer(*flags, lines=b""): what classify.py prints, but in this process, which is quicker."""
+    """answer(*flags, lines=b""): what classify.py prints, run in this process."""
     monkeypatch.chdir(folder)
 
     def answer(*flags, lines=b"", script=classify):
@@ -150,10 +150,10 @@ def answer(folder, monkeypatch, capsys):
 
 def probabilities(folder, texts):
     model, saved = load_classifier(folder / "logs" / "texts" / "best.pt")
-    return logits(model, saved, texts)[0].softmax(-1)
+    return predict_logits(model, saved, texts)[0].softmax(-1)
 
 
-# --- Texts ----------------------------------------------------------------------------------------
+# --- Texts ------------------------------------------------------------------------------------
 
 
 def test_one_text_gets_its_five_likeliest_classes(folder, answer):
@@ -170,7 +170,7 @@ def test_one_text_gets_its_five_likeliest_classes(folder, answer):
 def test_a_file_comes_out_one_for_one(folder, answer, examples):
     texts = [text for text, _ in examples] * 12  # more than are read at once
     texts[::7] = ["", " \t "] * (len(texts[::7]) // 2) + [""] * (len(texts[::7]) % 2)
-    assert len(texts) > 2 * classify.AT_ONCE
+    assert len(texts) > 2 * classify.BLOCK
     done = answer(lines="\n".join(texts).encode())
     assert done.err == ""
     lines = done.out.split("\n")
@@ -196,7 +196,7 @@ def test_odd_lines_come_out_one_for_one(folder):
     ]
     # Its 5,000 words, and perhaps others that fall apart into more than there is room for.
     assert re.fullmatch(
-        rb"warning: \d of \d+ texts were cut at the 8 tokens that the model takes\n",
+        rb"warning: \d of \d+ texts were cut at the model's maximum of 8 tokens\n",
         done.stderr,
     )
 
@@ -204,7 +204,7 @@ def test_odd_lines_come_out_one_for_one(folder):
 def test_texts_that_are_cut_are_counted(answer):
     long, fits = "cat " * (LENGTH + 1), "cat " * LENGTH
     done = answer(lines=f"{long}\n{fits}\n\n{long * 100_000}\n".encode())
-    assert done.err == "warning: 2 of 3 texts were cut at the 8 tokens that the model takes\n"
+    assert done.err == "warning: 2 of 3 texts were cut at the model's maximum of 8 tokens\n"
     assert len({*done.out.split("\n")[:2]}) == 1 and done.out.count("animal") == 3
     assert answer(fits).err == "" and "1 of 1 texts" in answer(long).err
 
@@ -222,7 +222,7 @@ def test_what_reads_the_lines_may_leave(folder):
     assert (process.returncode, err) == (0, b"")
 
 
-# --- Scores ---------------------------------------------------------------------------------------
+# --- Scores -----------------------------------------------------------------------------------
 
 
 def expected_table(folder, rows):
@@ -230,7 +230,7 @@ def expected_table(folder, rows):
     for (_, name), p in zip(rows, probabilities(folder, [text for text, _ in rows])):
         confusion[CLASSES.index(name), p.argmax()] += 1
     assert 0.5 < confusion.trace() / confusion.sum() < 1
-    return table(confusion, CLASSES)
+    return metrics_table(confusion, CLASSES)
 
 
 def test_score_prints_the_figures(folder, answer, examples, tmp_path):
@@ -258,7 +258,7 @@ def test_score_takes_a_part_of_what_the_model_was_trained_on(folder, answer, exa
     assert answer("--score", "test").out.startswith(expected_table(folder, rows))
     assert answer("--score", "test.csv").out.startswith(expected_table(folder, rows))
     assert (
-        "texts, with those that the model was trained on, "
+        "texts, including those that the model was trained on, "
         in answer("--score", "train.csv").out
     )
 
@@ -288,9 +288,7 @@ def test_score_takes_the_examples_that_were_held_out(folder, answer, examples, t
             f"\n{number} texts of the {part} part, "
             in answer("--checkpoint", tmp_path / "run", "--score", part).out
         )
-    with pytest.raises(
-        UserError, match="--score test: train has no such part, only train, valid"
-    ):
+    with pytest.raises(UserError, match="--score test: train has only the parts train, valid"):
         answer("--checkpoint", tmp_path / "run", "--score", "test")
     save(
         tmp_path / "older", model, flags=flags, tokenizer=saved["tokenizer"], checksum="another"
@@ -322,10 +320,10 @@ def test_of_a_folder_with_parts_the_one_to_test_on_is_scored(answer, tmp_path):
             found = answer("--score", tmp_path / "all").out
             assert f"\n{len(texts)} texts of the {named} part, " in found
     with pytest.raises(
-        UserError, match="none of the model's"
+        UserError, match="not among the model's classes"
     ):  # the columns that it was trained on are another table's
         answer("--score", "kinds")
-    with pytest.raises(UserError, match="no table"):
+    with pytest.raises(UserError, match="is not a table"):
         answer("--score", tmp_path / "all", "--label", "kind")
 
 
@@ -333,14 +331,17 @@ def test_what_cannot_be_scored_is_refused(answer, tmp_path):
     write_table(tmp_path / "strange.csv", [("dog", "animal"), ("rain", "weather")])
     write_table(tmp_path / "empty.csv", [])
     write_table(tmp_path / "columns.csv", [("dog", "animal")], ("a", "b"))
-    (tmp_path / "pictures" / "animal").mkdir(parents=True)
-    (tmp_path / "pictures" / "animal" / "1.png").write_bytes(b"")
+    (tmp_path / "images" / "animal").mkdir(parents=True)
+    (tmp_path / "images" / "animal" / "1.png").write_bytes(b"")
     for name, expected in [
-        ("strange.csv", r"the label 'weather' is none of the model's: animal, colour, food"),
+        (
+            "strange.csv",
+            r"the label 'weather' is not among the model's classes: animal, colour, food",
+        ),
         ("empty.csv", "empty"),
         ("columns.csv", "no column 'words'"),
         ("no.csv", "no such file"),
-        ("pictures", "pictures, but logs/texts/best.pt knows texts"),
+        ("images", "it has images, but logs/texts/best.pt is a model of texts"),
         ("nothing", "nothing"),
     ]:
         with pytest.raises(UserError, match=expected) as problem:
@@ -348,7 +349,7 @@ def test_what_cannot_be_scored_is_refused(answer, tmp_path):
         assert "\n" not in str(problem.value)
 
 
-# --- Which model ----------------------------------------------------------------------------------
+# --- Which model ------------------------------------------------------------------------------
 
 
 def test_the_newest_classifier_is_taken(folder, tmp_path, monkeypatch, answer):
@@ -390,11 +391,11 @@ def test_what_does_not_go_together_is_refused(folder, tmp_path, answer):
         (["dog", "--checkpoint", tmp_path / "zero.pt"], "zero.pt: not a whole checkpoint"),
         (
             ["dog", "--checkpoint", tmp_path / "shape.pt"],
-            "not a whole checkpoint of a classifier",
+            "not a complete checkpoint of a classifier",
         ),
-        (["dog", "--score", "test"], "one thing at a time"),
-        (["--export", "out", "--score", "test"], "one thing at a time"),
-        (["dog", "--label", "kind"], "columns of the file to --score"),
+        (["dog", "--score", "test"], "pass only one of"),
+        (["--export", "out", "--score", "test"], "pass only one of"),
+        (["dog", "--label", "kind"], "columns of --score's file"),
         (["dog", "--threads", "-1"], "--threads -1"),
         (["dog", "--device", "tpu"], "--help lists the flags"),
         (["dog", "cat"], "--help lists the flags"),
@@ -421,9 +422,9 @@ def test_export_writes_what_init_reads(folder, tmp_path, answer):
     initialize(model, 1)
     save(tmp_path / "logs" / "bert", model, tokenizer=saved["tokenizer"])
     answer("--checkpoint", tmp_path / "logs" / "bert", "--export", tmp_path / "folder")
-    with pytest.raises(UserError, match="folder: there is a model already"):
+    with pytest.raises(UserError, match="folder: the folder has a model already"):
         answer("--checkpoint", tmp_path / "logs" / "bert", "--export", tmp_path / "folder")
-    found = read_folder(str(tmp_path / "folder"))
+    found = load_pretrained(str(tmp_path / "folder"))
     assert found.labels == CLASSES and not found.new
     assert {*found.weights} == {*model.state_dict()}
     assert all(
@@ -431,12 +432,12 @@ def test_export_writes_what_init_reads(folder, tmp_path, answer):
     )
 
 
-# --- Pictures -------------------------------------------------------------------------------------
+# --- Images -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def pictures(tmp_path, monkeypatch):
-    """The folder of a model of pictures, and in it a red.png and a broken.png."""
+def images(tmp_path, monkeypatch):
+    """The folder of a model of images, and in it a red.png and a broken.png."""
     image = pytest.importorskip("PIL.Image")
     model = Classifier(
         ClassifierConfig(
@@ -453,24 +454,24 @@ def pictures(tmp_path, monkeypatch):
     )
     initialize(model, 1)
     save(
-        tmp_path / "logs" / "pictures",
+        tmp_path / "logs" / "images",
         model,
         flags={"data": "shapes"},
-        picture=asdict(Picture(size=8)),
+        transform=asdict(ImageTransform(size=8)),
     )
     image.new("RGB", (20, 10), (250, 0, 0)).save(tmp_path / "red.png")
     (tmp_path / "broken.png").write_bytes((tmp_path / "red.png").read_bytes()[:45])
     red = np.zeros((3, 8, 8), np.uint8)
     red[0] = 250
-    p = logits(*load_classifier(tmp_path / "logs" / "pictures" / "best.pt"), [red])[0].softmax(
-        -1
-    )[0]
+    p = predict_logits(*load_classifier(tmp_path / "logs" / "images" / "best.pt"), [red])[
+        0
+    ].softmax(-1)[0]
     return tmp_path, CLASSES[p.argmax()], float(p.max())
 
 
 @pytest.mark.optional
-def test_pictures_are_named_by_their_paths(pictures, answer, monkeypatch):
-    folder, name, p = pictures
+def test_images_are_named_by_their_paths(images, answer, monkeypatch):
+    folder, name, p = images
     monkeypatch.chdir(folder)
     assert answer("red.png").out.split()[:2] == [name, f"{p:.1%}"]
     assert (
@@ -480,11 +481,13 @@ def test_pictures_are_named_by_their_paths(pictures, answer, monkeypatch):
     (folder / "red.png").rename(folder / "shown" / name / "1.png")
     out = answer("--score", "shown").out
     assert (
-        re.search(r"accuracy +1.0000 +1\n\(classes without examples: .; .*\)\n\ntaken for", out)
-        and "\n\n1 pictures, " in out
+        re.search(
+            r"accuracy +1.0000 +1\n\(classes without examples: .; .*\)\n\npredicted as", out
+        )
+        and "\n\n1 images, " in out
     )
     for path, expected in (
-        ("broken.png", "broken.png: not a whole"),
+        ("broken.png", "broken.png: not a readable image"),
         ("no.png", "no such file"),
     ):
         for given in ({}, {"lines": f"{path}\n".encode()}):
@@ -496,13 +499,13 @@ def test_pictures_are_named_by_their_paths(pictures, answer, monkeypatch):
 
 
 @pytest.mark.optional
-def test_a_mistyped_path_does_not_end_the_prompt(pictures):
-    terminal = Terminal(pictures[0], "classify.py")
+def test_a_mistyped_path_does_not_end_the_prompt(images):
+    terminal = Terminal(images[0], "classify.py")
     try:
-        assert "Type the path of a picture; q ends." in terminal.read_until("> $")
+        assert "Type the path of an image; q ends." in terminal.read_until("> $")
         for path, expected in (
             ("no.png", "error: no.png: no such file"),
-            ("red.png", pictures[1]),
+            ("red.png", images[1]),
         ):
             terminal.write(f"{path}\n")
             assert expected in terminal.read_until(r"\r\n(.*\r\n)+> $")
@@ -515,7 +518,7 @@ def test_a_mistyped_path_does_not_end_the_prompt(pictures):
         os.close(terminal.master)
 
 
-# --- In a terminal --------------------------------------------------------------------------------
+# --- In a terminal ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -532,7 +535,7 @@ def test_the_prompt_answers_until_q_ctrl_d_or_ctrl_c(folder, end):
         assert re.search(r"\r\nanimal  .*%  =+\r\n", shown)
         terminal.write("\n")
         terminal.read_until("> $")
-        # A person takes as long; and input() misses a signal between its prompt and the waiting.
+        # A person takes as long; input() misses a signal between its prompt and the waiting.
         time.sleep(0.5)
         terminal.write(end)
         assert terminal.process.wait(30) == 0

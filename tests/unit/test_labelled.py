@@ -1,4 +1,4 @@
-"""Labelled corpora: texts and pictures are read right, or refused in one line."""
+"""Labelled corpora: texts and images are read right, or refused in one line."""
 
 import gzip
 import json
@@ -10,20 +10,19 @@ import pytest
 from test_data import Quiet, Server
 
 from support.classification import labelled
-from support.classification import task as classification
 from support.classification.examples import prepare
 from support.classification.labelled import (
-    Picture,
+    ImageTransform,
     classes_of,
     find_labelled,
     is_labelled,
-    read_picture,
+    read_image,
 )
 from support.common.errors import UserError
 from support.corpora import pairs as corpora
 from support.corpora import phrasebook
 from support.corpora.pairs import find_corpus
-from support.translation import task as translation
+from support.training.tasks import CONFIGS
 
 NEWS = (
     '"3","Oil, up","Prices ""rise"""\n"1","","A vote\\nin\\Rome\nnow"\n"4","Chips","Faster"\n'
@@ -70,14 +69,14 @@ def test_columns_by_name_several_are_joined(tmp_path):
     table = 'Stars,Title,Review\r\n5,"Good, ""cheap""","Two\nlines"\r\n1,,Bad\r\n'
     (tmp_path / "a.csv").write_text(table, newline="")
     corpus = find_labelled(str(tmp_path / "a.csv"), text="title, review", label="stars")
-    assert (corpus.name, corpus.kind) == ("a", "text")
+    assert (corpus.name, corpus.modality) == ("a", "text")
     assert read(corpus) == [('Good, "cheap" Two lines', "5"), ("Bad", "1")]
     assert read(corpus) == read(corpus)  # it can be read again
 
 
 def test_texts_that_are_all_empty_are_refused(tmp_path):
     write_tree(tmp_path, {f"all/{name}/{i}.txt": "" for name in "ab" for i in range(3)})
-    with pytest.raises(UserError, match="the texts to train on are all empty"):
+    with pytest.raises(UserError, match="the texts of the training part are all empty"):
         corpus = find_labelled(str(tmp_path / "all"))
         prepare(corpus, corpus.checksum(), tmp_path, "", 16, None, 100)
 
@@ -110,9 +109,9 @@ def test_columns_by_position_with_and_without_a_header(tmp_path):
 
 
 def test_a_header_is_not_a_class(tmp_path):
-    """By positions, a header of names that are not known would be an example of a class of its own."""
+    """By positions, a header of unknown names would be an example of a class of its own."""
     (tmp_path / "a.csv").write_text("intent,utterance\nham,hi\nspam,buy\nham,you\n")
-    assert "a: 'intent' is the class of the first row alone" in refusal(
+    assert "a: the class 'intent' occurs in the first row only" in refusal(
         read_all, tmp_path / "a.csv", text="2", label="1"
     )
     assert read_all(tmp_path / "a.csv", text="utterance", label="intent") == ["ham", "spam"]
@@ -136,24 +135,20 @@ def test_a_header_is_not_a_class(tmp_path):
 
 
 def test_a_file_with_the_name_of_a_corpus_is_not_that_corpus(tmp_path, monkeypatch):
-    """Its presets are those of any table; a built-in name goes before a folder."""
+    """Its configuration is that of any table; a built-in name goes before a folder."""
     (tmp_path / "agnews.csv").write_text("text,label\na,1\nb,2\n")
     assert find_labelled(str(tmp_path / "agnews.csv"), label="label").name == "agnews-file"
-    assert "agnews" in classification.PRESETS and "agnews-file" not in classification.PRESETS
+    assert (CONFIGS / "agnews.yaml").exists() and not (CONFIGS / "agnews-file.yaml").exists()
     (tmp_path / "kinds" / "a").mkdir(parents=True)
     (tmp_path / "kinds" / "a" / "1.txt").write_text("one")
     monkeypatch.chdir(tmp_path)
     assert find_labelled("kinds").classes == list(phrasebook.KINDS)
     for wrong in (dict(label="stars"), dict(text="body")):
-        assert "./kinds is no table, so it has no columns" in refusal(
-            find_labelled, "./kinds", **wrong
-        )
+        assert "./kinds is not a table" in refusal(find_labelled, "./kinds", **wrong)
     (tmp_path / "phrasebook.tsv").write_text("Ja.\tYes.\n")
-    assert (
-        find_corpus(str(tmp_path / "phrasebook.tsv"), src="1", tgt="2").name
-        == "phrasebook-file"
-        not in translation.PRESETS
-    )
+    corpus = find_corpus(str(tmp_path / "phrasebook.tsv"), src="1", tgt="2")
+    assert corpus.name == "phrasebook-file"
+    assert not (CONFIGS / "phrasebook-file.yaml").exists()
     assert [name for _, name in read(find_labelled("./kinds"))] == ["a"]
 
 
@@ -175,7 +170,7 @@ def test_a_row_with_more_columns_than_the_header_is_refused(tmp_path, name, mark
 
 
 def test_columns_are_of_tables(tmp_path):
-    assert "no table" in refusal(find_labelled, "kinds", label="topic")
+    assert "is not a table" in refusal(find_labelled, "kinds", label="topic")
 
 
 def test_the_text_column_is_found_in_each_table_on_its_own(tmp_path):
@@ -217,7 +212,7 @@ TABLES = {  # name: (content, what the answer says)
     "empty.csv": ("text,label\n,1\n ,2\n", "the text column (text) is empty"),
     "none.csv": ("text,label\n", "the text column (text) is empty"),
     "nolabel.csv": ("text,label\na,1\nb,\n", "row 3: it has no label"),
-    "one.csv": ("text,label\na,1\nb,1\n", "one class only, '1'"),
+    "one.csv": ("text,label\na,1\nb,1\n", "only the class '1'"),
     "short.tsv": ("text\tlabel\na\tb\nc\n", "row 3: 1 columns, column 2"),
     "broken.jsonl": ('{"text": "a", "label": 1}\n{"text": \n', "line 2: broken JSON"),
     "deep.jsonl": ("[" * 100_000, "line 1: broken JSON"),
@@ -348,13 +343,13 @@ def idx(array):
 
 
 def write_idx(folder, size=4, **changed):
-    """A folder of IDX files, some packed: 6 pictures to train on, 3 to test; labels 0, 1, 10."""
+    """A folder of IDX files, some packed: 6 images to train on, 3 to test; labels 0, 1, 10."""
     rng = np.random.default_rng(1)
     files = {}
     for part, n in (("train", 6), ("t10k", 3)):
-        pictures = rng.integers(0, 256, (n, size, size), dtype=np.uint8)
+        images = rng.integers(0, 256, (n, size, size), dtype=np.uint8)
         labels = np.array([1, 10, 0] * 2, dtype=np.uint8)[:n]
-        files[f"{part}-images-idx3-ubyte"] = idx(pictures)
+        files[f"{part}-images-idx3-ubyte"] = idx(images)
         files[f"{part}-labels-idx1-ubyte.gz"] = gzip.compress(idx(labels))
     return write_tree(folder, files | changed)
 
@@ -362,8 +357,8 @@ def write_idx(folder, size=4, **changed):
 def test_idx_files_stay_as_they_are(tmp_path):
     folder = write_idx(tmp_path / "mnist")
     corpus = find_labelled(str(folder))
-    assert is_labelled(str(folder)) and (corpus.name, corpus.kind) == ("mnist", "picture")
-    assert (corpus.picture.size, corpus.picture.channels) == (4, 1)
+    assert is_labelled(str(folder)) and (corpus.name, corpus.modality) == ("mnist", "image")
+    assert (corpus.transform.size, corpus.transform.channels) == (4, 1)
     assert classes_of(corpus) == ["0", "1", "10"]
     content = (folder / "train-images-idx3-ubyte").read_bytes()[16:]
     examples = read(corpus)
@@ -377,7 +372,7 @@ def test_idx_files_stay_as_they_are(tmp_path):
 def test_idx_files_in_another_size(tmp_path):
     pytest.importorskip("PIL")
     write_idx(tmp_path)
-    corpus = find_labelled(str(tmp_path), picture=Picture(size=8, channels=3))
+    corpus = find_labelled(str(tmp_path), transform=ImageTransform(size=8, channels=3))
     pixels, _ = read(corpus)[0]
     assert pixels.shape == (3, 8, 8) and (pixels[0] == pixels[2]).all()
     assert corpus.checksum() != find_labelled(str(tmp_path)).checksum()
@@ -388,7 +383,7 @@ def test_idx_files_made_smaller_stay_grey(tmp_path):
     pytest.importorskip("PIL")
     write_idx(tmp_path)
     corpus = find_labelled(str(tmp_path), size=2)
-    assert (corpus.picture.size, corpus.picture.channels) == (2, 1)
+    assert (corpus.transform.size, corpus.transform.channels) == (2, 1)
     assert read(corpus)[0][0].shape == (1, 2, 2)
 
 
@@ -403,15 +398,13 @@ def test_fashion_mnist_is_known_by_what_it_holds_packed_anew_or_not(tmp_path, mo
         content = (served / name.removesuffix(".gz")).read_bytes()
         sums[name] = (len(content) + 99, corpora.sha256(served / name.removesuffix(".gz")))
         (served / name).write_bytes(gzip.compress(content, 1))
-    for module in (labelled, labelled.is_fashion_mnist.__globals__):
-        table = module if isinstance(module, dict) else vars(module)
-        monkeypatch.setitem(table, "FASHION_MNIST", sums)
+    monkeypatch.setattr(labelled, "FASHION_MNIST", sums)
     monkeypatch.setattr(labelled, "FASHION_CLASSES", [f"class {i}" for i in range(11)])
     monkeypatch.setattr(corpora, "CACHE", cache)
     with Server(("127.0.0.1", 0), partial(Quiet, directory=served)) as url:
         monkeypatch.setenv("FASHION_MNIST_URL", url + "/")
         corpus = find_labelled("fashion-mnist")
-        assert read(corpus)[0][1] == "class 1" and corpus.picture.mean == [0.28604]
+        assert read(corpus)[0][1] == "class 1" and corpus.transform.mean == [0.28604]
         for wrong in (b"half", gzip.compress(b"another"), gzip.compress(content)[:-9]):
             (cache / "fashion-mnist" / name).unlink(missing_ok=True)
             (served / name).write_bytes(wrong)
@@ -422,7 +415,9 @@ def test_fashion_mnist_is_known_by_what_it_holds_packed_anew_or_not(tmp_path, mo
     assert find_labelled(str(served)).name == "fashion-mnist"
     (served / name).unlink()  # plain ones are left
     assert find_labelled(str(served)).classes == corpus.classes
-    (served / name.removesuffix(".gz")).write_bytes(content[:-1] + b"?")
+    labels = served / "t10k-labels-idx1-ubyte"  # which tell
+    (served / "t10k-labels-idx1-ubyte.gz").unlink()
+    labels.write_bytes(labels.read_bytes()[:-1] + b"?")
     assert find_labelled(str(served)).name == "served"
 
 
@@ -451,13 +446,13 @@ WRONG_IDX = {
     "counts": (
         "train-labels-idx1-ubyte.gz",
         gzip.compress(idx(FOUR[0, 0])),
-        "has 6 pictures",
+        "has 6 images",
         "has 4 labels",
     ),
     "one": (
         "train-labels-idx1-ubyte.gz",
         gzip.compress(idx(FOUR[:, 0, 0])),
-        "one class only, '0'",
+        "only the class '0'",
     ),
 }
 
@@ -469,9 +464,9 @@ def test_idx_files_that_are_wrong_are_refused(tmp_path, name):
     assert all(text in answer for text in expected), answer
 
 
-def test_idx_pictures_without_labels_are_refused(tmp_path):
+def test_idx_images_without_labels_are_refused(tmp_path):
     (write_idx(tmp_path) / "train-labels-idx1-ubyte.gz").unlink()
-    assert "both pictures and labels" in refusal(find_labelled, str(tmp_path))
+    assert "both images and labels" in refusal(find_labelled, str(tmp_path))
 
 
 # --- Folders with a folder for each class
@@ -493,7 +488,7 @@ REVIEWS = {
 def test_class_folders_of_texts_as_imdb_has_them(tmp_path):
     folder = write_tree(tmp_path / "aclImdb", REVIEWS)
     corpus = find_labelled(str(folder))
-    assert is_labelled(str(folder)) and (corpus.name, corpus.kind) == ("aclImdb", "text")
+    assert is_labelled(str(folder)) and (corpus.name, corpus.modality) == ("aclImdb", "text")
     assert read(corpus) == [("Worse.", "neg"), ("Bad.", "neg"), ("Good film.", "pos")]
     assert read(corpus, "test") == [("So so.", "neg")]
     assert classes_of(corpus) == ["neg", "pos"]
@@ -522,8 +517,8 @@ def test_class_folders_without_parts_and_others_to_validate_on(tmp_path):
         read_all, tmp_path / "all", test=f"{tmp_path}/t"
     )
     answer = refusal(find_labelled, f"{tmp_path}/all", valid=f"{tmp_path}/p")
-    assert "pictures for the valid part, but all has texts" in answer
-    assert "both .txt files and pictures" in refusal(find_labelled, f"{tmp_path}/both")
+    assert "images for the valid part, but all has texts" in answer
+    assert "both .txt files and images" in refusal(find_labelled, f"{tmp_path}/both")
     assert "neither a table nor" in refusal(find_labelled, f"{tmp_path}/all/a")
     assert "no such file or folder" in refusal(find_labelled, f"{tmp_path}/none", label="label")
 
@@ -593,7 +588,7 @@ def test_what_is_labelled_is_known_without_reading(tmp_path, monkeypatch):
     assert is_labelled("own") and not is_labelled("phrasebook") and is_labelled("./phrasebook")
 
 
-# --- Pictures
+# --- Images
 
 
 @pytest.fixture
@@ -603,21 +598,21 @@ def image():
 
 
 @pytest.mark.optional
-def test_pictures_of_any_mode_become_bytes(tmp_path, image, recwarn):
+def test_images_of_any_mode_become_bytes(tmp_path, image, recwarn):
     rgb = np.random.default_rng(1).integers(0, 256, (6, 6, 3), dtype=np.uint8)
     image.fromarray(rgb).save(tmp_path / "a.png")
-    same = read_picture(tmp_path / "a.png", Picture(size=6))
+    same = read_image(tmp_path / "a.png", ImageTransform(size=6))
     assert same.dtype == np.uint8 and (same == rgb.transpose(2, 0, 1)).all()
-    assert read_picture(tmp_path / "a.png", Picture(size=6, channels=1)).shape == (1, 6, 6)
+    assert read_image(tmp_path / "a.png", ImageTransform(size=6, channels=1)).shape == (1, 6, 6)
     deep = (np.arange(36, dtype=np.uint16) * 1820).reshape(6, 6)
     image.fromarray(deep).save(tmp_path / "deep.png")
-    assert (read_picture(tmp_path / "deep.png", Picture(6, 1))[0] == deep >> 8).all()
+    assert (read_image(tmp_path / "deep.png", ImageTransform(6, 1))[0] == deep >> 8).all()
     for mode in ("RGBA", "P", "1", "LA", "CMYK"):
         path = tmp_path / ("a.jpg" if mode == "CMYK" else f"{mode}.png")
         image.fromarray(rgb).convert(mode).save(path)
-        assert read_picture(path, Picture(size=9)).shape == (3, 9, 9)
+        assert read_image(path, ImageTransform(size=9)).shape == (3, 9, 9)
     image.fromarray(rgb).convert("P").save(tmp_path / "P.png", transparency=bytes(256))
-    assert read_picture(tmp_path / "P.png", Picture(size=6)).any()
+    assert read_image(tmp_path / "P.png", ImageTransform(size=6)).any()
     assert not recwarn.list  # of that Pillow would warn
 
 
@@ -628,17 +623,17 @@ def test_a_photo_is_turned_as_its_camera_was_held(tmp_path, image):
     exif = image.Exif()
     exif[0x0112] = 6  # the camera was turned: to be shown a quarter to the right
     image.fromarray(pixels).save(tmp_path / "photo.png", exif=exif)
-    shown = read_picture(tmp_path / "photo.png", Picture(8, 1))[0]
+    shown = read_image(tmp_path / "photo.png", ImageTransform(8, 1))[0]
     assert (shown[:, 7] == 255).all() and not shown[:, :7].any()
     image.fromarray(pixels).save(
         tmp_path / "odd.png", exif=b"Exif\0\0nonsense"
     )  # then as the sensor saw it
-    assert (read_picture(tmp_path / "odd.png", Picture(8, 1))[0, 0] == 255).all()
+    assert (read_image(tmp_path / "odd.png", ImageTransform(8, 1))[0, 0] == 255).all()
     large = np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     image.fromarray(large).save(tmp_path / "cut.jpg", exif=exif)
     (tmp_path / "cut.jpg").write_bytes((tmp_path / "cut.jpg").read_bytes()[:2000])
-    with pytest.raises(UserError, match="cut.jpg: not a whole picture"):
-        read_picture(tmp_path / "cut.jpg", Picture(8, 1))
+    with pytest.raises(UserError, match="cut.jpg: not a readable image"):
+        read_image(tmp_path / "cut.jpg", ImageTransform(8, 1))
 
 
 @pytest.mark.optional
@@ -646,21 +641,21 @@ def test_the_shorter_edge_is_resized_and_the_centre_cut_out(tmp_path, image):
     wide = np.zeros((10, 40), np.uint8)
     wide[:, 15:25] = 200  # the centre square
     image.fromarray(wide).save(tmp_path / "wide.png")
-    cropped = read_picture(tmp_path / "wide.png", Picture(10, 1, crop=8))
+    cropped = read_image(tmp_path / "wide.png", ImageTransform(10, 1, crop=8))
     assert cropped.shape == (1, 8, 8) and (cropped == 200).all()
-    squeezed = read_picture(tmp_path / "wide.png", Picture(10, 1))
+    squeezed = read_image(tmp_path / "wide.png", ImageTransform(10, 1))
     assert squeezed.shape == (1, 10, 10) and (squeezed[0, :, 0] == 0).all()
     assert squeezed[0, :, 5].min() > 150
 
 
 @pytest.mark.optional
-def test_class_folders_of_pictures(tmp_path, image):
+def test_class_folders_of_images(tmp_path, image):
     for name, value in (("cat/1.png", 10), ("cat/2.JPG", 20), ("dog/1.jpeg", 200)):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         image.new("RGB", (40, 30), (value,) * 3).save(tmp_path / name)
     corpus = find_labelled(str(tmp_path))
-    assert is_labelled(str(tmp_path)) and corpus.kind == "picture"
-    assert (corpus.picture.size, corpus.picture.channels) == (32, 3)
+    assert is_labelled(str(tmp_path)) and corpus.modality == "image"
+    assert (corpus.transform.size, corpus.transform.channels) == (32, 3)
     assert [(x.shape, round(x.mean() / 10), name) for x, name in read(corpus)] == [
         ((3, 32, 32), 1, "cat"),
         ((3, 32, 32), 2, "cat"),
@@ -675,38 +670,39 @@ def test_class_folders_of_pictures(tmp_path, image):
     image.new("RGB", (40, 30), (20,) * 3).save(tmp_path / "cat/1.png")
     assert find_labelled(str(tmp_path)).checksum() != before
     (tmp_path / "dog/1.jpeg").write_bytes((tmp_path / "dog/1.jpeg").read_bytes()[:-200])
-    assert classes_of(corpus) == ["cat", "dog"]  # no picture is read for that
-    assert "dog/1.jpeg: not a whole picture of PNG, JPEG, WEBP, BMP, GIF (" in refusal(
+    assert classes_of(corpus) == ["cat", "dog"]  # no image is read for that
+    assert "dog/1.jpeg: not a readable image of type PNG, JPEG, WEBP, BMP, GIF (" in refusal(
         read, corpus
     )
 
 
 @pytest.mark.optional
-def test_pictures_that_are_broken_or_huge_are_refused(tmp_path, image, recwarn):
+def test_images_that_are_broken_or_huge_are_refused(tmp_path, image, recwarn):
     image.fromarray(np.random.default_rng(1).integers(0, 256, (30, 30)).astype(np.uint8)).save(
         tmp_path / "a.png"
     )
     good = (tmp_path / "a.png").read_bytes()
     for wrong in (b"", b"text", good[:20], good[:-300], good.replace(b"IDAT", b"????")):
         (tmp_path / "a.png").write_bytes(wrong)
-        answer = refusal(read_picture, tmp_path / "a.png", Picture())
-        assert "a.png: not a whole picture of PNG, JPEG, WEBP, BMP, GIF (" in answer
-    assert "no such file" in refusal(read_picture, tmp_path / "b.png", Picture())
-    for size in ((7100, 7100), (20_000, 20_000)):  # a warning of Pillow's, an error of its
+        answer = refusal(read_image, tmp_path / "a.png", ImageTransform())
+        assert "a.png: not a readable image of type PNG, JPEG, WEBP, BMP, GIF (" in answer
+    assert "no such file" in refusal(read_image, tmp_path / "b.png", ImageTransform())
+    for size in ((7100, 7100), (20_000, 20_000)):
         image.new("1", size).save(tmp_path / "huge.png")
-        answer = refusal(read_picture, tmp_path / "huge.png", Picture())
+        answer = refusal(read_image, tmp_path / "huge.png", ImageTransform())
         assert "huge.png: more than 50 megapixels" in answer
     image.new("1", (7000, 7000)).save(tmp_path / "large.png")
-    assert read_picture(tmp_path / "large.png", Picture()).shape == (3, 32, 32)
-    image.new("1", (2, 9000)).save(tmp_path / "line.png")  # small, but not when it is 224 wide
-    assert "megapixels" in refusal(read_picture, tmp_path / "line.png", Picture(224, crop=224))
+    assert read_image(tmp_path / "large.png", ImageTransform()).shape == (3, 32, 32)
     assert not recwarn.list
 
 
-def test_a_picture_that_cannot_be():
-    assert Picture(channels=1).mean == [0.5] and Picture(mean=[0.1, 0.2, 0.3]).mean[2] == 0.3
+def test_a_image_that_cannot_be():
+    assert (
+        ImageTransform(channels=1).mean == [0.5]
+        and ImageTransform(mean=[0.1, 0.2, 0.3]).mean[2] == 0.3
+    )
     for how in (dict(size=0), dict(size=8, crop=9), dict(channels=2), dict(resample="best")):
-        refusal(Picture, **how)
+        refusal(ImageTransform, **how)
 
 
 # --- Kinds

@@ -18,7 +18,7 @@ from conftest import ROOT, run_script
 
 matplotlib = pytest.importorskip("matplotlib")
 import plot
-from support.classification import confusion_picture
+from support.classification.confusion_plot import draw_confusion
 from support.studies import runs_table as studies
 
 COMMON = (
@@ -329,7 +329,7 @@ def test_all_of_a_confusion_matrix_is_on_the_picture(tmp_path, monkeypatch, clas
     )
     counts = np.full((classes, classes), 1_000) + 100_000 * np.eye(classes, dtype=int)
     names = ["an unusually long name of a class", *(f"class {i}" for i in range(1, classes))]
-    confusion_picture.draw(counts, names, tmp_path / "confusion.png")
+    draw_confusion(counts, names, tmp_path / "confusion.png")
     [figure] = figures
     axes, render, whole = figure.axes[0], FigureCanvasAgg(figure).get_renderer(), figure.bbox
     for ticks, side in ((axes.get_xticklabels(), 0), (axes.get_yticklabels(), 1)):

@@ -1,4 +1,4 @@
-"""Published weights compute here what they compute in transformers, and there what they compute here."""
+"""Published weights compute the same here and in transformers, loaded or exported."""
 
 import importlib.util
 import json
@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from test_checkpoint import Code
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from model import initialize
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.examples import normalize
-from support.classification.images import read_picture
-from support.classification.labelled import Picture
+from support.classification.images import ImageTransform, read_image
 from support.common.errors import UserError
-from support.pretrained.pretrained import export, read_folder
-from support.pretrained.safetensors import read_safetensors, write_safetensors
+from support.pretrained.export import export
+from support.pretrained.load import load_pretrained
 
 WORDS = [
     "[PAD]",
@@ -54,7 +54,7 @@ DISTILBERT = dict(
     max_position_embeddings=20,
     num_labels=3,
 )
-PICTURE = dict(
+IMAGE = dict(
     hidden_size=16,
     num_hidden_layers=2,
     num_attention_heads=2,
@@ -63,7 +63,7 @@ PICTURE = dict(
     patch_size=4,
     num_labels=3,
 )
-DINOV2 = {name: value for name, value in PICTURE.items() if name != "intermediate_size"} | {
+DINOV2 = {name: value for name, value in IMAGE.items() if name != "intermediate_size"} | {
     "mlp_ratio": 2
 }
 MASK_TOKEN = "dinov2.embeddings.mask_token"
@@ -82,14 +82,15 @@ WITH_HEAD = [
     ),
     ("DistilBertForSequenceClassification", DISTILBERT, []),
     ("DistilBertForSequenceClassification", DISTILBERT | dict(sinusoidal_pos_embds=True), []),
-    ("ViTForImageClassification", PICTURE, []),
-    ("ViTForImageClassification", PICTURE | dict(qkv_bias=False, num_channels=1), []),
-    ("DeiTForImageClassification", PICTURE, []),
-    ("DeiTForImageClassificationWithTeacher", PICTURE, []),
+    ("ViTForImageClassification", IMAGE, []),
+    ("ViTForImageClassification", IMAGE | dict(qkv_bias=False, num_channels=1), []),
+    ("DeiTForImageClassification", IMAGE, []),
+    ("DeiTForImageClassificationWithTeacher", IMAGE, []),
     ("Dinov2ForImageClassification", DINOV2, [MASK_TOKEN]),
 ]
 HEAD = ["head.3.weight", "head.3.bias"]
-# The same for other classes of transformers, whose heads are of no use here; what is new; a name that is left out.
+# Classes of transformers with other heads, configurations, what is new, a name that is left
+# out.
 OTHER_HEAD = [
     ("BertModel", TEXT, HEAD, None),
     ("BertForPreTraining", TEXT, HEAD, "cls.seq_relationship.weight"),
@@ -106,13 +107,13 @@ OTHER_HEAD = [
         ["head.0.weight", "head.0.bias", *HEAD],
         "vocab_transform.weight",
     ),
-    ("ViTModel", PICTURE, ["head.1.weight", "head.1.bias"], "pooler.dense.weight"),
+    ("ViTModel", IMAGE, ["head.1.weight", "head.1.bias"], "pooler.dense.weight"),
     ("Dinov2Model", DINOV2, ["head.1.weight", "head.1.bias"], "embeddings.mask_token"),
 ]
 
 
 def theirs(folder, name: str, config: dict, **saved):
-    """A small model of transformers with random weights, saved to the folder with what belongs to it."""
+    """A small model of transformers with random weights, saved with its tokenizer."""
     transformers = pytest.importorskip("transformers")
     model_class = getattr(transformers, name)
     torch.manual_seed(1)
@@ -120,11 +121,11 @@ def theirs(folder, name: str, config: dict, **saved):
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)  # biases, scales and padding too
     model.save_pretrained(folder, **saved)
-    add_tokenizer_or_picture(Path(folder), config, 1 if "Roberta" in name else 0)
+    add_tokenizer_or_preprocessor(Path(folder), config, 1 if "Roberta" in name else 0)
     return model
 
 
-def add_tokenizer_or_picture(folder, config: dict, pad: int) -> None:
+def add_tokenizer_or_preprocessor(folder, config: dict, pad: int) -> None:
     if "vocab_size" not in config:
         write(
             folder / "preprocessor_config.json",
@@ -161,13 +162,13 @@ def ours(found) -> Classifier:
 
 
 def examples(config: ClassifierConfig) -> tuple[torch.Tensor, dict]:
-    """A batch, texts of different lengths or pictures, for a Classifier and for transformers."""
+    """A batch, texts of different lengths or images, for a Classifier and for transformers."""
     generator = torch.Generator().manual_seed(2)
     if config.patch:
-        pictures = torch.randn(
+        images = torch.randn(
             4, config.channels, config.image_size, config.image_size, generator=generator
         )
-        return pictures, {"pixel_values": pictures}
+        return images, {"pixel_values": images}
     ids = torch.randint(
         4, config.vocab_size, (4, min(18, config.max_length)), generator=generator
     )
@@ -177,19 +178,19 @@ def examples(config: ClassifierConfig) -> tuple[torch.Tensor, dict]:
 
 
 def differ(found, model, **how) -> float:
-    """The largest difference of logits between a folder read here and a model of transformers."""
+    """The largest difference between the logits here and those of transformers."""
     x, named = examples(found.config)
     with torch.inference_mode():
         expected = model(**named, **how).logits
         assert expected.std() > 0.1  # so that equality means something
-        return (ours(found).score(x) - expected).abs().max().item()
+        return (ours(found)(x) - expected).abs().max().item()
 
 
 @pytest.mark.optional
 @pytest.mark.parametrize("name, config, left_out", WITH_HEAD)
 def test_logits_are_those_of_transformers(tmp_path, name, config, left_out):
     model = theirs(tmp_path, name, config)
-    found = read_folder(tmp_path, classes=3)
+    found = load_pretrained(tmp_path, classes=3)
     assert differ(found, model) < 1e-5
     assert (found.new, found.left_out) == ([], left_out)
     assert found.config.pool == (
@@ -201,10 +202,10 @@ def test_logits_are_those_of_transformers(tmp_path, name, config, left_out):
     if "Roberta" in name:
         assert found.config.max_length == 18
     if "Bert" in name:  # a longer text than all of its positions is refused
-        assert found.picture is None and Tokenizer.from_str(
+        assert found.transform is None and Tokenizer.from_str(
             found.tokenizer
         ).get_vocab_size() == len(WORDS)
-    again = read_folder(tmp_path)
+    again = load_pretrained(tmp_path)
     assert again.config.classes == 3 and again.new == []
 
 
@@ -213,7 +214,7 @@ def test_logits_are_those_of_transformers(tmp_path, name, config, left_out):
 def test_other_heads_are_left_out(tmp_path, name, config, new, left_out):
     """Also the prefix of names is missing in some of these files."""
     model = theirs(tmp_path, name, config)
-    found = read_folder(tmp_path, classes=5)
+    found = load_pretrained(tmp_path, classes=5)
     assert found.new == new and (
         left_out in found.left_out if left_out else found.left_out == []
     )
@@ -234,7 +235,7 @@ def test_other_heads_are_left_out(tmp_path, name, config, new, left_out):
 )
 def test_a_last_layer_for_other_classes_is_left_out(tmp_path, name, config):
     theirs(tmp_path, name, config)
-    whole, found = read_folder(tmp_path, classes=3), read_folder(tmp_path, classes=4)
+    whole, found = load_pretrained(tmp_path, classes=3), load_pretrained(tmp_path, classes=4)
     last = "head.1" if found.config.patch else "head.3"
     assert found.new == [f"{last}.weight", f"{last}.bias"]
     heads = [n for n in found.left_out if n != MASK_TOKEN]
@@ -259,30 +260,34 @@ def test_a_last_layer_for_other_classes_is_left_out(tmp_path, name, config):
 @pytest.mark.optional
 @pytest.mark.parametrize("image_size", [16, 8])
 @pytest.mark.parametrize("name, config", [WITH_HEAD[5][:2], WITH_HEAD[8][:2], WITH_HEAD[9][:2]])
-def test_positions_are_interpolated_for_pictures_of_another_size(
+def test_positions_are_interpolated_for_images_of_another_size(
     tmp_path, name, config, image_size
 ):
     model = theirs(tmp_path, name, config)
-    found = read_folder(tmp_path, classes=3, image_size=image_size)
-    assert found.config.image_size == found.picture.size == image_size
+    found = load_pretrained(tmp_path, classes=3, image_size=image_size)
+    assert found.config.image_size == found.transform.size == image_size
     how = {} if "Dino" in name else {"interpolate_pos_encoding": True}
     assert differ(found, model, **how) < 1e-5
-    with pytest.raises(UserError, match="image_size 13 is no multiple of patch 4"):
-        read_folder(tmp_path, classes=3, image_size=13)
+    with pytest.raises(UserError, match="image_size 13 is not a multiple of patch 4"):
+        load_pretrained(tmp_path, classes=3, image_size=13)
     change(
         tmp_path / "preprocessor_config.json",
         size={"shortest_edge": 20},
         crop_size=16,
         do_center_crop=True,
     )
-    assert read_folder(tmp_path).config.image_size == 16  # what its own pictures are
-    halved = read_folder(tmp_path, image_size=8)
-    assert (halved.picture.size, halved.picture.crop, halved.config.image_size) == (10, 8, 8)
+    assert load_pretrained(tmp_path).config.image_size == 16  # what its own images are
+    halved = load_pretrained(tmp_path, image_size=8)
+    assert (halved.transform.size, halved.transform.crop, halved.config.image_size) == (
+        10,
+        8,
+        8,
+    )
 
 
 @pytest.mark.optional
 def test_an_old_file_is_read(tmp_path):
-    """pytorch_model.bin with gamma and beta, buffers, and half precision; a config.json without newer entries."""
+    """pytorch_model.bin with gamma, beta, buffers, fp16; config.json without newer entries."""
     model = theirs(tmp_path, *WITH_HEAD[0][:2]).half().float()
     state = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
@@ -304,7 +309,7 @@ def test_an_old_file_is_read(tmp_path):
         dtype=None,
         hidden_dropout_prob=0.25,
     )
-    found = read_folder(tmp_path, classes=3)
+    found = load_pretrained(tmp_path, classes=3)
     assert differ(found, model) < 1e-5 and found.left_out == ["bert.embeddings.position_ids"]
     assert found.config.dropout == found.config.head_dropout == 0.25
 
@@ -325,7 +330,7 @@ def test_hidden_states_of_minilm():
     named = transformers.AutoTokenizer.from_pretrained(folder, model_max_length=512)(
         texts, padding=True, truncation=False, return_tensors="pt"
     )
-    found = read_folder(folder, classes=4)
+    found = load_pretrained(folder, classes=4)
     assert found.new == ["head.3.weight", "head.3.bias"] and found.config.max_length == 512
     tokenizer = Tokenizer.from_str(found.tokenizer)
     x = torch.zeros_like(named["input_ids"])
@@ -340,7 +345,7 @@ def test_hidden_states_of_minilm():
         assert (hidden - model(**named).last_hidden_state)[real].abs().max() < 1e-5
 
 
-# --- Tokenizers and pictures ----------------------------------------------------------------------
+# --- Tokenizers and images --------------------------------------------------------------------
 
 
 def small(kind: str, **changed) -> Classifier:
@@ -383,7 +388,7 @@ def word_pieces() -> str:
 
 def saved(model: Classifier) -> dict:
     """What a task saves."""
-    picture = Picture(
+    transform = ImageTransform(
         size=14, crop=12, resample="bicubic", mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7]
     )
     return {
@@ -391,7 +396,7 @@ def saved(model: Classifier) -> dict:
         "config": asdict(model.config),
         "classes": ["no", "yes", 'Übrig, "so"'],
         "tokenizer": "" if model.config.patch else word_pieces(),
-        "picture": asdict(picture) if model.config.patch else None,
+        "transform": asdict(transform) if model.config.patch else None,
         "checksum": "",
     }
 
@@ -407,7 +412,7 @@ def test_what_is_exported_is_read_again(tmp_path):
     for kind in ("bert", "distilbert", "vit", "deit"):
         model = small(kind)
         export(tmp_path / kind, model, saved(model))
-        found = read_folder(tmp_path / kind, classes=3)
+        found = load_pretrained(tmp_path / kind, classes=3)
         assert not found.new and not found.left_out and found.labels == saved(model)["classes"]
         assert found.weights.keys() == model.state_dict().keys()
         assert all(
@@ -417,8 +422,8 @@ def test_what_is_exported_is_read_again(tmp_path):
         assert json.loads(found.tokenizer or "0") == json.loads(
             saved(model)["tokenizer"] or "0"
         )
-        assert found.picture == (
-            Picture(**saved(model)["picture"]) if model.config.patch else None
+        assert found.transform == (
+            ImageTransform(**saved(model)["transform"]) if model.config.patch else None
         )
         model.config.label_smoothing = 0.0
         if model.config.patch:
@@ -431,7 +436,9 @@ def test_vocab_txt_makes_a_tokenizer(folder, lower):
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
     change(folder / "tokenizer_config.json", do_lower_case=lower)
-    encoded = Tokenizer.from_str(read_folder(folder).tokenizer).encode("A Cafés, Café dog Dog")
+    encoded = Tokenizer.from_str(load_pretrained(folder).tokenizer).encode(
+        "A Cafés, Café dog Dog"
+    )
     lowered = ["[CLS]", "a", "cafe", "##s", ",", "cafe", "dog", "dog", "[SEP]"]
     kept = ["[CLS]", "[UNK]", "Café", "##s", ",", "Café", "dog", "Dog", "[SEP]"]
     assert encoded.tokens == (kept if lower is False else lowered)
@@ -443,7 +450,7 @@ def test_a_tokenizer_neither_pads_nor_cuts(folder):
     tokenizer.enable_padding(length=16)
     tokenizer.enable_truncation(6)
     tokenizer.save(str(folder / "tokenizer.json"))
-    tokenizer = Tokenizer.from_str(read_folder(folder).tokenizer)
+    tokenizer = Tokenizer.from_str(load_pretrained(folder).tokenizer)
     assert [len(encoded.ids) for encoded in tokenizer.encode_batch(["dog", "dog " * 10])] == [
         3,
         12,
@@ -453,24 +460,27 @@ def test_a_tokenizer_neither_pads_nor_cuts(folder):
 @pytest.mark.parametrize(
     "said, expected",
     [
-        (dict(size=12), Picture(12, 3, "bicubic")),
-        (dict(size={"height": 12, "width": 12}, resample=2), Picture(12, 3, "bilinear")),
+        (dict(size=12), ImageTransform(12, 3, "bicubic")),
+        (dict(size={"height": 12, "width": 12}, resample=2), ImageTransform(12, 3, "bilinear")),
         (
             dict(
                 size={"shortest_edge": 16},
                 do_center_crop=True,
                 crop_size={"height": 12, "width": 12},
             ),
-            Picture(16, 3, "bicubic", 12),
+            ImageTransform(16, 3, "bicubic", 12),
         ),
-        (dict(size=16, do_center_crop=True, crop_size=12), Picture(16, 3, "bicubic", 12)),
+        (
+            dict(size=16, do_center_crop=True, crop_size=12),
+            ImageTransform(16, 3, "bicubic", 12),
+        ),
         (
             dict(
                 size={"height": 16, "width": 16},
                 do_center_crop=True,
                 crop_size={"height": 12, "width": 12},
             ),
-            Picture(16, 3, "bicubic", 12, square=True),
+            ImageTransform(16, 3, "bicubic", 12, square=True),
         ),  # DeiT's: a square of 16, of which 12 are cut
         (
             dict(
@@ -479,26 +489,26 @@ def test_a_tokenizer_neither_pads_nor_cuts(folder):
                 crop_size=12,
                 feature_extractor_type="DeiTFeatureExtractor",
             ),
-            Picture(16, 3, "bicubic", 12, square=True),
+            ImageTransform(16, 3, "bicubic", 12, square=True),
         ),
-        (dict(size=12, crop_size=8, do_center_crop=False), Picture(12, 3, "bicubic")),
+        (dict(size=12, crop_size=8, do_center_crop=False), ImageTransform(12, 3, "bicubic")),
         (
             dict(size=12, rescale_factor=1 / 127.5, image_mean=[1.0] * 3, image_std=[1.0] * 3),
-            Picture(12, 3, "bicubic"),
+            ImageTransform(12, 3, "bicubic"),
         ),
         (
             dict(size=12, image_mean=[0.1, 0.2, 0.3]),
-            Picture(12, 3, "bicubic", mean=[0.1, 0.2, 0.3]),
+            ImageTransform(12, 3, "bicubic", mean=[0.1, 0.2, 0.3]),
         ),
     ],
 )
-def test_preprocessor_config_says_how_pictures_are_read(tmp_path, said, expected):
+def test_preprocessor_config_says_how_images_are_read(tmp_path, said, expected):
     export(tmp_path, model := small("vit"), saved(model))
     write(
         tmp_path / "preprocessor_config.json",
         dict(resample=3, image_mean=[0.5] * 3, image_std=[0.5] * 3) | said,
     )
-    found = read_folder(tmp_path).picture
+    found = load_pretrained(tmp_path).transform
     assert vars(found) | {"mean": 0, "std": 0} == vars(expected) | {"mean": 0, "std": 0}
     assert found.mean == pytest.approx(expected.mean) and found.std == pytest.approx(
         expected.std
@@ -510,12 +520,12 @@ def test_labels_are_in_their_order(folder):
         folder / "config.json",
         id2label={str(i): f"class {i}" for i in (10, 2, 0, 1, 3, 4, 5, 6, 7, 8, 9)},
     )
-    assert read_folder(folder).labels == [f"class {i}" for i in range(11)]
+    assert load_pretrained(folder).labels == [f"class {i}" for i in range(11)]
     change(folder / "config.json", id2label=None)
-    assert read_folder(folder).labels == []
+    assert load_pretrained(folder).labels == []
 
 
-# --- Export ---------------------------------------------------------------------------------------
+# --- Export -----------------------------------------------------------------------------------
 
 
 @pytest.mark.optional
@@ -557,7 +567,7 @@ def test_transformers_opens_what_is_exported(tmp_path, kind, changed):
     assert opened.config.problem_type == "single_label_classification"
     x, batch = examples(model.config)
     with torch.inference_mode():
-        expected = model.score(x)
+        expected = model(x)
         assert (
             expected.std() > 0.1
             and (opened.eval()(**batch).logits - expected).abs().max() < 1e-5
@@ -578,27 +588,27 @@ def test_transformers_opens_what_is_exported(tmp_path, kind, changed):
                 "input_ids",
                 "attention_mask",
             ]  # DistilBERT takes no others
-            assert (opened(**batch).logits - model.score(batch["input_ids"])).abs().max() < 1e-5
+            assert (opened(**batch).logits - model(batch["input_ids"])).abs().max() < 1e-5
 
 
 @pytest.mark.optional
 @pytest.mark.parametrize("crop, square", [(0, False), (12, False), (12, True)])
-def test_transformers_prepares_pictures_in_the_same_way(tmp_path, crop, square):
+def test_transformers_prepares_images_in_the_same_way(tmp_path, crop, square):
     np, transformers = pytest.importorskip("numpy"), pytest.importorskip("transformers")
     image = pytest.importorskip("PIL.Image")
     model = small("vit")
-    picture = Picture(
+    transform = ImageTransform(
         14 if crop else 12, 3, "bicubic", crop, [0.1, 0.2, 0.3], [0.5, 0.6, 0.7], square
     )
-    export(tmp_path, model, saved(model) | {"picture": asdict(picture)})
+    export(tmp_path, model, saved(model) | {"transform": asdict(transform)})
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
     colours = (
         np.arange(3, dtype=np.uint8) * 50
     )  # of one colour each, so that no resampling tells
     given = image.fromarray(np.broadcast_to(colours, (30, 40, 3)).copy())
     values = processor(given, return_tensors="pt")["pixel_values"]
-    expected = (torch.tensor(colours / 255) - torch.tensor(picture.mean)) / torch.tensor(
-        picture.std
+    expected = (torch.tensor(colours / 255) - torch.tensor(transform.mean)) / torch.tensor(
+        transform.std
     )
     assert values.shape == (1, 3, 12, 12)
     assert torch.allclose(
@@ -610,7 +620,7 @@ def test_transformers_prepares_pictures_in_the_same_way(tmp_path, crop, square):
     image.fromarray(np.stack([slope] * 3, -1)).save(tmp_path / "slope.png")
     values = processor(image.open(tmp_path / "slope.png"), return_tensors="pt")["pixel_values"]
     ours = normalize(
-        read_picture(tmp_path / "slope.png", read_folder(tmp_path).picture)[None], picture
+        read_image(tmp_path / "slope.png", load_pretrained(tmp_path).transform)[None], transform
     )
     assert torch.allclose(values, ours, atol=1e-5)
 
@@ -632,12 +642,12 @@ def test_a_model_that_transformers_has_not_is_refused(tmp_path, changed):
     assert not (tmp_path / "out").exists()
 
 
-# --- What cannot be used --------------------------------------------------------------------------
+# --- What cannot be used ----------------------------------------------------------------------
 
 
 def refused(folder, *how) -> str:
     with pytest.raises(UserError) as refusal:
-        read_folder(folder, *how)
+        load_pretrained(folder, *how)
     assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 400
     return str(refusal.value)
 
@@ -648,14 +658,13 @@ def refused(folder, *how) -> str:
         (dict(model_type="gpt2"), "model_type gpt2 is none of bert, roberta"),
         (dict(model_type=["bert"]), "is none of bert"),
         (dict(hidden_size=None), "it has no hidden_size"),
-        (dict(hidden_size="16"), "config.json: not of a model that can be used"),
+        (dict(hidden_size="16"), "config.json: the model cannot be used"),
         (dict(hidden_size=18), "embeddings.weight is [20, 16], config.json says [20, 18]"),
         (dict(num_attention_heads=3), "d_model 16 cannot be split over 3 heads"),
         (
             dict(num_hidden_layers=3),
             "the weights have no encoder.layer.2.attention.self.query.weight",
         ),
-        (dict(num_hidden_layers=10**9), "1,000,000,000 layers"),
         (dict(vocab_size=10**15), "word_embeddings.weight is"),
         (
             dict(type_vocab_size=3),
@@ -714,7 +723,7 @@ def refused_without(folder, name) -> str:
 
 def test_tensors_that_are_missing_or_of_another_shape(folder, recwarn):
     file = folder / "model.safetensors"
-    whole = read_safetensors(file)
+    whole = load_file(file)
     name = "bert.encoder.layer.1.intermediate.dense.bias"
     for tensors, said in [
         ({n: t for n, t in whole.items() if n != name}, f"the weights have no {name[5:]}"),
@@ -724,40 +733,31 @@ def test_tensors_that_are_missing_or_of_another_shape(folder, recwarn):
             "classifier.weight is [3, 17], config.json says [3, 16]",
         ),
     ]:
-        write_safetensors(file, tensors)
+        save_file(tensors, file)
         assert said in refused(folder, 3)
     for tensors, said in [
         (
             whole | {"classifier.weight": torch.zeros(2, 16)},
-            "classifier.bias, classifier.weight are not all of as many",
+            "classifier.bias, classifier.weight have different numbers of classes",
         ),
         (
             whole | {name: torch.full((24,), torch.nan)},
-            f"{name[5:]} is no plain tensor of finite numbers",
+            f"{name[5:]} has numbers that are not finite",
         ),
     ]:
-        write_safetensors(file, tensors)
+        save_file(tensors, file)
         assert said in refused(folder)
     file.unlink()
     torch.save(whole | {"unused": torch.tensor([-torch.inf])}, folder / "pytorch_model.bin")
-    assert read_folder(folder, 3).left_out == ["unused"]
-    for odd in (
-        torch.zeros(24).to_sparse(),
-        torch.zeros(24, device="meta"),
-        torch.zeros(24, dtype=torch.complex64),
-    ):
-        torch.save(whole | {name: odd}, folder / "pytorch_model.bin")
-        assert f"{name[5:]} is no plain tensor of finite numbers" in refused(folder, 3)
+    assert load_pretrained(folder, 3).left_out == ["unused"]
     torch.save(whole, folder / "pytorch_model.bin", pickle_protocol=4)
     assert (
-        "not a whole file of tensors" in refused(folder, 3) and not recwarn.list
+        "not a complete file of tensors" in refused(folder, 3) and not recwarn.list
     )  # a warning would be a second line
     (folder / "pytorch_model.bin").unlink()
-    write_safetensors(
-        file,
-        whole | {"encoder.layer.0.output.dense.bias": torch.zeros(16), "z": torch.zeros(())},
-    )
-    assert read_folder(folder).left_out == [
+    extra = {"encoder.layer.0.output.dense.bias": torch.zeros(16), "z": torch.zeros(())}
+    save_file(whole | extra, file)
+    assert load_pretrained(folder).left_out == [
         "encoder.layer.0.output.dense.bias",
         "z",
     ]  # one is there twice
@@ -767,7 +767,7 @@ def test_a_tokenizer_that_does_not_fit(folder):
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens([f"word{i}" for i in range(30 - len(WORDS))])
     tokenizer.save(str(folder / "tokenizer.json"))
-    assert read_folder(folder).config.vocab_size == 30  # it just fits
+    assert load_pretrained(folder).config.vocab_size == 30  # it just fits
     tokenizer.add_tokens(["one more"])
     tokenizer.save(str(folder / "tokenizer.json"))
     assert "it needs token 30, the weights have 30 tokens" in refused(folder)
@@ -782,112 +782,58 @@ def test_code_in_pytorch_model_bin_is_not_run(folder, tmp_path):
     (folder / "model.safetensors").unlink()
     for content in ({"bert.norm": Code(tmp_path)}, [torch.zeros(1)], {"bert.norm": "text"}):
         torch.save(content, folder / "pytorch_model.bin")
-        assert "pytorch_model.bin: not a whole file of tensors" in refused(folder)
+        assert "pytorch_model.bin: not a complete file of tensors" in refused(folder)
     assert not (tmp_path / "ran").exists()
     whole = (folder / "pytorch_model.bin").read_bytes()
     (folder / "pytorch_model.bin").write_bytes(whole[: len(whole) // 2])
-    assert "pytorch_model.bin: not a whole file of tensors" in refused(folder)
+    assert "pytorch_model.bin: not a complete file of tensors" in refused(folder)
 
 
-def raw(header: dict | bytes, data: bytes = b"", length: int | None = None) -> bytes:
+def entry(begin=0, end=8, shape=(2,)) -> dict:
+    return {"a": {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}}
+
+
+def safetensors(header: dict, data: bytes) -> bytes:
     """A safetensors file, byte by byte."""
-    header = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(header) if length is None else length) + header + data
-
-
-def entry(begin=0, end=8, shape=(2,), dtype="F32") -> dict:
-    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+    content = json.dumps(header).encode()
+    return struct.pack("<Q", len(content)) + content + data
 
 
 @pytest.mark.parametrize(
-    "content, said",
+    "content",
     [
-        (b"", "0 bytes"),
-        (b"\x10\0\0", "the file 3"),
-        (raw(b""), "its header has 0 bytes"),
-        (raw(b"{}", length=3), "its header has 3 bytes, the file 10"),
-        (raw(b"{}", length=2**40), "its header has 1,099,511,627,776 bytes"),
-        (raw(b"{", b"\0" * 8), "not a whole file"),
-        (raw(b"[]"), "not a whole file"),
-        (raw(b"\xff"), "not a whole file"),
-        (raw({"a": 1}), "not a whole file"),
-        (raw({"a": {"dtype": "F32", "data_offsets": [0, 0]}}), "there is no 'shape'"),
-        (raw({"a": entry()}, bytes(7)), "its tensors need 8 bytes, it has 7"),
-        (raw({"a": entry()}, bytes(9)), "its tensors need 8 bytes, it has 9"),
-        (raw({"a": entry(8, 16)}, bytes(16)), "cannot be bytes 8 to 16"),
-        (raw({"a": entry(), "b": entry()}, bytes(8)), "b: F32 [2] cannot be bytes 0 to 8"),
-        (
-            raw({"a": entry(0, 4 * 10**15, [10**15])}, bytes(8)),
-            "its tensors need 4,000,000,000,000,000 bytes",
-        ),
-        (raw({"a": entry(0, 8, [10**15])}, bytes(8)), "cannot be bytes 0 to 8"),
-        (raw({"a": entry(0, -8)}, bytes(8)), "cannot be bytes 0 to -8"),
-        (raw({"a": entry(0, 8, [-1, -2])}, bytes(8)), "shape [-1, -2]"),
-        (raw({"a": entry(0, 8, [2.0])}, bytes(8)), "shape [2.0]"),
-        (raw({"a": entry(0, 0, [0, 2**62, 2**62])}), "not a whole file"),
-        (raw({"a": entry(dtype="F8_E4M3")}, bytes(8)), "unknown type F8_E4M3"),
-        (raw({"a": entry(dtype=["F32"])}, bytes(8)), "not a whole file"),
+        b"",
+        b"\x10\0\0",
+        b"\x02\0\0\0\0\0\0\0[]",
+        struct.pack("<Q", 5 * 2**30) + b"{}",  # a header of 5 GiB
+        safetensors(entry(), bytes(7)),
+        safetensors(entry(), bytes(9)),
+        safetensors(entry(8, 16), bytes(16)),
+        safetensors(entry(0, 8, [10**15]), bytes(8)),
     ],
 )
-def test_safetensors_that_are_spoilt(folder, content, said):
+def test_safetensors_that_are_spoilt(folder, content):
     (folder / "model.safetensors").write_bytes(content)
-    message = refused(folder)
-    assert said in message and "model.safetensors: not a whole file of tensors" in message
+    assert "model.safetensors: not a complete file of tensors" in refused(folder)
 
 
-def test_safetensors_cut_short_or_with_a_header_of_gigabytes(folder):
+def test_safetensors_that_are_cut(folder):
     file = folder / "model.safetensors"
-    whole = file.read_bytes()
-    for size in (len(whole) - 1, len(whole) // 2, 100):
-        file.write_bytes(whole[:size])
-        assert "model.safetensors: not a whole file of tensors" in refused(folder)
-    with open(file, "wb") as spoilt:  # a sparse file, so its size is no lie
-        spoilt.write(struct.pack("<Q", 5 * 2**30))
-        spoilt.truncate(6 * 2**30)
-    assert "its header has 5,368,709,120 bytes" in refused(folder)
+    content = file.read_bytes()
+    for size in (len(content) - 1, len(content) // 2, 100):
+        file.write_bytes(content[:size])
+        assert "model.safetensors: not a complete file of tensors" in refused(folder)
 
 
-KINDS = [
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-]
-
-
-@pytest.mark.optional
-def test_safetensors_are_those_of_the_package(tmp_path):
-    package = pytest.importorskip("safetensors.torch")
-    tensors = {str(kind): torch.arange(6).reshape(2, 3).to(kind) for kind in KINDS}
-    tensors |= {
-        "scalar": torch.tensor(2.5),
-        "none": torch.zeros(0, 3),
-        "odd": torch.ones(3, dtype=torch.int8),
-    }
-    package.save_file(tensors, tmp_path / "theirs", metadata={"some": "thing"})
-    found = read_safetensors(tmp_path / "theirs")
-    assert found.keys() == tensors.keys()
-    assert all(
-        found[name].dtype == t.dtype and torch.equal(found[name], t)
-        for name, t in tensors.items()
-    )
-    given = {
-        "a": torch.randn(3),
-        "Ü": torch.randn(4, 5).t(),
-        "none": torch.zeros(0, 3),
-        "half": torch.ones(1).half(),
-    }
-    write_safetensors(tmp_path / "ours", given)
-    for found in (package.load_file(tmp_path / "ours"), read_safetensors(tmp_path / "ours")):
-        assert found.keys() == given.keys() and all(
-            torch.equal(found[name], t.float()) for name, t in given.items()
-        )
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_any_precision_become_fp32(folder, dtype):
+    file = folder / "model.safetensors"
+    weights = {name: tensor.to(dtype) for name, tensor in load_file(file).items()}
+    save_file(weights, file)
+    loaded = load_pretrained(folder).weights
+    assert all(tensor.dtype == torch.float32 for tensor in loaded.values())
+    name = "bert.embeddings.word_embeddings.weight"
+    assert torch.equal(loaded["embedding.weight"], weights[name].float())
 
 
 def test_a_name_with_a_slash_is_fetched(folder, monkeypatch, tmp_path):
@@ -901,7 +847,7 @@ def test_a_name_with_a_slash_is_fetched(folder, monkeypatch, tmp_path):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
     monkeypatch.chdir(tmp_path)
-    assert read_folder("owner/model", 3).new == []
+    assert load_pretrained("owner/model", 3).new == []
     assert asked == [("owner/model", ["*.json", "vocab.txt", "model.safetensors"])]
     (folder / "model.safetensors").rename(
         folder / "elsewhere"
@@ -914,7 +860,7 @@ def test_a_name_with_a_slash_is_fetched(folder, monkeypatch, tmp_path):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     assert refused("owner/model") == (
-        "owner/model: no such folder here, and it cannot be fetched (404 Client Error)"
+        "owner/model: no such folder, and it cannot be downloaded (404 Client Error)"
     )
     assert (
         refused("model") == "model: no such folder"

@@ -1,10 +1,10 @@
-"""support/classification/metrics.py against small cases worked out by hand, and against scikit-learn."""
+"""Metrics against small cases worked out by hand, and against scikit-learn."""
 
 import numpy as np
 import pytest
 import torch
 
-from support.classification.metrics import figures, per_class, table
+from support.classification.metrics import compute_metrics, metrics_table, per_class
 
 # Of 4 cats 3 were found, of 5 dogs 4, of 1 bird none: it was taken for a cat.
 PETS = [[3, 1, 0], [1, 4, 0], [1, 0, 0]]
@@ -22,7 +22,7 @@ def test_a_case_worked_out_by_hand():
         "weighted_recall": 7 / 10,
         "weighted_f1": (4 * 6 / 9 + 5 * 0.8) / 10,
     }
-    assert figures(torch.tensor(PETS)) == pytest.approx(expected, abs=1e-12)
+    assert compute_metrics(torch.tensor(PETS)) == pytest.approx(expected, abs=1e-12)
     rows = per_class(np.array(PETS), NAMES)
     assert [row["name"] for row in rows] == NAMES and [row["support"] for row in rows] == [
         4,
@@ -37,8 +37,8 @@ def test_what_is_divided_by_nothing_counts_0():
     # "never" was neither there nor predicted; "missed" was there, "invented" was predicted.
     confusion = np.array([[2, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0]])
     with np.errstate(all="raise"):
-        found = figures(confusion)
-        assert figures(confusion * 0) == dict.fromkeys(found, 0.0)
+        found = compute_metrics(confusion)
+        assert compute_metrics(confusion * 0) == dict.fromkeys(found, 0.0)
     assert found["accuracy"] == pytest.approx(2 / 3)
     assert found["precision"] == found["recall"] == found["f1"] == 0.25
     assert found["weighted_precision"] == found["weighted_recall"] == pytest.approx(2 / 3)
@@ -51,15 +51,17 @@ def test_large_counts_stay_exact():
 
 
 def test_the_table_has_a_row_a_class_and_is_aligned():
-    assert table([[1, 0], [0, 0]], ["a", "b"]).count("(classes without examples: 1; ") == 1
-    lines = table(np.array(PETS) * 1000, NAMES).splitlines()
+    assert (
+        metrics_table([[1, 0], [0, 0]], ["a", "b"]).count("(classes without examples: 1; ") == 1
+    )
+    lines = metrics_table(np.array(PETS) * 1000, NAMES).splitlines()
     assert (
         len(lines) == 1 + 3 + 1 + 3 + 1 + 4
         and len({len(line) for line in lines[:8] if line}) == 1
     )
     counts = [line.split() for line in lines[-4:]]
-    assert counts[0] == ["taken", "for", *NAMES] and [row[:2] for row in counts[1:]] == [
-        ["of", name] for name in NAMES
+    assert counts[0] == ["predicted", "as", *NAMES] and [row[:2] for row in counts[1:]] == [
+        ["true", name] for name in NAMES
     ]
     assert [[int(cell.replace(",", "")) for cell in row[2:]] for row in counts[1:]] == (
         np.array(PETS) * 1000
@@ -82,7 +84,7 @@ def test_scikit_learn_says_the_same(classes):
         confusion = np.bincount(classes * true + taken, minlength=classes**2)
         confusion, names = confusion.reshape(classes, classes), list(range(classes))
         assert (confusion == metrics.confusion_matrix(true, taken, labels=names)).all()
-        found = figures(confusion)
+        found = compute_metrics(confusion)
         assert found["accuracy"] == pytest.approx(metrics.accuracy_score(true, taken))
         how = {"labels": names, "zero_division": 0}
         for prefix, average in (("", "macro"), ("weighted_", "weighted")):

@@ -1,0 +1,53 @@
+"""Writes a trained Classifier as a Hugging Face folder."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from support.classification.classifier import Classifier
+from support.classification.images import ImageTransform
+from support.common.errors import UserError
+from support.common.files import write_json
+from support.pretrained.families import FAMILIES, exportable_family, to_file_tensors
+from support.pretrained.hf_files import write_preprocessor, write_tokenizer, write_weights
+
+
+def export(folder: Path, model: Classifier, saved: dict[str, Any]) -> None:
+    """Writes a folder that transformers opens, with the same logits and class names.
+
+    saved: what the task saved. Raises UserError if no class of transformers computes the model.
+    """
+    config = model.config
+    classes = saved["classes"]
+    family = exportable_family(config)
+    if not family:
+        raise UserError(
+            f"{folder}: no class of transformers computes this model. BERT, RoBERTa, "
+            f"DistilBERT, ViT and DeiT without a teacher can be exported, with their own heads"
+        )
+    tensors = {}
+    for parts in to_file_tensors(family, config, model.state_dict()).values():
+        for name, value in parts:
+            is_head = name.startswith(("classifier", "pre_classifier"))
+            tensors[name if is_head else f"{family}.{name}"] = value
+    if family == "bert":  # the Classifier has none
+        types = torch.zeros(2, config.d_model)
+        tensors["bert.embeddings.token_type_embeddings.weight"] = types
+    entries = {
+        "model_type": family,
+        "architectures": [FAMILIES[family].transformers_class],
+        "dtype": "float32",
+        "problem_type": "single_label_classification",
+        "id2label": dict(enumerate(classes)),
+        "label2id": {name: i for i, name in enumerate(classes)},
+    }
+    for field, entry in FAMILIES[family].entries.items():
+        entries[entry] = getattr(config, field)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_weights(folder, tensors)
+    write_json(folder / "config.json", entries)
+    if config.patch:
+        write_preprocessor(folder, ImageTransform(**saved["transform"]))
+    else:
+        write_tokenizer(folder, saved["tokenizer"], config)

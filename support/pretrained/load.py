@@ -1,0 +1,243 @@
+"""Loads the weights of a Hugging Face folder for a Classifier.
+
+pretrained = load_pretrained("FOLDER", classes=4)   # BERT, RoBERTa, DistilBERT, ViT, DeiT,
+DINOv2 model = Classifier(pretrained.config) initialize(model, seed=1)                    # for
+the parameters that pretrained.new names model.load_state_dict(pretrained.weights, strict=False)
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from support.classification.classifier import Classifier, ClassifierConfig
+from support.classification.images import ImageTransform
+from support.common.errors import UserError
+from support.pretrained.families import (
+    FAMILIES,
+    LAST_LAYERS,
+    classifier_config,
+    to_file_tensors,
+)
+from support.pretrained.hf_files import (
+    as_user_error,
+    find_folder,
+    read_json,
+    read_preprocessor,
+    read_tokenizer,
+    read_weights,
+)
+
+
+@dataclass
+class Pretrained:
+    """The content of a Hugging Face folder, for a Classifier."""
+
+    config: ClassifierConfig
+    weights: dict[str, Tensor]  # in fp32, by the Classifier's names
+    names: dict[str, str]  # of each weight: its name in the file
+    new: list[str]  # parameters of the Classifier that the file does not have
+    left_out: list[str]  # tensors of the file that are not used
+    tokenizer: str  # serialized; "" for images
+    transform: ImageTransform | None  # None for texts
+    labels: list[str]  # names of the classes in the file's order, or []
+
+
+class TensorSource:
+    """The tensors of a folder, which are taken out one by one.
+
+    Names are those of support/pretrained/families.py; in a file they may begin with the
+    family's name, and old files have other names for the parameters of layer norm.
+    """
+
+    def __init__(self, path: Path, family: str):
+        self.path = path
+        self.tensors = read_weights(path)
+        self.file_names: dict[str, str] = {}  # by names without the prefix
+        for file_name in self.tensors:
+            name = file_name.removeprefix(f"{family}.")
+            name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
+            name = name.replace("LayerNorm.beta", "LayerNorm.bias")
+            self.file_names.setdefault(name, file_name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.file_names
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Removes and returns a tensor in fp32.
+
+        Raises UserError if it is missing, of another shape, or has numbers that are not finite.
+        """
+        tensor = self.tensors.pop(self.file_names.get(name, ""), None)
+        if tensor is None:
+            raise UserError(
+                f"{self.path}: the weights have no {name}, which config.json asks for"
+            )
+        if tensor.shape != shape:
+            raise UserError(
+                f"{self.path}: {name} is {list(tensor.shape)}, config.json says {list(shape)}"
+            )
+        tensor = tensor.float()
+        if not tensor.isfinite().all():
+            raise UserError(f"{self.path}: {name} has numbers that are not finite")
+        return tensor
+
+    def last_layer_classes(self) -> int:
+        """Returns the number of classes of the last layers; 0 if there are none.
+
+        Raises UserError if they differ in it.
+        """
+        rows = {}
+        for name, file_name in self.file_names.items():
+            tensor = self.tensors[file_name]
+            if name.rpartition(".")[0] in LAST_LAYERS and tensor.dim() > 0:
+                rows[name] = tensor.shape[0]
+        if len(set(rows.values())) > 1:
+            raise UserError(
+                f"{self.path}: {', '.join(sorted(rows))} have different numbers of classes"
+            )
+        return max(rows.values(), default=0)
+
+    def forget_last_layers(self) -> None:
+        """Makes the last layers count as missing, so that they are left out."""
+        for name in list(self.file_names):
+            if name.rpartition(".")[0] in LAST_LAYERS:
+                del self.file_names[name]
+
+
+def load_pretrained(folder: str, classes: int = 0, image_size: int = 0) -> Pretrained:
+    """Loads a folder: config.json, the weights, the tokenizer or the preprocessor's config.
+
+    folder: a path, or OWNER/NAME, which is downloaded. classes: a last layer for another number
+    is left out; 0 means as many as the folder has. image_size: pixels a side; 0 means the
+    folder's. For another size than that of the weights, the positions are interpolated. Raises
+    UserError.
+    """
+    path = find_folder(str(folder))
+    entries = read_json(path / "config.json")
+    family = str(entries.get("model_type"))
+    if family not in FAMILIES:
+        raise UserError(f"{path}: model_type {family} is none of {', '.join(FAMILIES)}")
+    source = TensorSource(path, family)
+    has_teacher = "cls_classifier.weight" in source
+    file_classes = source.last_layer_classes()
+    classes = classes or max(2, file_classes)
+    if classes != file_classes:
+        source.forget_last_layers()
+
+    # file_config has the shapes of the file's tensors, config those of the Classifier.
+    with as_user_error(f"{path}/config.json: the model cannot be used"):
+        file_config = classifier_config(entries, family, classes, has_teacher)
+        # RoBERTa's first positions, up to that of padding, are not used.
+        first_position = file_config.pad + 1 if family == "roberta" else 0
+        config = replace(file_config, max_length=file_config.max_length - first_position)
+        transform = None
+        if config.patch:
+            transform = read_preprocessor(path, config.channels, image_size)
+            config = replace(config, image_size=transform.output_size)
+        labels = class_names(entries)
+    weights, names, new = take_weights(source, entries, family, file_config)
+    if family in ("bert", "roberta"):
+        add_token_type(source, weights, entries, file_config)
+    if family == "dinov2":
+        apply_layer_scale(source, weights, file_config)
+    weights["positions"] = weights["positions"][first_position:]
+    if config.image_size != file_config.image_size:
+        weights["positions"] = resize_positions(weights["positions"], file_config, config)
+    return Pretrained(
+        config,
+        weights,
+        names,
+        new,
+        left_out=sorted(source.tensors),
+        tokenizer="" if transform else read_tokenizer(path, file_config),
+        transform=transform,
+        labels=labels,
+    )
+
+
+def class_names(entries: dict[str, Any]) -> list[str]:
+    """Returns the names of the classes in config.json, or []."""
+    id2label = entries.get("id2label") or {}
+    return [str(id2label[str(i)]) for i in range(len(id2label))]
+
+
+def take_weights(
+    source: TensorSource, entries: dict[str, Any], family: str, config: ClassifierConfig
+) -> tuple[dict[str, Tensor], dict[str, str], list[str]]:
+    """Returns the weights of a Classifier, their names in the file, and what the file lacks.
+
+    config: the shape of the file's model; entries: of its config.json. Raises UserError if a
+    parameter is missing, unless it is the head's, or of another shape.
+    """
+    if "cls_classifier.weight" in source:
+        merge_teacher(source, config)
+    with torch.device("meta"):  # shapes without memory
+        state = Classifier(config).state_dict()
+    has_no_bias = entries.get("qkv_bias") is False  # then the biases are zeros
+    weights = {}
+    names = {}
+    new = []
+    for name, parts in to_file_tensors(family, config, state).items():
+        if name.startswith("head.") and not all(part in source for part, _ in parts):
+            new.append(name)
+        elif has_no_bias and name.endswith(("query.bias", "key_value.bias")):
+            weights[name] = torch.zeros(state[name].shape)
+        else:
+            names[name] = ", ".join(source.file_names.get(part, part) for part, _ in parts)
+            tensors = [source.take(part, *value.shape) for part, value in parts]
+            weights[name] = torch.cat(tensors).reshape(state[name].shape)
+    return weights, names, new
+
+
+def merge_teacher(source: TensorSource, config: ClassifierConfig) -> None:
+    """Makes one last layer of the two of a DeiT with a teacher, whose logits are averaged."""
+    heads = ("cls_classifier", "distillation_classifier")
+    weights = [source.take(f"{head}.weight", config.classes, config.d_model) for head in heads]
+    biases = [source.take(f"{head}.bias", config.classes) for head in heads]
+    merged = {"weight": torch.cat(weights, dim=1) / 2, "bias": (biases[0] + biases[1]) / 2}
+    for parameter, value in merged.items():
+        file_name = ", ".join(f"{head}.{parameter}" for head in heads)
+        source.file_names[f"classifier.{parameter}"] = file_name
+        source.tensors[file_name] = value
+
+
+def add_token_type(
+    source: TensorSource,
+    weights: dict[str, Tensor],
+    entries: dict[str, Any],
+    config: ClassifierConfig,
+) -> None:
+    """Adds the vector of token type 0, which all tokens of a text have, to the positions."""
+    num_types = entries.get("type_vocab_size", 2)
+    name = "embeddings.token_type_embeddings.weight"
+    weights["positions"] += source.take(name, num_types, config.d_model)[0]
+
+
+def apply_layer_scale(
+    source: TensorSource, weights: dict[str, Tensor], config: ClassifierConfig
+) -> None:
+    """Multiplies the last layers of DINOv2's sub-layers by the factors that follow them."""
+    for n in range(config.layers):
+        for i, module in ((1, "attention.out"), (2, "feed_forward.2")):
+            scale = source.take(f"encoder.layer.{n}.layer_scale{i}.lambda1", config.d_model)
+            weights[f"encoder.{n}.{module}.weight"] *= scale[:, None]
+            weights[f"encoder.{n}.{module}.bias"] *= scale
+
+
+def resize_positions(positions: Tensor, old: ClassifierConfig, new: ClassifierConfig) -> Tensor:
+    """Returns positions, (length, d_model), for new.image_size; prefix tokens keep theirs."""
+    prefix = positions[: old.num_prefix_tokens]
+    grid = positions[old.num_prefix_tokens :]  # (rows * columns, d_model)
+    old_rows = old.image_size // old.patch
+    new_rows = new.image_size // new.patch
+    grid = F.interpolate(
+        grid.T.reshape(1, -1, old_rows, old_rows),
+        size=(new_rows, new_rows),
+        mode="bicubic",
+        align_corners=False,
+    )
+    return torch.cat([prefix, grid[0].flatten(1).T])
