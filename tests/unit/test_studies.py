@@ -208,7 +208,7 @@ def test_a_wrong_flag_can_be_put_right(folder, study):
 
 @pytest.mark.slow
 def test_a_stopped_study_goes_on(folder, corpus_flags):
-    """One task of an array; then all, stopped by Ctrl-C; then the rest, not what is finished."""
+    """One task of an array; then all, stopped by Ctrl-C; then the rest, without repeating."""
     logs = folder / "logs" / "study-learning-rate"
     flags = ["learning-rate", *corpus_flags, *SMALL, "--eval-every", "400"]
     flags += ["--rates", "0.002", "0.004", "--epochs", "4"]
