@@ -19,11 +19,7 @@ NEEDED = ["slurmctld", "slurmd", "munged", "sbatch", "srun"]
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin"
 MISSING = [name for name in NEEDED if not shutil.which(name, path=PATH)]
 
-FILES = sorted(
-    path.name
-    for path in (ROOT / "batch").iterdir()
-    if path.suffix in (".sbatch", ".sh") and "#SBATCH" in path.read_text()
-)
+FILES = sorted(path.name for path in (ROOT / "batch").glob("*.sbatch"))
 
 CONFIG = """
 ClusterName=test
@@ -291,21 +287,23 @@ def test_jobs_near_their_time_limit_save_and_go_on(slurm, folder, corpus_flags):
 
 
 @pytest.mark.slow
-def test_a_study_as_an_array_makes_its_picture_at_the_end(slurm, folder, corpus_flags):
+def test_a_study_as_an_array_plots_at_the_end(slurm, folder, corpus_flags):
     """Two tasks at the same time, each trains one run; the one that ends last finds both."""
+    flags = "--rates 0.001 0.002 --processes 1 --steps 20 --eval-every 10 --log-every 5"
     job = submit(
         slurm,
         folder,
-        "--array=1-2",
+        "--array=1-3",  # the third has nothing to do
         "--cpus-per-task=1",
-        "--export=ALL,RATES=0.001 0.002,PROCESSES=1",
-        "batch/study_learning_rate.sh",
+        "batch/study.sbatch",
+        "learning-rate",
         *corpus_flags,
         *SMALL,
-        *shlex.split("--steps 20 --eval-every 10 --log-every 5"),
+        *flags.split(),
     )
     study = folder / "logs" / "study-learning-rate"
-    table, picture = study / "runs.csv", study / "learning_rate.png"
-    wait_until(slurm, folder, job, lambda: picture.exists() and table.exists())
+    table = study / "runs.csv"
+    plot = study / "learning_rate.png"
+    wait_until(slurm, folder, job, lambda: plot.exists() and table.exists())
     with open(table, newline="") as file:
         assert [float(row["lr"]) for row in csv.DictReader(file)] == [0.001, 0.002]

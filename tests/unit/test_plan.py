@@ -380,7 +380,8 @@ def run_plan(capsys, monkeypatch, flags: str) -> tuple[int, str, str]:
             "nor on any number",
         ),
         (
-            "--hardware l4 --gpus-per-node 4 --layers 14 --d-model 4096 --heads 32 --d-ff 16384",
+            "--hardware l4 --gpus-per-node 4 "
+            "--layers 14 --d-model 4096 --heads 32 --d-ff 16384",
             "FSDP fits on",
         ),
     ],

@@ -1,0 +1,307 @@
+"""Trains several runs that differ in one thing, and compares them in a table and plots.
+
+    python batch/study.py processes                  # on a laptop, one run after the other
+    sbatch batch/study.sbatch processes              # under Slurm, one task of an array per run
+    python batch/study.py learning-rate --data multi30k --epochs 25 --layers 3 --name my-study
+    python batch/study.py delay --help               # what a study does, and its flags
+
+Flags that a study does not know are passed on to the training script. The runs are kept in
+logs/NAME/, with the table runs.csv and the plots. Ctrl-C, a failure or a time limit ends a
+study. Started again with the same flags, it goes on where it stopped, and does not repeat
+finished runs.
+"""
+
+import argparse
+import math
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.common.errors import UserError, run_main
+from support.common.paths import LOGS
+
+
+@dataclass
+class Run:
+    """One run of a study."""
+
+    name: str
+    mode: str  # of train_MODE.py
+    processes: int
+    flags: str  # of the training script
+    prefix: str = ""  # put before the command that starts the run
+
+
+def study_processes(args: argparse.Namespace) -> list[Run]:
+    """How fast each mode is with 1, 2 and 4 processes or GPUs: scaling.png.
+
+    The step is the same for all runs, so more processes mean fewer tokens for each. On CPUs
+    each process gets one core.
+    """
+    modes = ["ddp", "fsdp", "cpu"] if args.device == "cpu" else ["ddp", "fsdp"]
+    flags = f"--steps {args.steps} --batch-tokens 4096 --log-every 5 {shape(args, 2, 128, 512)}"
+    runs = []
+    for mode in modes:
+        for processes in args.processes:
+            run = Run(f"{mode}-{processes}", mode, processes, flags)
+            if args.device == "cpu" and shutil.which("taskset"):
+                cores = sorted(os.sched_getaffinity(0))[:processes]
+                run.prefix = f"taskset -c {','.join(map(str, cores))}"
+            runs.append(run)
+    return runs
+
+
+def study_batch_size(args: argparse.Namespace) -> list[Run]:
+    """What the batch size does to loss, metrics and speed: batch_size.png.
+
+    --batch-tokens is the size of the whole step: sentences times the longest of them. A
+    sentence of the phrasebook has 11 tokens, so 32, 96 and 384 are about 1, 4 and 16 sentences
+    for each of two processes. All runs see as many tokens (--tokens a side, padding included)
+    or, with a classifier, --examples. A larger batch has less noise, so the learning rate grows
+    with the root of its size. A quarter of each run is warm-up.
+    """
+    from support.classification.labelled import is_labelled
+
+    unit, total, sizes = "tokens", args.tokens, [32, 96, 384, 1024, 4096]
+    lr_at, reference_size = 0.004, 4096  # the peak learning rate for a step of this size
+    if args.pretrained or is_labelled(args.data, args.label):
+        unit, total, sizes = "size", args.examples, [2, 8, 16, 32, 128]
+        lr_at, reference_size = 0.001, 64
+    if args.pretrained:
+        lr_at, reference_size = 0.00005, 32
+    runs = []
+    for size in args.batches or sizes:
+        lr = lr_at * math.sqrt(size / reference_size)
+        steps = max(1, total // size)
+        quarter = max(1, total // 4 // size)
+        flags = (
+            f"--batch-{unit} {size} --lr {lr:.2g} --steps {steps} --warmup {quarter} "
+            f"--eval-every {quarter} --log-every {total // 40 // size + 1} "
+            f"{shape(args, 1, 128, 256)}"
+        )
+        runs.append(Run(f"{unit}-{size}", default_mode(args), args.processes, flags))
+    return runs
+
+
+def study_learning_rate(args: argparse.Namespace) -> list[Run]:
+    """What the peak learning rate does to loss and metrics: learning_rate.png, curves.png.
+
+    curves.png shows the loss and the metrics (BLEU, or accuracy and F1) after each epoch.
+    """
+    rates = ["0.0003", "0.002", "0.01", "0.05"]
+    if args.pretrained:
+        rates = ["0.00002", "0.00005", "0.0001", "0.0003"]
+    flags = (
+        f"--epochs {args.epochs} --warmup 100 --batch-tokens 2048 {shape(args, 1, 128, 256)}"
+    )
+    return [
+        Run(f"lr-{rate}", default_mode(args), args.processes, f"--lr {rate} {flags}")
+        for rate in args.rates or rates
+    ]
+
+
+def study_delay(args: argparse.Namespace) -> list[Run]:
+    """What a slow network costs, with and without accumulation: delay.png.
+
+    As root, where the kernel has netem, two processes are two nodes on a slow network
+    (netem.sh). Elsewhere, or with --no-netem, --delay-ms makes each process wait before each
+    exchange. A study goes on only in the way it was started. With --accumulate 4 a step is four
+    micro-batches of the same size and one exchange of gradients: a quarter of the waiting for
+    the same sentences.
+    """
+    netem = args.netem and args.device == "cpu" and args.processes == 2
+    if netem:
+        probe = ["sh", "batch/netem.sh", "0", "works"]
+        netem = subprocess.run(probe, capture_output=True).returncode == 0
+    runs = []
+    for accumulate in (1, 4):
+        for delay in args.delays:
+            steps = math.ceil(args.steps / accumulate)
+            flags = (
+                f"--delay-ms {delay} --accumulate {accumulate} --steps {steps} "
+                f"--batch-tokens {2048 * accumulate} --log-every {8 // accumulate} "
+                f"{shape(args, 2, 128, 512)}"
+            )
+            name = f"delay-{delay}-accumulate-{accumulate}"
+            run = Run(name, "ddp", args.processes, flags)
+            if netem:
+                run.flags += " --netem"
+                run.prefix = f"sh batch/netem.sh {delay}"
+            runs.append(run)
+    return runs
+
+
+STUDIES = {
+    "processes": study_processes,
+    "batch-size": study_batch_size,
+    "learning-rate": study_learning_rate,
+    "delay": study_delay,
+}
+
+
+def default_mode(args: argparse.Namespace) -> str:
+    """Returns the mode of a study that does not compare modes."""
+    return "ddp" if args.device == "cuda" else "cpu"
+
+
+def shape(args: argparse.Namespace, layers: int, d_model: int, d_ff: int) -> str:
+    """Returns the flags of a small model; none with --pretrained, which has its own shape."""
+    if args.pretrained:
+        return ""
+    return f"--layers {layers} --d-model {d_model} --d-ff {d_ff}"
+
+
+def read_flags() -> argparse.Namespace:
+    """Returns the study's flags; `passed_on`: those for the training script."""
+    settings = {
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "allow_abbrev": False,  # else a study would take some flags of the training script
+    }
+    parser = argparse.ArgumentParser(description=__doc__, **settings)
+    subparsers = parser.add_subparsers(dest="study", metavar="STUDY", required=True)
+    add = {}
+    for name, study in STUDIES.items():
+        doc = study.__doc__.replace("\n    ", "\n")
+        subparser = subparsers.add_parser(
+            name, help=doc.splitlines()[0], description=doc, **settings
+        )
+        add[name] = subparser.add_argument
+        add[name]("--data", default="phrasebook", help="corpus [phrasebook]")
+        add[name]("--pretrained", default="", help="folder of weights to begin with")
+        add[name]("--label", default="", help="to classify: column of a table with the class")
+        add[name]("--device", choices=("cpu", "cuda"), default="cpu", help="[cpu]")
+        add[name]("--name", default=f"study-{name}", help=f"folder in logs/ [study-{name}]")
+        if name != "processes":
+            add[name]("--processes", type=int, default=2, help="of each run [2]")
+    numbers = {"type": int, "nargs": "+", "metavar": "N"}
+    add["processes"]("--processes", **numbers, default=[1, 2, 4], help="[1 2 4]")
+    add["processes"]("--steps", type=int, default=60, help="of each run [60]")
+    add["batch-size"]("--batches", **numbers, help="sizes, in tokens or examples")
+    add["batch-size"]("--tokens", type=int, default=160_000, help="of each run [160000]")
+    add["batch-size"]("--examples", type=int, default=16_000, help="of each run [16000]")
+    add["learning-rate"]("--rates", nargs="+", metavar="LR", help="peak learning rates")
+    add["learning-rate"]("--epochs", type=int, default=5, help="of each run [5]")
+    delays = ["0", "1", "10", "50", "100"]
+    add["delay"]("--delays", nargs="+", metavar="MS", default=delays, help="[0 1 10 50 100]")
+    add["delay"]("--steps", type=int, default=80, help="micro-batches of each run [80]")
+    add["delay"]("--no-netem", dest="netem", action="store_false", help="use --delay-ms")
+    args, args_passed_on = parser.parse_known_args()
+    args.passed_on = args_passed_on
+    args.name = args.name.removeprefix("logs/")
+    return args
+
+
+def find_command(args: argparse.Namespace, run: Run) -> list[str]:
+    """Returns the command that starts a run, or goes on with it; without its prefix."""
+    if run.mode == "cpu":
+        start = f"python train_cpu.py --procs {run.processes}"
+    else:
+        start = f"torchrun --standalone --nproc-per-node {run.processes} "
+        start += f"train_{run.mode}.py --device {args.device}"
+    command = [*start.split(), "--name", f"{args.name}/{run.name}", "--data", args.data]
+    for flag in ("pretrained", "label"):
+        value = getattr(args, flag)
+        if value:
+            command += [f"--{flag}", value]
+    return [*command, *run.flags.split(), "--average-checkpoints", "1", *args.passed_on]
+
+
+def stop(number: int, _frame) -> None:
+    """Answers a signal: ends the study, once the current run has saved."""
+    for other in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(other, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
+def call(command: list[str]) -> int:
+    """Runs a command and returns its exit status; stopping the study stops the command."""
+    # In a process group of its own, so that Ctrl-C in the terminal does not reach it as well.
+    child = subprocess.Popen(command, process_group=0)
+    try:
+        return child.wait()
+    except SystemExit:
+        child.terminate()
+        child.wait()
+        raise
+
+
+def train(args: argparse.Namespace, run: Run) -> None:
+    """Trains a run, or goes on with it. Raises UserError if it fails."""
+    folder = LOGS / args.name / run.name
+    folder.mkdir(parents=True, exist_ok=True)
+    command = find_command(args, run)
+    (folder / "command").write_text(shlex.join(command) + "\n")
+    command = [*run.prefix.split(), *command]
+    print(f"\n{args.name}: {shlex.join(command)}", flush=True)
+    status = call(command)
+    if status:
+        raise UserError(
+            f"{folder} ended with status {status}; started again with the same flags, "
+            f"{args.name} goes on"
+        )
+
+
+def check_same_flags(args: argparse.Namespace, run: Run) -> None:
+    """Raises UserError if the run has trained with other flags."""
+    folder = LOGS / args.name / run.name
+    if not (folder / "config.json").exists():  # it did not begin to train
+        return
+    before = (folder / "command").read_text().strip()
+    if before != shlex.join(find_command(args, run)):
+        raise UserError(f"{folder} was started as: {before}; pass --name for another study")
+
+
+def train_and_plot(args: argparse.Namespace, runs: list[Run], task: int) -> None:
+    """Trains what is not finished; once all is, writes the table and the plots.
+
+    task: the number of the only run to train; 0: all.
+    """
+    folder = LOGS / args.name
+    summaries = [folder / run.name / "summary.json" for run in runs]
+    for run in runs:
+        check_same_flags(args, run)
+    for number, run in enumerate(runs, start=1):
+        if task in (0, number) and not summaries[number - 1].exists():
+            train(args, run)
+    finished = sum(summary.exists() for summary in summaries)  # by other tasks, too
+    if finished < len(runs):
+        print(f"{args.name}: {finished} of {len(runs)} runs are finished; the last one plots")
+        return
+    folders = [str(summary.parent) for summary in summaries]
+    if call(["python", "plot.py", "--out", str(folder), *folders]):
+        raise UserError(f"plot.py failed; started again, {args.name} repeats it")
+    if args.study == "batch-size":  # it would show the same as batch_size.png
+        (folder / "learning_rate.png").unlink(missing_ok=True)
+
+
+def main() -> None:
+    args = read_flags()
+    # "python" and "torchrun" are those of the Python that runs this script.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, stop)
+    runs = STUDIES[args.study](args)
+    task = int(os.environ.get("SLURM_ARRAY_TASK_ID", 0))
+    if task > len(runs):
+        print(f"{args.name}: there are only {len(runs)} runs, none for task {task}")
+        return
+    try:
+        train_and_plot(args, runs, task)
+    except SystemExit as end:
+        print(f"{args.name} is stopped; started again, it goes on", file=sys.stderr)
+        job = os.environ.get("SLURM_JOB_ID")
+        if job and end.code == 128 + signal.SIGUSR1:  # the time limit is near
+            subprocess.run(["scontrol", "requeue", job])
+        raise
+
+
+if __name__ == "__main__":
+    run_main(main)
