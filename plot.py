@@ -1,50 +1,54 @@
-"""Draws runs: loss, figures, and what processes, batch size, learning rate, delay change.
+"""Draws runs: loss, metrics, and what processes, batch size, learning rate, delay change.
 
     python plot.py logs/multi30k                 # one run: logs/multi30k/curves.png …
     python plot.py logs/a logs/b logs/c          # several: logs/curves.png, runs.csv …
     python plot.py --out FOLDER logs/runs.csv    # a study: a table with a row a run
     python plot.py --steps logs/a logs/b         # with --profile: step.png, memory.png
 
-curves.png has the losses (of training: a running mean) and the task's figures over steps
+curves.png has the losses (of training: a running mean) and the task's metrics over steps
 and over time; of one classifier there is its confusion.png. Where runs differ in them:
 scaling.png (processes), batch_size.png, learning_rate.png, delay.png; a line joins runs
 alike in the others, a point is their median. All have the figures that are compared.
 """
 
-import csv
 import math
 import sys
 from pathlib import Path
 
 try:
     import matplotlib
+    import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, StrMethodFormatter
-except ImportError:
-    print("error: there is no matplotlib to draw with: pip install matplotlib", file=sys.stderr)
+except ImportError as error:
+    message = f"error: plot.py cannot import a library ({error}): pip install matplotlib pandas"
+    print(message, file=sys.stderr)
     sys.exit(2)
 
 from support.classification.confusion_plot import draw_confusion
-from support.common.errors import make_parser, refuse, run_main
+from support.common.errors import UserError, make_parser, run_main
 from support.common.text_table import aligned
-from support.profiling import memory_picture, step_picture
+from support.profiling import memory_plot, step_plot
 from support.studies.runs_table import (
     POSITIVE,
     Lines,
+    Run,
     all_translate,
     compare,
     curves,
-    figures,
+    join_tables,
     measured,
+    metrics,
     read_run,
     read_study,
-    speed,
+    speed_column,
     write_study,
 )
 
-# The x of each comparison, then the y of its panels. "valid_*": the loss and the task's figures;
-# "speed": in tokens if all runs translate or one has not ended, else in examples.
-PICTURES = {
+# The x of each comparison, then the y of its panels. "valid_*": the loss and the task's
+# metrics; "speed": in tokens if all runs translate or one has not ended, else in examples.
+FIGURES = {
     "scaling.png": ("processes", "speed", "epoch_seconds", "speed_up", "efficiency"),
     "batch_size.png": ("batch_tokens", "valid_*", "speed"),
     "learning_rate.png": ("lr", "train_loss", "valid_*"),
@@ -84,36 +88,56 @@ STYLE = {
 Panel = tuple[str, str, Lines]  # x, y, the lines
 
 
-def pictures(runs: list[dict]) -> dict[str, list[Panel]]:
-    """What there is to draw of the runs: the panels of each picture, by its file's name."""
-    logged = [run for run in runs if "curve" in run]
-    own = figures(runs, "valid")
-    ys = (["loss"] if len(logged) == 1 else ["train_loss", "valid_loss"]) + own
-    found = {
-        "curves.png": [(x, y, curves(logged, x, y)) for y in ys for x in ("step", "minutes")]
+# --- What to draw
+
+
+def find_figures(runs: pd.DataFrame, logs: dict[str, pd.DataFrame]) -> dict[str, list[Panel]]:
+    """Returns the panels of each figure that can be drawn of the runs, by its file's name.
+
+    logs: the curves of those runs that have one, by their names.
+    """
+    ys = ["loss"] if len(logs) == 1 else ["train_loss", "valid_loss"]
+    ys += metrics(runs, "valid")
+    figures = {
+        "curves.png": [(x, y, curves(logs, x, y)) for y in ys for x in ("step", "minutes")]
     }
-    for file, (x, *names) in PICTURES.items():
-        ys = []
-        for name in names:
-            if name == "epoch_seconds" and len(measured(runs, name)) < len(runs):
-                continue  # its lines would not be the others'
-            ys += {"valid_*": ["valid_loss", *own], "speed": [speed(runs)]}.get(name, [name])
-        found[file] = [(x, y, compare(runs, x, y)) for y in ys]
-    found = {file: [panel for panel in panels if panel[2]] for file, panels in found.items()}
-    return {file: panels for file, panels in found.items() if panels}
+    for file, (x, *names) in FIGURES.items():
+        ys = [y for name in names for y in expand(name, runs)]
+        figures[file] = [(x, y, compare(runs, x, y)) for y in ys]
+    drawable = {}
+    for file, panels in figures.items():
+        panels = [(x, y, lines) for x, y, lines in panels if lines]
+        if panels:
+            drawable[file] = panels
+    return drawable
 
 
-def written(column: str) -> str:
-    """A figure's name as people write it: BLEU for valid_bleu, accuracy for test_accuracy."""
+def expand(name: str, runs: pd.DataFrame) -> list[str]:
+    """Returns the columns that a name in FIGURES stands for."""
+    if name == "valid_*":
+        return ["valid_loss", *metrics(runs, "valid")]
+    if name == "speed":
+        return [speed_column(runs)]
+    if name == "epoch_seconds" and len(measured(runs, name)) < len(runs):
+        return []  # its lines would be of other runs than those of the panels beside it
+    return [name]
+
+
+def metric_name(column: str) -> str:
+    """Returns the name of a metric to show: BLEU of valid_bleu, accuracy of test_accuracy."""
     name = column.partition("_")[2].replace("_", " ")
     return name.upper() if len(name) < 5 else name
 
 
-def draw_lines(axes, lines: Lines, labels: list[str]) -> None:
-    """Draws the lines, each in the style that its place among all labels of the picture gives."""
+# --- Drawing
+
+
+def draw_lines(axes: Axes, lines: Lines, labels: list[str]) -> None:
+    """Draws lines, each in the style of its place among all labels of the figure."""
     for i, label in enumerate(labels):
         points = lines.get(label, {})
-        every = max(1, len(points) // (10 if len(labels) < 10 else 4))
+        markers_per_line = 10 if len(labels) < 10 else 4
+        every = max(1, len(points) // markers_per_line)
         style = {
             "color": matplotlib.colormaps["cividis"](0.75 * i / max(1, len(labels) - 1)),
             "linestyle": DASHES[i % 4],
@@ -125,57 +149,69 @@ def draw_lines(axes, lines: Lines, labels: list[str]) -> None:
         axes.plot(points.keys(), points.values(), **style)
 
 
-def set_scales(axes, x: str, y: str, lines: Lines, loss_unit: str) -> None:
+def set_scales(axes: Axes, x: str, y: str, lines: Lines, loss_unit: str) -> None:
     """Sets labels, scales and ticks of the axes, logarithmic for what is always above 0."""
     log_x = x in POSITIVE
     log_y = y in POSITIVE and (y not in FROM_0 or x == "processes")
-    y_label = AXES.get(y) or f"{written(y)} (validation)"
+    y_label = AXES.get(y) or f"{metric_name(y)} (validation)"
+    if y.endswith("loss"):
+        y_label += f" ({loss_unit})"
     axes.set(
         xlabel=AXES[x],
-        ylabel=f"{y_label} ({loss_unit})" if y.endswith("loss") else y_label,
+        ylabel=y_label,
         xscale="log" if log_x else "linear",
         yscale="log" if log_y else "linear",
     )
     if y in FROM_0 | {"efficiency"} and not log_y:
         axes.set_ylim(0, 1.08 * max(max(points.values()) for points in lines.values()))
-    tried = sorted({value for points in lines.values() for value in points})
-    few = {"nbins": 5, "steps": (1, 2, 5, 10)}
-    axes.xaxis.set_major_locator(
-        FixedLocator(tried, nbins=5) if log_x else MaxNLocator(**few, integer=x == "step")
-    )
-    low, high = axes.get_ylim()  # marks: of a decade
-    marks = (
-        (1, 1.5, 2, 3, 4, 5, 7) if high < 20 * low else (1, 2, 5) if high < 200 * low else (1,)
-    )
-    axes.yaxis.set_major_locator(LogLocator(subs=marks) if log_y else MaxNLocator(**few))
+    round_numbers = {"nbins": 5, "steps": (1, 2, 5, 10)}
+    if log_x:
+        values = sorted({value for points in lines.values() for value in points})
+        axes.xaxis.set_major_locator(FixedLocator(values, nbins=5))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(**round_numbers, integer=x == "step"))
+    if log_y:
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_locator(LogLocator(subs=ticks_for(high / low)))
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(**round_numbers))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     axes.minorticks_off()
 
 
-def draw(panels: list[Panel], path: Path, loss_unit: str) -> None:
-    """Writes a picture of the panels, with one legend under all of them."""
+def ticks_for(ratio: float) -> tuple[float, ...]:
+    """Returns the ticks in each decade of a logarithmic axis whose ends have this ratio."""
+    if ratio < 20:
+        return (1, 1.5, 2, 3, 4, 5, 7)
+    if ratio < 200:
+        return (1, 2, 5)
+    return (1,)
+
+
+def draw_figure(panels: list[Panel], path: Path, loss_unit: str) -> None:
+    """Draws panels into a PNG file, with one legend below all of them."""
     labels = list(dict.fromkeys(label for _, _, lines in panels for label in lines))
-    curved = len({x for x, _, _ in panels}) == 2  # over steps, and beside it over time
-    columns = 2 if curved else max(n for n in (1, 2, 3) if len(panels) % n == 0)
-    width = min(7, 3.5 * columns)  # inches: of a page's text, or half of it
-    beside = max(1, min(len(labels), int(width / (0.6 + 0.055 * max(map(len, labels))))))
-    rows = len(panels) // columns  # beside: entries of the legend
-    height = 2.1 * rows + 0.15 * math.ceil(len(labels) / beside)
+    over_both = len({x for x, _, _ in panels}) == 2  # over steps, and beside it over time
+    columns = 2 if over_both else max(n for n in (1, 2, 3) if len(panels) % n == 0)
+    rows = len(panels) // columns
+    width = min(7, 3.5 * columns)  # inches
+    legend_entry = 0.6 + 0.055 * max(map(len, labels))
+    legend_columns = max(1, min(len(labels), int(width / legend_entry)))
+    height = 2.1 * rows + 0.15 * math.ceil(len(labels) / legend_columns)
     matplotlib.rcParams.update(STYLE)
     figure = Figure((width, height), dpi=300, layout="constrained")
-    grid = figure.subplots(rows, columns, sharex="col" if curved else "none", squeeze=False)
+    grid = figure.subplots(rows, columns, sharex="col" if over_both else "none", squeeze=False)
     for axes, (x, y, lines) in zip(grid.flat, panels):
         draw_lines(axes, lines, labels)
         set_scales(axes, x, y, lines, loss_unit)
-        if curved:
+        if over_both:
             axes.label_outer()
-    names = [label if len(label) < 60 else f"{label[:28]}…{label[-28:]}" for label in labels]
     figure.legend(
         grid[0, 0].lines,
-        names,
+        [shorten(label) for label in labels],
         loc="outside lower center",
-        ncols=beside,
+        ncols=legend_columns,
         frameon=False,
         handlelength=3,
     )
@@ -184,36 +220,76 @@ def draw(panels: list[Panel], path: Path, loss_unit: str) -> None:
     print(f"{path}: {width * 300:.0f} x {height * 300:.0f} pixels")
 
 
-def show_table(runs: list[dict]) -> None:
-    """Prints settings, speed and figures of the runs."""
-    fast = speed(runs)
+def shorten(label: str) -> str:
+    """Returns a label without its middle, if it is long."""
+    return label if len(label) < 60 else f"{label[:28]}…{label[-28:]}"
+
+
+def draw_profiles(folders: list[Path], out: Path) -> None:
+    """Draws what --profile left of runs: a step of each, and their memory."""
+    steps = [step_plot.read_step(folder) for folder in folders]
+    memory = [memory_plot.read_memory(folder) for folder in folders]
+    step_plot.draw_steps(steps, out / "step.png")
+    memory_plot.draw_memory(memory, out / "memory.png")
+    print(f"{out}: step.png, memory.png")
+
+
+# --- The table in the terminal
+
+
+def show_table(runs: pd.DataFrame) -> None:
+    """Prints settings, speed and metrics of the runs."""
+    speed = speed_column(runs)
     columns = [
         ("processes", "processes", "g"),
         ("batch size", "batch_tokens", ",.0f"),
         ("lr", "lr", "g"),
         ("epoch (s)", "epoch_seconds", ",.1f"),
-        (AXES[fast], fast, ",.0f" if fast == "tokens_per_second" else ",.1f"),
+        (AXES[speed], speed, ",.0f" if speed == "tokens_per_second" else ",.1f"),
     ]
-    columns += [
-        (f"{title} {written(name)}", name, ".1f" if name.endswith("bleu") else ".4f")
-        for part, title in (("valid", "best valid"), ("test", "test"))
-        for name in figures(runs, part)
-    ]
+    for part, title in (("valid", "best valid"), ("test", "test")):
+        for name in metrics(runs, part):
+            digits = ".1f" if name.endswith("bleu") else ".4f"
+            columns.append((f"{title} {metric_name(name)}", name, digits))
     rows = [["run", *(title for title, _, _ in columns)]]
-    for run in runs:
-        rows.append(
-            [
-                run["run"],
-                *(
-                    "-" if math.isnan(run[name]) else format(run[name], form)
-                    for _, name, form in columns
-                ),
-            ]
-        )
+    for _, run in runs.iterrows():
+        cells = [
+            "-" if math.isnan(run[name]) else format(run[name], digits)
+            for _, name, digits in columns
+        ]
+        rows.append([run["run"], *cells])
     print("", *aligned(rows), sep="\n")
 
 
+# --- The script
+
+
+def read_sources(sources: list[Path]) -> tuple[pd.DataFrame, dict[str, Run]]:
+    """Returns a table of all runs in folders and studies, and those in folders by name.
+
+    Raises UserError.
+    """
+    tables = []
+    folders: dict[str, Run] = {}
+    for path in dict.fromkeys(sources):
+        table = path / "runs.csv"
+        if table.is_file() and not (path / "config.json").is_file():
+            raise UserError(f"{path} is the folder of a study: pass its table, {table}")
+        try:
+            if path.is_file():
+                tables.append(read_study(path))
+                continue
+            names = [name for known in tables for name in known["run"]]
+            run = read_run(path, names)
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(f"{path}: not a run or a study, or cut short ({error})") from error
+        tables.append(run.row)
+        folders[run.row["run"].iloc[0]] = run
+    return join_tables(tables), folders
+
+
 def main() -> None:
+    """Draws what the command line asks for."""
     parser = make_parser(__doc__, "SOURCE ...")
     parser.add_argument(
         "source",
@@ -223,41 +299,36 @@ def main() -> None:
         help="folder of a run, or table (.csv) of a study",
     )
     parser.add_argument(
-        "--out", type=Path, help="folder for pictures (default: a single run's own, else logs)"
+        "--out", type=Path, help="folder for figures (default: a single run's own, else logs)"
     )
     parser.add_argument(
         "--steps", action="store_true", help="draw a step of each run, and memory"
     )
-    args, runs = parser.parse_args(), []
+    args = parser.parse_args()
+    out = args.out or Path("logs")
     if args.steps:
-        out = args.out or (args.source[0] if len(args.source) == 1 else Path("logs"))
-        step_picture.draw([step_picture.read(run) for run in args.source], out / "step.png")
-        memory_picture.draw(
-            [memory_picture.read(run) for run in args.source], out / "memory.png"
+        if args.out is None and len(args.source) == 1:
+            out = args.source[0]
+        draw_profiles(args.source, out)
+        return
+    runs, folders = read_sources(args.source)
+    if args.out is None and folders and len(runs) == 1:
+        out = args.source[0]
+    figures = find_figures(runs, {name: run.curve for name, run in folders.items()})
+    if not figures:
+        raise UserError(
+            f"{args.source[0]}: no two runs differ in processes, batch size, lr or delay"
         )
-        return print(f"{out}: step.png, memory.png")
-    for path in dict.fromkeys(args.source):
-        try:
-            if path.is_file():
-                runs += read_study(path) or refuse(f"{path}: no rows")
-            elif (path / "runs.csv").is_file() and not (path / "config.json").is_file():
-                refuse(f"{path}: a study, whose table is {path / 'runs.csv'}")
-            else:
-                runs.append(read_run(path, [run["run"] for run in runs]))
-        except (ValueError, TypeError, KeyError, csv.Error) as problem:
-            refuse(f"{path}: not a run or a study, or cut short ({problem})")
-    logged = [run for run in runs if "curve" in run]
-    out = args.out or (args.source[0] if logged and len(runs) == 1 else Path("logs"))
-    found = pictures(runs)
-    if not found:
-        refuse(f"{args.source[0]}: no two runs differ in processes, batch size, lr or delay")
     # Only a translator's loss is known to be a mean over tokens.
     loss_unit = "nats/token" if all_translate(runs) else "nats"
-    for name, panels in found.items():
-        draw(panels, out / name, loss_unit)
-    if len(runs) == 1 and "confusion" in runs[0]:
-        draw_confusion(runs[0]["confusion"], runs[0]["classes"], out / "confusion.png")
-    if logged and len(runs) > 1:
+    for name, panels in figures.items():
+        draw_figure(panels, out / name, loss_unit)
+    if len(runs) == 1:
+        for run in folders.values():
+            if "confusion" in run.summary:
+                path = out / "confusion.png"
+                draw_confusion(run.summary["confusion"], run.summary["classes"], path)
+    if folders and len(runs) > 1:
         write_study(runs, out / "runs.csv")
         print(f"\n{out / 'runs.csv'}: {len(runs)} runs")
     show_table(runs)

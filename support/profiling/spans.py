@@ -3,9 +3,9 @@
     write_spans(combine([step of each rank]), 8, path)
 
 A process has two lanes. In "computing" the spans follow each other from the beginning of the
-step to its end: its phases, interrupted where nothing is computed. There the process is "waiting"
-until the last rank joins the exchange; from then on the exchange is "exposed". The lane "network"
-has the exchanges.
+step to its end: its phases, interrupted where nothing is computed. There the process is
+"waiting" until the last rank joins the exchange; from then on the exchange is "exposed". The
+lane "network" has the exchanges.
 """
 
 import csv

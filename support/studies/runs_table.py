@@ -1,23 +1,30 @@
 """Reads finished or running runs and tables of runs, and finds which of them can be compared.
 
-A run is a dict with the columns of a study's table: TEXTS and NUMBERS, RESULTS (the median speed,
-the last training loss, a running mean, and the best validation loss), TIMES (how many examples
-these tokens are, and what an epoch takes at this speed), and the task's figures as valid_* and
-test_*, such as valid_bleu. A run that was read from its folder also has its metrics.csv, as
-"curve", and if it trained a classifier "confusion", its confusion matrix, with the names of its
-"classes". What was not measured is NaN.
+A table of runs has a row a run, and the columns of a study's runs.csv: TEXTS, NUMBERS, RESULTS
+(the median speed, the duration of an epoch at this speed, the last training loss as a running
+mean, and the best validation loss), and the task's metrics as valid_* and test_*, such as
+valid_bleu. What was not measured is NaN.
 """
 
-import csv
+import io
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median
+from typing import Any
 
-TEXTS = ("study", "run", "mode")
-NUMBERS = ("processes", "batch_tokens", "accumulate", "lr", "delay_ms")
-RESULTS = ("tokens_per_second", "train_loss", "valid_loss")
-TIMES = ("samples_per_second", "epoch_seconds")  # which an older table has not
+import numpy as np
+import pandas as pd
+
+TEXTS = ["study", "run", "mode"]
+NUMBERS = ["processes", "batch_tokens", "accumulate", "lr", "delay_ms"]
+RESULTS = [
+    "samples_per_second",
+    "epoch_seconds",
+    "tokens_per_second",
+    "train_loss",
+    "valid_loss",
+]
 # How a setting is written where runs differ in it.
 SETTINGS = {
     "mode": "{}",
@@ -28,224 +35,265 @@ SETTINGS = {
     "lr": "learning rate {:g}",
     "delay_ms": "delay {:g} ms",
 }
-# Other flags that matter to speed and loss, with what they usually are; runs that differ in one are
-# of different studies.
-MATTER = {"replicas": 1, "precision": "", "compile": False, "recompute": False, "freeze": 0}
+# Other flags that affect speed and loss, with their usual values. Runs that differ in one of
+# them belong to different studies.
+STUDY_FLAGS = {
+    "replicas": 1,
+    "precision": "",
+    "compile": False,
+    "recompute": False,
+    "freeze": 0,
+}
 # What is always above 0, and so can be drawn on a logarithmic scale.
-POSITIVE = {"processes", "batch_tokens", "lr", "speed_up", *TIMES, *RESULTS, "loss"}
+POSITIVE = {"processes", "batch_tokens", "lr", "speed_up", *RESULTS, "loss"}
 
 Lines = dict[str, dict[float, float]]  # {label: {x: y}}
 
 
-def number(value) -> float:
-    """The value as a number, NaN for none. Raises ValueError and TypeError for other things."""
-    return math.nan if value in ("", None) else float(value)
+@dataclass
+class Run:
+    """What the folder of a run says."""
+
+    row: pd.DataFrame  # a table of this run alone
+    curve: pd.DataFrame  # metrics.csv
+    summary: dict[str, Any]  # summary.json; empty while the run goes on
 
 
-def measured(rows: list[dict], name: str) -> list[dict]:
-    """The rows with a finite value under this name, above 0 for a quantity that always is."""
+# --- Tables
+
+
+def measured(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Returns the rows with a finite value in a column, above 0 for what is always above 0."""
+    is_measured = np.isfinite(table[column])
+    if column in POSITIVE:
+        is_measured &= table[column] > 0
+    return table[is_measured]
+
+
+def metrics(table: pd.DataFrame, part: str) -> list[str]:
+    """Returns the columns of the task's metrics on a part of the data, such as valid_bleu."""
     return [
-        row
-        for row in rows
-        if math.isfinite(row[name]) and (row[name] > 0 or name not in POSITIVE)
+        name for name in table.columns if name.startswith(f"{part}_") and name != "valid_loss"
     ]
 
 
-def figures(rows: list[dict], part: str) -> list[str]:
-    """The task's figures on a part that all of the rows have, by their columns: valid_bleu."""
-    return [
-        name
-        for name in rows[0]
-        if name.startswith(f"{part}_")
-        and name != "valid_loss"
-        and all(name in row for row in rows)
-    ]
+def all_translate(runs: pd.DataFrame) -> bool:
+    """Returns whether all runs train translators."""
+    return "valid_bleu" in runs.columns
 
 
-def all_translate(rows: list[dict]) -> bool:
-    """Whether all of the rows are translators'."""
-    return "valid_bleu" in figures(rows, "valid")
+def speed_column(runs: pd.DataFrame) -> str:
+    """Returns the speed to compare: tokens/s if all runs translate or one has not ended."""
+    all_ended = np.isfinite(runs["samples_per_second"]).all()
+    if all_translate(runs) or not all_ended:
+        return "tokens_per_second"
+    return "samples_per_second"
 
 
-def speed(rows: list[dict]) -> str:
-    """The column of speeds to compare: in tokens for translators and what has not ended."""
-    ended = all(math.isfinite(row["samples_per_second"]) for row in rows)
-    return "samples_per_second" if ended and not all_translate(rows) else "tokens_per_second"
+def join_tables(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    """Returns one table of all runs, with the columns, and so the metrics, that all have."""
+    return pd.concat(tables, join="inner", ignore_index=True)
 
 
-def read_table(text: str, required: tuple[str, ...]) -> list[dict]:
-    """The rows of a table in CSV, with a number in every column but TEXTS.
-
-    Raises ValueError and csv.Error.
-    """
-    table = csv.DictReader(text.split("\n"))
-    missing = [name for name in required if name not in (table.fieldnames or ())]
-    if missing:
-        raise ValueError(f"there is no column {missing[0]}")
-    rows = list(table)
-    for row in rows:
-        if None in (*row, *row.values()):
-            raise ValueError(f"a row of more or fewer than {len(table.fieldnames)} cells")
-    return [
-        {name: cell if name in TEXTS else number(cell) for name, cell in row.items()}
-        for row in rows
-    ]
+def read_table(file: Path | io.StringIO, required: list[str]) -> pd.DataFrame:
+    """Returns a table in CSV, with numbers in all columns but TEXTS. Raises ValueError."""
+    texts = dict.fromkeys(TEXTS, str)
+    table = pd.read_csv(file, dtype=texts, keep_default_na=False, na_values=[""])
+    table = table.fillna(dict.fromkeys(TEXTS, ""))
+    for column in required:
+        if column not in table.columns:
+            raise ValueError(f"there is no column {column}")
+    return table.astype({name: float for name in table.columns if name not in TEXTS})
 
 
-def read_study(path: Path) -> list[dict]:
-    """The runs in a study's table. Raises OSError and what read_table raises."""
-    unknown, text = dict.fromkeys(TIMES, math.nan), path.read_text(encoding="utf-8")
-    return [unknown | row for row in read_table(text, (*TEXTS, *NUMBERS, *RESULTS))]
+def read_study(path: Path) -> pd.DataFrame:
+    """Returns the runs of a study's table. Raises OSError and ValueError."""
+    runs = read_table(path, [*TEXTS, *NUMBERS, *RESULTS])
+    if runs.empty:
+        raise ValueError("there are no rows")
+    return runs
 
 
-def write_study(runs: list[dict], path: Path) -> None:
+def write_study(runs: pd.DataFrame, path: Path) -> None:
     """Writes runs as a study's table."""
-    columns = [*NUMBERS, *figures(runs, "test"), *TIMES, *RESULTS, *figures(runs, "valid")]
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow([*TEXTS, *columns])
-        for run in runs:
-            cells = ["" if math.isnan(run[name]) else f"{run[name]:.8g}" for name in columns]
-            table.writerow([*(run[name] for name in TEXTS), *cells])
+    test, valid = metrics(runs, "test"), metrics(runs, "valid")
+    columns = [*TEXTS, *NUMBERS, *test, *RESULTS, *valid]
+    runs[columns].to_csv(path, index=False, float_format="%.8g")
+
+
+# --- Runs
 
 
 def read_json(path: Path) -> dict:
+    """Returns the JSON object of a file."""
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-def read_run(folder: Path, names: list[str]) -> dict:
-    """The run in a folder, by the folder's name or, if that is among `names`, by its path.
+def read_run(folder: Path, names: list[str]) -> Run:
+    """Returns the run in a folder. If the folder's name is among `names`, its path is the name.
 
-    Raises OSError, what read_table raises, TypeError and KeyError.
+    Raises OSError, ValueError, TypeError and KeyError.
     """
-    config, summary = read_json(folder / "config.json"), {}
+    config = read_json(folder / "config.json")
+    flags = dict(config["flags"])
+    summary = {}
     if (folder / "summary.json").is_file():  # the run has ended
         summary = read_json(folder / "summary.json")
-    text = (folder / "metrics.csv").read_text(encoding="utf-8")
-    whole_lines = text.rpartition("\n")[0]  # the run is writing the last one
-    curve = read_table(whole_lines, ("step", "seconds", *RESULTS))
-    curve = measured(measured(curve, "step"), "seconds")
-    if not measured(curve, "train_loss") + measured(curve, "valid_loss"):
-        raise ValueError("metrics.csv has no row with a loss")
-    curve = [row | {"minutes": row["seconds"] / 60} for row in curve]
-    smooth(curve)
-    found = {name: [row[name] for row in measured(curve, name)] for name in curve[0]}
-
-    flags, name = dict(config["flags"]), folder.resolve().name
-    data, parameters = Path(str(flags.get("data"))).name, number(config.get("parameters"))
-    size = flags.get("batch_size")  # in examples, else in tokens
-    others = "".join(
-        f", {name} {value}"
-        for name, usual in MATTER.items()
-        if (value := flags.get(name, usual)) != usual
-    )
-    tokens_per_second = median(found["tokens_per_second"] or [math.nan])
-    examples, tokens = (
-        sum(number(epoch.get(name)) for epoch in summary.get("epochs", ()))
-        for name in ("examples", "tokens")
-    )
-    whole_epoch = number(summary.get("training_examples"))
-    samples_per_second = tokens_per_second * examples / (tokens or math.nan)
-    run = {
-        "study": (
-            f"{data}, {parameters / 1e6:.1f}M parameters"
-            + ", steps of examples" * bool(size)
-            + others
-        ),
+    curve = read_curve(folder / "metrics.csv")
+    name = folder.resolve().name
+    speed = measured(curve, "tokens_per_second")["tokens_per_second"].median()
+    samples_per_second = speed * examples_per_token(summary)
+    row = {
+        "study": study_of(flags, config["parameters"]),
         "run": str(folder) if name in names else name,
-        "mode": str(config.get("mode", "")),
-        "processes": number(config.get("world_size")),
-        "batch_tokens": number(size or flags.get("batch_tokens")),
-        "accumulate": number(flags.get("accumulate")),
-        "lr": number(flags.get("lr")),
-        "delay_ms": number(flags.get("delay_ms", 0)),
+        "mode": config["mode"],
+        "processes": config["world_size"],
+        "batch_tokens": flags.get("batch_size") or flags.get("batch_tokens"),
+        "accumulate": flags.get("accumulate"),
+        "lr": flags.get("lr"),
+        "delay_ms": flags.get("delay_ms", 0),
         "samples_per_second": samples_per_second,
-        "epoch_seconds": whole_epoch / (samples_per_second or math.nan),
-        "tokens_per_second": tokens_per_second,
-        "train_loss": curve[-1]["train_loss"],
-        "valid_loss": min(found["valid_loss"], default=math.nan),
-        "curve": curve,
+        "epoch_seconds": summary.get("training_examples", math.nan) / samples_per_second,
+        "tokens_per_second": speed,
+        "train_loss": curve["train_loss"].iloc[-1],
+        "valid_loss": measured(curve, "valid_loss")["valid_loss"].min(),
     }
-    if "confusion" in summary:
-        run |= {name: summary[name] for name in ("confusion", "classes")}
-        if any(
-            len(row) != len(run["classes"]) for row in [run["confusion"], *run["confusion"]]
-        ):
-            raise ValueError(
-                "summary.json has a confusion matrix of other classes than its own"
-            )
-    for valid in figures(curve, "valid"):
-        test = valid.replace("valid", "test", 1)
-        run[test] = number(summary.get(test))
-        run[valid] = max([*found[valid], number(summary.get(valid))])  # a NaN at the end loses
-    return run
+    for column in metrics(curve, "valid"):
+        of_test = column.replace("valid", "test", 1)
+        row[of_test] = summary.get(of_test)
+        evaluations = [*curve[column], summary.get(column)]
+        row[column] = pd.Series(evaluations, dtype=float).max()
+    check_confusion(summary)
+    table = pd.DataFrame([row])
+    numbers = {column: float for column in table.columns if column not in TEXTS}
+    return Run(table.astype(numbers), curve, summary)
 
 
-def smooth(curve: list[dict]) -> None:
-    """Makes train_loss a running mean, over fewer rows at the start, where it is steep."""
-    rows = measured(curve, "train_loss")
-    losses = [row["train_loss"] for row in rows]
-    for i, row in enumerate(rows):
-        reach = min(len(curve) // 40, i)
-        row["train_loss"] = mean(losses[i - reach : i + reach + 1])
+def read_curve(path: Path) -> pd.DataFrame:
+    """Returns metrics.csv as far as it is written, with train_loss as a running mean."""
+    text = path.read_text(encoding="utf-8")
+    whole_lines = text.rpartition("\n")[0]  # a run may be writing the last one
+    columns = ["step", "seconds", "tokens_per_second", "train_loss", "valid_loss"]
+    curve = read_table(io.StringIO(whole_lines), columns)
+    curve = measured(measured(curve, "step"), "seconds")
+    if measured(curve, "train_loss").empty and measured(curve, "valid_loss").empty:
+        raise ValueError("metrics.csv has no row with a loss")
+    losses = measured(curve, "train_loss")["train_loss"]
+    means = running_mean(losses.to_numpy(), reach=len(curve) // 40)
+    curve.loc[losses.index, "train_loss"] = means
+    return curve.assign(minutes=curve["seconds"] / 60)
 
 
-def curves(runs: list[dict], x: str, y: str) -> Lines:
-    """A line for each run as it went on. With y "loss": a line for each loss of a single run."""
+def running_mean(values: np.ndarray, reach: int) -> list[float]:
+    """Returns means over `reach` values to each side, fewer at the start, where it is steep."""
+    means = []
+    for i in range(len(values)):
+        near = min(reach, i)
+        means.append(float(values[i - near : i + near + 1].mean()))
+    return means
+
+
+def study_of(flags: dict, parameters: int) -> str:
+    """Returns what runs that can be compared have in common: data, size, and other flags."""
+    words = [Path(str(flags.get("data"))).name, f"{parameters / 1e6:.1f}M parameters"]
+    if flags.get("batch_size"):
+        words.append("steps of examples")
+    for name, usual in STUDY_FLAGS.items():
+        value = flags.get(name, usual)
+        if value != usual:
+            words.append(f"{name} {value}")
+    return ", ".join(words)
+
+
+def examples_per_token(summary: dict) -> float:
+    """Returns the mean number of examples a token, NaN if the run has not ended."""
+    epochs = summary.get("epochs", [])
+    if not epochs:
+        return math.nan
+    tokens = sum(epoch.get("tokens", math.nan) for epoch in epochs)
+    return sum(epoch.get("examples", math.nan) for epoch in epochs) / tokens
+
+
+def check_confusion(summary: dict) -> None:
+    """Raises ValueError for a confusion matrix that is not (classes, classes)."""
+    matrix = summary.get("confusion", [])
+    size = len(summary.get("classes", []))
+    if any(len(row) != size for row in [matrix, *matrix]):
+        raise ValueError("the confusion matrix in summary.json does not match its classes")
+
+
+# --- Lines to draw
+
+
+def curves(logs: dict[str, pd.DataFrame], x: str, y: str) -> Lines:
+    """Returns a line for each run. With y "loss": a line for each loss of a single run.
+
+    logs: the curves of the runs, by their names.
+    """
+    columns = {"validation": y}
     if y == "loss":
         columns = {"training (running mean)": "train_loss", "validation": "valid_loss"}
-    else:
-        columns = {"validation": y}
     lines = {}
-    for run in runs:
+    for name, curve in logs.items():
         for label, column in columns.items():
-            if rows := measured(run["curve"], column):
-                label = label if len(runs) == 1 else run["run"]
-                lines[label] = {row[x]: row[column] for row in rows}
+            rows = measured(curve, column)
+            if not rows.empty:
+                lines[label if len(logs) == 1 else name] = dict(zip(rows[x], rows[column]))
     return lines
 
 
-def alike(runs: list[dict], x: str, settings: tuple[str, ...]) -> dict[str, list[dict]]:
-    """Groups of runs that differ in x but in no other setting, by what sets each group apart."""
-    others = [name for name in settings if name != x]
-    groups = {}
-    for run in sorted(measured(runs, x), key=lambda run: [run[name] for name in others]):
-        key = tuple(SETTINGS[name].format(run[name]) for name in others)
-        groups.setdefault(key, []).append(run)
-    groups = {key: group for key, group in groups.items() if len({run[x] for run in group}) > 1}
-    apart = [i for i in range(len(others)) if len({key[i] for key in groups}) > 1]
-    return {
-        ", ".join(key[i] for i in apart if key[i]) or key[0] or "measured": group
-        for key, group in groups.items()
-    }
+def alike(runs: pd.DataFrame, x: str, settings: list[str]) -> dict[str, pd.DataFrame]:
+    """Returns groups of runs that differ in x but in no other setting.
 
-
-def compare(runs: list[dict], x: str, y: str) -> Lines:
-    """A line for each group of runs that differ in x alone, through the median y of every x.
-
-    Where there is no such group, as when the batch grows with the processes, a line joins the runs
-    of one mode, study and --accumulate. Speed-up and efficiency have a line for the ideal, too.
+    Each is named after the settings in which it differs from other groups.
     """
-    column = speed(runs) if y in ("speed_up", "efficiency") else y
+    others = [name for name in settings if name != x]
+    by_others = measured(runs, x).groupby(others, dropna=False)
+    groups = [group for _, group in by_others if group[x].nunique() > 1]
+    if not groups:
+        return {}
+    firsts = pd.concat([group.head(1) for group in groups])
+    differing = [name for name in others if firsts[name].nunique(dropna=False) > 1]
+    named = {}
+    for group in groups:
+        first = group.iloc[0]
+        words = [SETTINGS[name].format(first[name]) for name in differing]
+        label = ", ".join(word for word in words if word)
+        named[label or first["mode"] or "measured"] = group
+    return named
+
+
+def compare(runs: pd.DataFrame, x: str, y: str) -> Lines:
+    """Returns a line for each group of runs that differ in x alone, through the median y.
+
+    Where there is no such group, as when the batch grows with the processes, a line joins the
+    runs of one mode, study and --accumulate. Speed-up and efficiency also have a line for the
+    ideal.
+    """
+    column = speed_column(runs) if y in ("speed_up", "efficiency") else y
     runs = measured(runs, column)
-    lines = {}
-    groups = alike(runs, x, tuple(SETTINGS)) or alike(runs, x, ("mode", "study", "accumulate"))
+    groups = alike(runs, x, list(SETTINGS))
+    if not groups:
+        groups = alike(runs, x, ["mode", "study", "accumulate"])
+    lines: Lines = {}
     for label, group in groups.items():
-        values = sorted({run[x] for run in group})
-        lines[label] = {
-            value: median(run[column] for run in group if run[x] == value) for value in values
-        }
-        if y != column:
-            speed_up, efficiency = scaling(lines[label])
-            lines[label] = speed_up if y == "speed_up" else efficiency
-            ideal = {n: n / values[0] if y == "speed_up" else 100 for n in values}
-            lines.setdefault(f"ideal, from {values[0]:g}", {}).update(ideal)
+        line = group.groupby(x)[column].median()
+        if y == column:
+            lines[label] = line.to_dict()
+            continue
+        speed_up, efficiency = scaling(line)
+        lines[label] = (speed_up if y == "speed_up" else efficiency).to_dict()
+        fewest = line.index[0]
+        ideal = {n: n / fewest if y == "speed_up" else 100 for n in line.index}
+        lines.setdefault(f"ideal, from {fewest:g}", {}).update(ideal)
     return lines
 
 
-def scaling(speeds: dict[float, float]) -> tuple[dict[float, float], dict[float, float]]:
-    """From tokens/s by processes: speed-up over the fewest, and its percentage of the ideal."""
-    fewest = min(speeds)
-    speed_up = {n: speed / speeds[fewest] for n, speed in speeds.items()}
-    efficiency = {n: 100 * speed_up[n] * fewest / n for n in speeds}
+def scaling(speeds: pd.Series) -> tuple[pd.Series, pd.Series]:
+    """Returns the speed-up over the fewest processes, and its percentage of the ideal.
+
+    speeds: by the number of processes, in order.
+    """
+    speed_up = speeds / speeds.iloc[0]
+    efficiency = 100 * speed_up * speeds.index[0] / speeds.index
     return speed_up, efficiency

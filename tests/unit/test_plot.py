@@ -1,4 +1,4 @@
-"""plot.py: its pictures and their numbers, and one line for whatever cannot be drawn."""
+"""plot.py: its figures and their numbers, and one line for whatever cannot be drawn."""
 
 import contextlib
 import csv
@@ -13,13 +13,14 @@ import subprocess
 from unittest import mock
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import ROOT, run_script
 
 matplotlib = pytest.importorskip("matplotlib")
 import plot
 from support.classification.confusion_plot import draw_confusion
-from support.studies import runs_table as studies
+from support.studies import runs_table
 
 COMMON = (
     "step,epoch,seconds,tokens,train_loss,learning_rate,grad_norm,tokens_per_second,mfu,"
@@ -27,8 +28,8 @@ COMMON = (
 )
 HEADER = COMMON + ",valid_bleu"
 STUDY = (
-    "study,run,mode,processes,batch_tokens,accumulate,lr,delay_ms,steps,tokens_per_second,"
-    "train_loss,valid_loss,valid_bleu,test_bleu,wall_seconds,peak_memory_mib"
+    "study,run,mode,processes,batch_tokens,accumulate,lr,delay_ms,test_bleu,samples_per_second,"
+    "epoch_seconds,tokens_per_second,train_loss,valid_loss,valid_bleu"
 )
 
 
@@ -44,11 +45,11 @@ def write_run(
     end="\n",
     **flags,
 ):
-    """A run's folder; `loss` is that of step 10, each figure is 1 more than the one before it."""
+    """A run's folder; `loss` is that of step 10, each metric is 1 more than the last one."""
     folder.mkdir(parents=True)
     flags = {"data": "multi30k", "lr": 0.002, "batch_tokens": 3072, "accumulate": 1} | flags
-    config = {"flags": flags, "world_size": processes, "parameters": 5_481_472}
-    (folder / "config.json").write_text(json.dumps(config | ({"mode": mode} if mode else {})))
+    config = {"mode": mode, "flags": flags, "world_size": processes, "parameters": 5_481_472}
+    (folder / "config.json").write_text(json.dumps(config))
     lines = [",".join([COMMON, *(f"valid_{name}" for name in figures)])]
     for i in range(1, rows + 1):
         valid = [""] * (1 + len(figures))
@@ -66,6 +67,20 @@ def write_run(
     return folder
 
 
+def table_of(*folders):
+    """The table of the runs in these folders."""
+    return runs_table.join_tables([runs_table.read_run(folder, []).row for folder in folders])
+
+
+def curves_of(*folders):
+    """The curves of the runs in these folders, by their names."""
+    curves = {}
+    for folder in folders:
+        run = runs_table.read_run(folder, [*curves])
+        curves[run.row["run"].iloc[0]] = run.curve
+    return curves
+
+
 def write_study(path, rows):
     """A study's CSV of these rows, dicts; what they leave out is empty."""
     with open(path, "w", newline="") as file:
@@ -76,7 +91,7 @@ def write_study(path, rows):
 
 
 def run_plot(*arguments, cwd):
-    """Runs plot.py in this process, which has matplotlib already; returns what run_script does."""
+    """Runs plot.py in this process, which has loaded matplotlib; returns as run_script does."""
     out, err, status = io.StringIO(), io.StringIO(), 0
     with (
         contextlib.chdir(cwd),
@@ -159,7 +174,7 @@ def test_thirty_runs(tmp_path):
 def test_without_bleu_there_is_no_panel_for_it(tmp_path):
     with_bleu, _ = draw(write_run(tmp_path / "a"), "--out", "1", cwd=tmp_path)
     without, output = draw(
-        write_run(tmp_path / "b", evaluated=False, mode=None), "--out", "2", cwd=tmp_path
+        write_run(tmp_path / "b", evaluated=False), "--out", "2", cwd=tmp_path
     )
     assert without["2/curves.png"][1] < 0.7 * with_bleu["1/curves.png"][1]
     assert output.splitlines()[-1].split()[-2:] == ["-", "-"]
@@ -188,11 +203,11 @@ def test_what_runs_differ_in_is_compared(tmp_path):
 
 
 def test_steps_of_examples_and_of_tokens_are_not_compared(tmp_path):
-    runs = [
-        studies.read_run(write_run(tmp_path / name, **{name: size}), [])
-        for name, size in (("batch_size", 64), ("batch_tokens", 2048))
-    ]
-    assert studies.compare(runs, "batch_tokens", "tokens_per_second") == {}
+    runs = table_of(
+        write_run(tmp_path / "examples", batch_size=64),
+        write_run(tmp_path / "tokens", batch_tokens=2048),
+    )
+    assert runs_table.compare(runs, "batch_tokens", "tokens_per_second") == {}
 
 
 def test_study(tmp_path):
@@ -227,43 +242,44 @@ def test_study(tmp_path):
 
 
 def test_a_table_that_an_editor_saved_loses_no_row(tmp_path):
-    """Its last line has no end; a row that is cut short is refused, not left out."""
-    rows = [
-        {
-            "mode": "ddp",
-            "processes": n,
-            "tokens_per_second": 9000 * n,
-            "lr": 1,
-            "batch_tokens": 9,
-        }
-        for n in (1, 2)
-    ]
+    """Its last line has no end."""
+    common = {"mode": "ddp", "lr": 1, "batch_tokens": 9}
+    rows = [common | {"processes": n, "tokens_per_second": 9000 * n} for n in (1, 2)]
     path = write_study(tmp_path / "study.csv", rows)
     path.write_text(path.read_text().rstrip())
-    assert [run["processes"] for run in studies.read_study(path)] == [1, 2]
-    path.write_text(path.read_text().rsplit(",", 1)[0])
-    with pytest.raises(ValueError, match="a row of more or fewer than 16 cells"):
-        studies.read_study(path)
+    assert [*runs_table.read_study(path)["processes"]] == [1, 2]
+
+
+def test_names_of_runs_stay_texts(tmp_path):
+    """Also those that could be numbers, or that pandas would take for missing values."""
+    names = ["0.0003", "NA", "null"]
+    path = write_study(tmp_path / "study.csv", [{"run": name} for name in names])
+    assert [*runs_table.read_study(path)["run"]] == names
 
 
 def test_runs_that_differ_in_another_flag_are_no_points_of_one_line(tmp_path):
-    runs = [
-        studies.read_run(
-            write_run(tmp_path / f"{n}-{mesh}", "fsdp", n, 1000 * n / mesh, mesh=mesh), []
-        )
-        for n, mesh in ((1, 1), (2, 1), (2, 2), (4, 2))
-    ]
-    assert sorted(
-        studies.compare(runs, "processes", "tokens_per_second").values(), key=str
-    ) == [{1: 1000, 2: 2000}, {2: 1000, 4: 2000}]
+    runs = table_of(
+        *[
+            write_run(tmp_path / f"{n}-{rows}", "fsdp", n, 1000 * n / rows, replicas=rows)
+            for n, rows in ((1, 1), (2, 1), (2, 2), (4, 2))
+        ]
+    )
+    lines = runs_table.compare(runs, "processes", "tokens_per_second")
+    assert [*lines.values()] == [{1: 1000, 2: 2000}, {2: 1000, 4: 2000}]
 
 
 def test_the_ideal_line_reaches_as_far_as_the_longest(tmp_path):
-    runs = [
-        studies.read_run(write_run(tmp_path / f"{mode}-{n}", mode, n, 1000 * n), [])
-        for mode, n in (("cpu", 1), ("cpu", 2), ("cpu", 4), ("ddp", 1), ("ddp", 2))
-    ]
-    assert studies.compare(runs, "processes", "speed_up")["ideal, from 1"] == {1: 1, 2: 2, 4: 4}
+    runs = table_of(
+        *[
+            write_run(tmp_path / f"{mode}-{n}", mode, n, 1000 * n)
+            for mode, n in (("cpu", 1), ("cpu", 2), ("cpu", 4), ("ddp", 1), ("ddp", 2))
+        ]
+    )
+    assert runs_table.compare(runs, "processes", "speed_up")["ideal, from 1"] == {
+        1: 1,
+        2: 2,
+        4: 4,
+    }
 
 
 def test_classifiers(tmp_path):
@@ -272,9 +288,9 @@ def test_classifiers(tmp_path):
         write_run(tmp_path / f"lr-{lr}", lr=lr, figures=("accuracy", "f1"))
         for lr in (0.001, 0.002)
     ]
-    run = studies.read_run(runs[0], [])
-    assert (run["valid_accuracy"], run["valid_f1"], run["test_f1"]) == (40, 41, 39.5)
-    assert studies.curves([run], "step", "valid_f1") == {
+    row = table_of(runs[0]).iloc[0]
+    assert (row["valid_accuracy"], row["valid_f1"], row["test_f1"]) == (40, 41, 39.5)
+    assert runs_table.curves(curves_of(runs[0]), "step", "valid_f1") == {
         "validation": {50: 11, 100: 21, 150: 31, 200: 41}
     }
     pictures, output = draw("--out", ".", *runs, cwd=tmp_path)
@@ -317,7 +333,7 @@ def confuse(run, matrix, classes):
 
 @pytest.mark.parametrize("classes", [2, 20, 300])
 def test_all_of_a_confusion_matrix_is_on_the_picture(tmp_path, monkeypatch, classes):
-    """No label leaves the picture or meets another; up to 20 classes no number leaves its cell."""
+    """No label leaves the figure or meets another; of 20 classes no number leaves its cell."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -355,71 +371,65 @@ def test_runs_are_compared_by_the_figures_that_they_share(tmp_path):
 
 
 def test_speed_up_and_efficiency():
-    speed_up, efficiency = studies.scaling({2: 1000.0, 4: 1800.0, 8: 3000.0})
-    assert speed_up == {2: 1, 4: 1.8, 8: 3}
-    assert efficiency == {2: 100, 4: 90, 8: 75}
+    speeds = pd.Series({2: 1000.0, 4: 1800.0, 8: 3000.0})
+    speed_up, efficiency = runs_table.scaling(speeds)
+    assert speed_up.to_dict() == {2: 1, 4: 1.8, 8: 3}
+    assert efficiency.to_dict() == {2: 100, 4: 90, 8: 75}
 
 
 def test_lines_of_a_comparison(tmp_path):
-    """A line for each mode, speed-up within the mode, and the median where a run was repeated."""
+    """A line for each mode, speed-up within it, and the median where a run was repeated."""
     speeds = {
         ("cpu", 1): [900, 1000, 1100],
         ("cpu", 2): [1800],
         ("ddp", 2): [2000],
         ("ddp", 4): [3000],
     }
-    runs = [
-        studies.read_run(write_run(tmp_path / f"{mode}-{n}-{speed}", mode, n, speed), [])
-        for (mode, n), values in speeds.items()
-        for speed in values
-    ]
-    lines = studies.compare(runs, "processes", "tokens_per_second")
+    runs = table_of(
+        *[
+            write_run(tmp_path / f"{mode}-{n}-{speed}", mode, n, speed)
+            for (mode, n), values in speeds.items()
+            for speed in values
+        ]
+    )
+    lines = runs_table.compare(runs, "processes", "tokens_per_second")
     assert lines == {"cpu": {1: 1000, 2: 1800}, "ddp": {2: 2000, 4: 3000}}
-    lines = studies.compare(runs, "processes", "speed_up")
+    lines = runs_table.compare(runs, "processes", "speed_up")
     assert lines == {
         "cpu": {1: 1, 2: 1.8},
         "ideal, from 1": {1: 1, 2: 2},
         "ddp": {2: 1, 4: 1.5},
         "ideal, from 2": {2: 1, 4: 2},
     }
-    assert studies.compare(runs, "lr", "valid_loss") == {}
+    assert runs_table.compare(runs, "lr", "valid_loss") == {}
 
 
 def test_a_line_joins_runs_alike_in_all_else(tmp_path):
-    """One for each --accumulate over delays; where all differ in more than x, one for the mode."""
-    runs = [
-        studies.read_run(
+    """One for each --accumulate over delays; where all differ in more, one for the mode."""
+    runs = table_of(
+        *[
             write_run(
                 tmp_path / f"{n}-{ms}", accumulate=n, delay_ms=ms, speed=5000 + 100 * n - ms
-            ),
-            [],
-        )
-        for n in (1, 4)
-        for ms in (20, 0)
-    ]
-    assert studies.compare(runs, "delay_ms", "tokens_per_second") == {
+            )
+            for n in (1, 4)
+            for ms in (20, 0)
+        ]
+    )
+    assert runs_table.compare(runs, "delay_ms", "tokens_per_second") == {
         "accumulate 1": {0: 5100, 20: 5080},
         "accumulate 4": {0: 5400, 20: 5380},
     }
-    weak = [
-        studies.read_run(
-            write_run(tmp_path / f"weak-{n}", processes=n, batch_tokens=1024 * n), []
-        )
-        for n in (1, 2)
-    ]
-    assert studies.compare(weak, "processes", "tokens_per_second") == {
-        "cpu": {1: 1000, 2: 1000}
-    }
-    assert (
-        studies.compare(
-            [weak[0], weak[1] | {"study": "other"}], "processes", "tokens_per_second"
-        )
-        == {}
+    weak = table_of(
+        *[write_run(tmp_path / f"weak-{n}", processes=n, batch_tokens=1024 * n) for n in (1, 2)]
     )
+    lines = runs_table.compare(weak, "processes", "tokens_per_second")
+    assert lines == {"cpu": {1: 1000, 2: 1000}}
+    weak.loc[1, "study"] = "other"
+    assert runs_table.compare(weak, "processes", "tokens_per_second") == {}
 
 
 def test_curves_of_a_run_that_is_going_on(tmp_path):
-    """Left out are a last row cut anywhere and values that are not finite; no summary is needed."""
+    """A last row cut anywhere and values that are not finite are left out."""
     folder = write_run(
         tmp_path / "run", end="\n210,0,126.00,105000,0.19,1e-3,0.5,1000,0.5,0.71,4"
     )
@@ -429,16 +439,17 @@ def test_curves_of_a_run_that_is_going_on(tmp_path):
         text = text.replace(f"000,{loss},0.001", f"000,{other},0.001")
     (folder / "metrics.csv").write_text(text)
     (folder / "summary.json").unlink()
-    run = studies.read_run(folder, [])
-    lines = studies.curves([run], "step", "loss")
+    curves = curves_of(folder)
+    lines = runs_table.curves(curves, "step", "loss")
     assert [*lines["training (running mean)"]] == [10, 20, *range(50, 201, 10)]
     assert lines["validation"] == pytest.approx(
         {50: 1.3, 100: 0.9, 150: 4 / 15 + 0.5, 200: 0.7}, abs=1e-6
     )
-    assert studies.curves([run], "minutes", "valid_bleu") == {
+    assert runs_table.curves(curves, "minutes", "valid_bleu") == {
         "validation": {0.5: 10, 1: 20, 1.5: 30, 2: 40}
     }
-    assert run["valid_bleu"] == 40 and math.isnan(run["test_bleu"])
+    row = table_of(folder).iloc[0]
+    assert row["valid_bleu"] == 40 and math.isnan(row["test_bleu"])
     draw(folder, cwd=tmp_path)
 
 
@@ -448,8 +459,8 @@ def test_folders_of_the_same_name_have_lines_of_their_own(tmp_path):
     ]
     _, output = draw("a/run", "b/run", cwd=tmp_path)
     assert [line.split()[0] for line in output.splitlines()[-2:]] == ["run", "b/run"]
-    both = [studies.read_run(runs[0], []), studies.read_run(runs[1], ["run"])]
-    assert len(studies.curves(both, "step", "train_loss")) == 2
+    lines = runs_table.curves(curves_of(*runs), "step", "train_loss")
+    assert [*lines] == ["run", str(runs[1])]
 
 
 @pytest.mark.parametrize("name", ["_run", "$a_$b", "x" * 200, "a b, c"])
@@ -510,9 +521,9 @@ def test_folders_that_cannot_be_drawn(tmp_path, how):
         STUDY + "\n",
         "a,b\n1,2\n",
         STUDY.replace("mode,", "") + "\n",
-        STUDY + "\n" + "x," * 15 + "x\n",
+        STUDY + "\n" + "x," * 14 + "x\n",
         "\0\0\n",
-        STUDY + "\nlr,one,cpu,1,3072,1,0.002,0,100,9000,2,2,30,,60,500\n",
+        STUDY + "\nlr,one,cpu,1,3072,1,0.002,0,,80,30,9000,2,2,30\n",
     ],
 )
 def test_studies_that_cannot_be_drawn(tmp_path, content):
@@ -520,7 +531,9 @@ def test_studies_that_cannot_be_drawn(tmp_path, content):
     (tmp_path / "study.csv").write_text(content)
     assert "study.csv" in refused("study.csv", cwd=tmp_path)
     write_study(tmp_path / "runs.csv", [])
-    assert f"a study, whose table is {tmp_path / 'runs.csv'}" in refused(tmp_path, cwd=tmp_path)
+    assert f"the folder of a study: pass its table, {tmp_path / 'runs.csv'}" in refused(
+        tmp_path, cwd=tmp_path
+    )
 
 
 def test_bad_use(tmp_path):
@@ -531,7 +544,7 @@ def test_bad_use(tmp_path):
     (tmp_path / "without" / "matplotlib").mkdir(parents=True)
     (tmp_path / "without" / "matplotlib" / "__init__.py").write_text("raise ImportError")
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "without")}
-    assert "pip install matplotlib" in refused(
+    assert "pip install matplotlib pandas" in refused(
         run, cwd=tmp_path, run=start_plot, env=environment
     )
 
@@ -539,4 +552,4 @@ def test_bad_use(tmp_path):
 def test_help_fits_a_screen(tmp_path):
     text = run_script("plot.py", "--help", cwd=tmp_path).stdout
     assert len(text.splitlines()) <= 24 and max(map(len, text.splitlines())) <= 90
-    assert "--out" in text and all(name in text for name in ("curves.png", *plot.PICTURES))
+    assert "--out" in text and all(name in text for name in ("curves.png", *plot.FIGURES))

@@ -243,9 +243,7 @@ def test_fsdp_gathers_a_classifiers_layers_twice_and_all_else_once(tmp_path, fro
             )
             for least in (0, 1)
         ]
-        formula = memory.Counter(model, torch.optim.AdamW(model.parameters())).formula(
-            1, "fp32", 2
-        )
+        formula = memory.formula(model, micro_batches=1, precision="fp32", world_size=2)
         assert formula["sent"] == 4 * (numbers[0] + (gathers - 4) * layer + numbers[1]) / 2
 
     in_forks(tmp_path, part)
