@@ -72,7 +72,7 @@ def alignment(model: Transformer, src: Tensor, tgt_in: Tensor) -> Tensor:
 
 def find_words(bpe: BPE, ids: list[int]) -> list[Word]:
     """Returns the words that token ids make up; eos is a word of its own, "end"."""
-    groups = []  # positions of each word's tokens
+    groups: list[list[int]] = []  # positions of each word's tokens
     for position, token in enumerate(ids):
         starts_word = token == EOS or bpe.tokenizer.id_to_token(token).startswith(
             "Ġ"

@@ -44,7 +44,7 @@ class Pool:
         models = [speed_up(model.to(device), device, bf16).eval() for model in models]
         self.search_batch = partial(search_batch, models, beam, n_best, bf16)
         self.procs = procs if device == "cpu" else 1
-        self.executor = None
+        self.executor: ProcessPoolExecutor | None = None
 
     def search(self, batches: list[Batch]) -> Iterator[list[list[Hypothesis]]]:
         """Yields for each batch what `beam_search` returns.
@@ -76,6 +76,9 @@ def search_batch(
 
 
 # --- Processes --------------------------------------------------------------------------------
+
+
+process_search: Callable  # in each process of the pool: what it calls with a batch
 
 
 def start_processes(procs: int, search: Callable) -> ProcessPoolExecutor:

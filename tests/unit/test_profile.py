@@ -163,7 +163,7 @@ def test_a_step_that_was_begun_again():
 def test_a_slow_network():
     """--delay-ms: the wait before an exchange belongs to it."""
     asked, carried = all_reduce(20, 10, (50, 55))
-    asked["dur"] = 30 * MS  # the wait is within the operator
+    asked["dur"] = 30.01 * MS  # the wait is within the operator
     events = marks(("batch", 0), ("optimizer", 10), ("end", 60))
     events += [
         event("network delay", 20, 50, "user_annotation"),
