@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path[:0] = [str(Path(__file__).parents[number]) for number in (1, 2)]
 
 MILLION = 1_000_000
 MODEL = shlex.split(

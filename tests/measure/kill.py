@@ -18,6 +18,9 @@ import tempfile
 import time
 from pathlib import Path
 
+# The helpers of the tests; importing them adds the paths of the project.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import torch
 from conftest import SMALL, children_of, mathematics, read_metrics, workers_of
 from parity import command

@@ -37,6 +37,9 @@ import uuid
 from collections import Counter
 from pathlib import Path
 
+# The helpers of the tests; importing them adds the paths of the project.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import torch
 from conftest import ROOT, SMALL, mathematics, read_metrics, workers_of
 from parity import command, write_corpus
@@ -618,8 +621,8 @@ def main() -> None:
         minutes = (time.time() - began) / 60
         head = [
             f"`{command_line}` (seed {args.seed}), {available_cores()} cores of "
-            f"{device_name('cpu')}, PyTorch {torch.__version__}, {minutes:.0f} minutes with the "
-            "undisturbed runs:",
+            f"{device_name('cpu')}, PyTorch {torch.__version__}, {minutes:.0f} minutes with "
+            "the undisturbed runs:",
             "",
             "| mode | what happened | times | what came of it |",
             "| --- | --- | --- | --- |",
