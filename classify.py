@@ -26,7 +26,7 @@ from support.classification.splits import hold_out
 from support.common.checkpoint import find_checkpoint, load
 from support.common.errors import make_parser, refuse, run_main
 from support.common.hardware import available_cores, find_device
-from support.common.kernels import speed_up
+from support.common.kernels import configure_backends, speed_up
 from support.common.prompt import prompt, readable
 from support.corpora.pairs import PARTS, read_lines
 from support.corpora.tables import TABLES, blocks, ending
@@ -89,6 +89,7 @@ class Labeller:
 
     def __init__(self, args: argparse.Namespace):
         """args: the command line, as `parse_arguments` gives it. Raises UserError."""
+        configure_backends()
         torch.set_num_threads(min(args.threads or available_cores(), available_cores()))
         self.path = find_checkpoint(args.checkpoint, "classification")
         model, self.saved = load_classifier(self.path)

@@ -3,19 +3,20 @@
     corpus = find_corpus("multi30k")                   # in support/corpora/pairs.py
     folder = prepare(corpus, cache, vocab_size=8000)   # trains the BPE and encodes, once
     batches = Batches(Pairs(folder, "train"), batch_tokens=4096, seed=1)
-    for src, tgt_in, tgt_out in batches.share(0, rank=0, world_size=1, accumulate=1): ...
+    src, tgt_in, tgt_out = batches.shard(step=0, shard=0, num_shards=1, device=torch.device("cpu"))
 
-What a step holds is a pure function of the corpus, the seed and the step's number. How many
-processes share it decides only who gets which of its sentences.
+The batch of each step is a deterministic function of the corpus, the seed and the step number, so
+every rank can compute it without communication.
 """
 
 import hashlib
 import json
+import math
 import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -30,7 +31,7 @@ PAD, BOS, EOS = 0, 1, 2
 FORMAT = 1  # of the encoded corpus: raise it where the same text would be stored otherwise
 
 
-# --- Byte-level BPE -------------------------------------------------------------------------------
+# --- Byte-level BPE ---------------------------------------------------------------------------
 
 
 class BPE:
@@ -72,7 +73,7 @@ class BPE:
         return " ".join(self.tokenizer.decode(ids).split())
 
 
-# --- The encoded corpus on disk -------------------------------------------------------------------
+# --- The encoded corpus on disk ---------------------------------------------------------------
 
 
 def prepare(
@@ -276,108 +277,116 @@ class Pairs:
         return src[:, 1:].contiguous(), tgt_in, tgt[:, 1:].contiguous()
 
 
-# --- Batches --------------------------------------------------------------------------------------
+# --- Batches ----------------------------------------------------------------------------------
+
+BLOCK_SIZE = (
+    1 << 20
+)  # examples that are sorted at a time, so that a large corpus fits in memory
 
 
 def group_by_length(
     lengths: list[np.ndarray], batch_tokens: int, rng: np.random.Generator, batch_size: int = 0
 ) -> list[np.ndarray]:
-    """Cuts examples into steps of `batch_size`, or of examples x the longest side <= batch_tokens.
+    """Cuts examples into steps of like length, so that little padding is needed.
 
-    lengths: (examples,) of each side. Examples are sorted by the longer side, then by how the sides
-    differ, and shuffled by `rng` among equals: neighbours fit together with little padding. The
-    number of examples depends on the length alone, in eights, so few distinct shapes occur and most
-    numbers of processes get equal shares.
+    lengths: (examples,) of each side, in tokens. A step takes `batch_size` examples, or, if
+    that is 0, as many as fit in `batch_tokens` tokens of the longer side. Examples of equal
+    lengths are shuffled by `rng`. The number of examples depends on the length alone, and is a
+    multiple of 8 from 32 on: few distinct shapes occur, and processes get equal shares.
     """
     longer = np.maximum(lengths[0], lengths[-1])
-    differ = lengths[0] - lengths[-1] + (1 << 15)
-    key = longer << 48 | differ << 32 | rng.permutation(len(longer))
-    order = np.argsort(-key)
-    steps, start = [], 0
+    difference = lengths[0] - lengths[-1]
+    shuffled = rng.permutation(len(longer))
+    order = np.lexsort((shuffled, difference, longer))[
+        ::-1
+    ]  # by the last key first, descending
+    steps = []
+    start = 0
     while start < len(order):
-        rows = batch_size or max(1, batch_tokens // int(longer[order[start]]))
-        rows -= rows % 8 if rows >= 32 and not batch_size else 0
-        steps.append(order[start : start + rows])
-        start += rows
+        size = batch_size
+        if not size:
+            size = max(1, batch_tokens // int(longer[order[start]]))
+            if size >= 32:
+                size -= size % 8
+        steps.append(order[start : start + size])
+        start += size
     return steps
 
 
-AT_ONCE = 1 << 20  # examples
-
-
 class Batches:
-    """The steps of training: which examples each takes, and which of them each process takes.
+    """The batches of training: a pure function of the corpus, the seed and the step's number.
 
-    examples: Pairs, or Texts or Pictures of support/classification/examples.py; limits: see `group_by_length`.
+    examples: Pairs, or a classifier's examples (support/classification/examples.py).
+    batch_tokens, batch_size: the size of a step over all processes, see `group_by_length`.
     """
 
     def __init__(self, examples, batch_tokens: int, seed: int, batch_size: int = 0):
-        self.examples, self.seed = examples, seed
-        self.limits = {"batch_tokens": batch_tokens, "batch_size": batch_size}
-        self.plan = lru_cache(maxsize=2)(self.plan)
-        # A large corpus is planned a block at a time, every n-th pair of it, to bound the memory.
-        self.blocks = -(-len(examples) // AT_ONCE)
-        self.starts = np.cumsum(
-            [0, *(len(self.plan(0, block)) for block in range(self.blocks))]
-        )
-        self.thread, self.ahead = ThreadPoolExecutor(1), {}
+        self.examples = examples
+        self.seed = seed
+        self.batch_tokens = batch_tokens
+        self.batch_size = batch_size
+        self.num_blocks = math.ceil(len(examples) / BLOCK_SIZE)
+        self.plan = lru_cache(maxsize=2)(self.plan_block)
+        steps_of_blocks = [len(self.plan(0, block)) for block in range(self.num_blocks)]
+        self.block_starts = np.cumsum([0, *steps_of_blocks])  # the first step of each block
+        self.executor = ThreadPoolExecutor(max_workers=1)
+        self.prefetched: dict[tuple[int, int], Future] = {}  # by step and shard
 
     def __len__(self) -> int:
-        """Steps in an epoch: the same in each, since lengths alone decide it."""
-        return int(self.starts[-1])
+        """Returns the number of steps in an epoch: the same in each, as lengths decide it."""
+        return int(self.block_starts[-1])
 
-    def plan(self, epoch: int, block: int) -> list[np.ndarray]:
-        """The examples of each step in one block of an epoch."""
+    def plan_block(self, epoch: int, block: int) -> list[np.ndarray]:
+        """Returns the examples of each step in one block of an epoch, in random order."""
         rng = np.random.default_rng([self.seed, epoch, block])
-        rows = np.arange(block, len(self.examples), self.blocks)
-        steps = group_by_length(self.examples.lengths(rows), rng=rng, **self.limits)
+        rows = np.arange(block, len(self.examples), self.num_blocks)
+        lengths = self.examples.lengths(rows)
+        steps = group_by_length(lengths, self.batch_tokens, rng, self.batch_size)
         return [rows[steps[i]] for i in rng.permutation(len(steps))]
 
     def rows(self, step: int) -> np.ndarray:
-        """The examples of a step, (examples,), int64; steps are counted from 0 over all epochs."""
-        epoch, step = divmod(step, len(self))
-        block = int(np.searchsorted(self.starts, step, side="right")) - 1
-        return self.plan(epoch, block)[step - self.starts[block]]
+        """Returns which examples a step has, (examples,); steps count on over the epochs."""
+        epoch, step_of_epoch = divmod(step, len(self))
+        block = int(np.searchsorted(self.block_starts, step_of_epoch, side="right")) - 1
+        return self.plan(epoch, block)[step_of_epoch - self.block_starts[block]]
 
     def targets(self, step: int) -> int:
-        """What a step's loss is divided by: its targets in all processes and micro-batches."""
+        """Returns how many targets a step has in all shards: what its loss is divided by."""
         return self.examples.targets(self.rows(step))
 
-    def step(
-        self, step: int, rank: int, world_size: int, accumulate: int, device: torch.device
-    ):
-        """One process's micro-batches of a step, on `device`, each with the number still to come.
+    def shard(
+        self, step: int, shard: int, num_shards: int, device: torch.device
+    ) -> tuple[torch.Tensor, ...]:
+        """Returns one shard of a step's examples as tensors on `device`.
 
-        There are `accumulate` of them, of the same widths everywhere. Those for a GPU are made a
-        step ahead and copied while it computes.
+        Shard i of n holds the step's examples i, i + n, i + 2n, ... All shards have the same
+        widths. For a GPU, the same shard of the next step is made meanwhile, in a thread, and
+        the copy to the GPU does not wait for what the GPU is computing.
         """
+        if device.type != "cuda":
+            return self.make_shard(step, shard, num_shards)
+        prefetched = self.prefetched.pop((step, shard), None)
+        following = self.executor.submit(self.make_shard, step + 1, shard, num_shards, True)
+        self.prefetched[step + 1, shard] = following
+        if prefetched is None:
+            batch = self.make_shard(step, shard, num_shards, pin_memory=True)
+        else:
+            batch = prefetched.result()
+        return tuple(tensor.to(device, non_blocking=True) for tensor in batch)
 
-        def make(step: int) -> list[tuple[torch.Tensor, ...]]:
-            parts = self.share(step, rank, world_size, accumulate)
-            if device.type == "cuda":
-                parts = [[part.pin_memory() for part in batch] for batch in parts]
-            return parts
-
-        parts = self.ahead.pop(step).result() if step in self.ahead else make(step)
-        if device.type == "cuda":
-            self.ahead = {step + 1: self.thread.submit(make, step + 1)}
-        for left, batch in zip(reversed(range(accumulate)), parts):
-            yield left, [part.to(device, non_blocking=True) for part in batch]
-
-    def share(
-        self, step: int, rank: int, world_size: int, accumulate: int
-    ) -> list[tuple[torch.Tensor, ...]]:
-        """What `step` gives, made on the CPU: process r takes the shares r, r + world_size, …"""
+    def make_shard(
+        self, step: int, shard: int, num_shards: int, pin_memory: bool = False
+    ) -> tuple[torch.Tensor, ...]:
+        """Makes a shard in the CPU's memory, which is pinned if it is to be copied to a GPU."""
         rows = self.rows(step)
         widths = [int(lengths.max()) for lengths in self.examples.lengths(rows)]
-        shares = world_size * accumulate
-        return [
-            self.batch(rows[i::shares], widths, step // len(self))
-            for i in range(rank, shares, world_size)
-        ]
+        batch = self.collate(rows[shard::num_shards], widths, epoch=step // len(self))
+        if pin_memory:
+            return tuple(tensor.pin_memory() for tensor in batch)
+        return batch
 
-    def batch(
+    def collate(
         self, rows: np.ndarray, widths: list[int], epoch: int
     ) -> tuple[torch.Tensor, ...]:
-        """The examples `rows` as tensors; a classifier's may look different in each epoch."""
+        """Makes tensors of examples; a classifier's may look different in each epoch."""
         return self.examples.batch(rows, *widths)

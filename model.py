@@ -34,7 +34,7 @@ class LayerConfig:
     bias: bool = False  # in attention's projections
     activation: str = "relu"  # between the feed-forward layers
     epsilon: float = 1e-5  # of layer norm
-    KNOWN = {"norm": ("pre", "post"), "activation": ("relu", "gelu")}
+    CHOICES = {"norm": ("pre", "post"), "activation": ("relu", "gelu")}
 
     def __post_init__(self):
         for name in ("layers", "d_model", "heads", "d_ff", "max_length"):
@@ -47,11 +47,9 @@ class LayerConfig:
         for name in ("dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} is not in [0, 1)")
-        for name, known in self.KNOWN.items():
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"{name} {getattr(self, name)!r} is none of {', '.join(known)}"
-                )
+        for name, choices in self.CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} {getattr(self, name)!r} is not in {choices}")
 
 
 @dataclass
@@ -71,8 +69,9 @@ class ModelConfig(LayerConfig):
 def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d_head)) v (section 3.2.1).
 
-    q: (batch, heads, tgt, d_head); k, v: (batch, heads, src, d_head); mask: True where attention is
-    allowed, broadcastable to (batch, heads, tgt, src). Returns (batch, heads, tgt, d_head).
+    q: (batch, heads, tgt, d_head); k, v: (batch, heads, src, d_head); mask: True where
+    attention is allowed, broadcastable to (batch, heads, tgt, src). Returns (batch, heads, tgt,
+    d_head).
     """
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (batch, heads, tgt, src)
     # The lowest finite number, not -inf: a row that is all padding gets equal weights, not NaN.
@@ -81,11 +80,10 @@ def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head attention (section 3.2.2), of a sentence to itself or to the encoder's output."""
+    """Multi-head attention (section 3.2.2), of a sentence to itself or to another sequence."""
 
-    attend: Callable = staticmethod(
-        scaled_dot_product
-    )  # support/common/kernels.py has a faster one
+    # support/common/kernels.py replaces it with a faster one.
+    attend: Callable = staticmethod(scaled_dot_product)
 
     def __init__(self, config: LayerConfig):
         super().__init__()
@@ -99,7 +97,10 @@ class Attention(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def forward(self, x: Tensor, source: Tensor, mask: Tensor) -> Tensor:
-        """x: (batch, tgt, d_model) attends to source: (batch, src, d_model) where mask is True."""
+        """x: (batch, tgt, d_model) attends to source: (batch, src, d_model) where mask is True.
+
+        Returns (batch, tgt, d_model).
+        """
         q = self.split(self.query(x))
         k, v = map(self.split, self.key_value(source).chunk(2, dim=-1))
         y = self.attend(q, k, v, mask)  # (batch, heads, tgt, d_head)
@@ -168,8 +169,8 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """The projection to the vocabulary (section 3.4) and the loss (5.4), summed over tokens.
 
-    x: (tokens, d_model); weight: (vocabulary, d_model); target: (tokens,). Returns (loss, nll): the
-    label-smoothed loss, which has the gradient, and the negative log-likelihood in nats.
+    x: (tokens, d_model); weight: (vocabulary, d_model); target: (tokens,). Returns (loss, nll):
+    the label-smoothed loss, which has the gradient, and the negative log-likelihood in nats.
     """
     log_p = F.linear(x, weight).float().log_softmax(-1)  # (tokens, vocabulary)
     nll = F.nll_loss(log_p, target, reduction="sum")
@@ -184,7 +185,7 @@ def sinusoids(positions: Tensor, d_model: int) -> Tensor:
 
 
 class Transformer(nn.Module):
-    """Encoder and decoder (figure 1); one matrix for both embeddings and the projection (3.4)."""
+    """Encoder and decoder (figure 1), whose embeddings share a matrix (section 3.4)."""
 
     loss: Callable = staticmethod(cross_entropy)
 
@@ -194,7 +195,8 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
-        # Pre-norm leaves the sum of all sub-layers as it is, so it needs one more norm at the end.
+        # Pre-norm leaves the sum of all sub-layers as it is, so it needs one more norm at the
+        # end.
         last = nn.LayerNorm if config.norm == "pre" else nn.Identity
         self.encoder_norm = last(config.d_model, eps=config.epsilon)
         self.decoder_norm = last(config.d_model, eps=config.epsilon)
@@ -205,13 +207,13 @@ class Transformer(nn.Module):
         return [*self.encoder, *self.decoder]
 
     def embed(self, ids: Tensor, first: int = 0) -> Tensor:
-        """ids: (batch, length), at positions from `first` on. Returns (batch, length, d_model)."""
+        """ids: (batch, length), at positions `first`, ... Returns (batch, length, d_model)."""
         positions = torch.arange(first, first + ids.shape[1], device=ids.device)
         x = self.embedding(ids) * math.sqrt(self.config.d_model)
         return self.dropout(x + sinusoids(positions, self.config.d_model))
 
     def encode(self, src: Tensor) -> tuple[Tensor, Tensor]:
-        """src: (batch, src) ids. Returns memory (batch, src, d_model), mask (batch, 1, 1, src)."""
+        """src: (batch, src) ids. Returns memory (batch, src, d_model) and its mask."""
         mask = (src != self.config.pad)[:, None, None]
         x = self.embed(src)
         for layer in self.encoder:
@@ -219,8 +221,9 @@ class Transformer(nn.Module):
         return self.encoder_norm(x), mask
 
     def decode(self, tgt_in: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
-        """tgt_in: (batch, tgt) ids. Returns what the projection takes, (batch, tgt, d_model)."""
-        # Padding comes last: the mask that hides later positions hides it, too, from real tokens.
+        """tgt_in: (batch, tgt) ids. Returns (batch, tgt, d_model), for the projection."""
+        # Padding comes last: the mask that hides later positions hides it, too, from real
+        # tokens.
         length = tgt_in.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=tgt_in.device).tril()
         x = self.embed(tgt_in)
@@ -228,68 +231,81 @@ class Transformer(nn.Module):
             x = layer(x, causal, memory, memory_mask)
         return self.decoder_norm(x)
 
-    def forward(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> tuple[Tensor, Tensor]:
-        """(loss, nll) of a batch, each a sum over its target tokens: see `cross_entropy`.
+    def forward(
+        self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor] | Tensor:
+        """Returns (loss, nll) of a batch, sums over its target tokens: see `cross_entropy`.
 
-        src: (batch, src); tgt_in: (batch, tgt), begins with bos; tgt_out: (batch, tgt), the same
-        one token further on, ends with eos. Padding is at the end and counts for nothing.
+        src: (batch, src); tgt_in: (batch, tgt), begins with bos; tgt_out: (batch, tgt), the
+        same one token further on, ends with eos. Padding is at the end and counts for nothing.
+        Without tgt_out it returns the logits in fp32, (batch, tgt, vocabulary).
         """
-        real = (tgt_out != self.config.pad).flatten().nonzero().squeeze(1)
-        x = self.decode(tgt_in, *self.encode(src)).flatten(0, 1).index_select(0, real)
-        target = tgt_out.flatten().index_select(0, real)
+        memory, memory_mask = self.encode(src)
+        x = self.decode(tgt_in, memory, memory_mask)  # (batch, tgt, d_model)
+        if tgt_out is None:
+            return F.linear(x, self.embedding.weight).float()
+        # Most of the work is in the projection: padding is left out before it.
+        is_token = (tgt_out != self.config.pad).flatten()
+        tokens = is_token.nonzero().squeeze(1)
+        x = x.flatten(0, 1).index_select(0, tokens)  # (tokens, d_model)
+        target = tgt_out.flatten().index_select(0, tokens)
         return self.loss(x, self.embedding.weight, target, self.config.label_smoothing)
-
-    def score(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> tuple[Tensor, Tensor]:
-        """To evaluate: (nll, how many targets are the most likely token), sums over a batch."""
-        x, real = self.decode(tgt_in, *self.encode(src)), tgt_out != self.config.pad
-        logits = F.linear(x[real], self.embedding.weight).float()  # (tokens, vocabulary)
-        nll = F.cross_entropy(logits, tgt_out[real], reduction="sum")
-        return nll, (logits.argmax(-1) == tgt_out[real]).sum()
 
     @torch.inference_mode()
     def greedy(self, src: Tensor) -> Tensor:
-        """Takes the most likely next token each time (support/translation/beam.py searches better, and faster).
+        """Returns translations, taking the most likely next token each time.
 
         src: (batch, src) ids. Returns (batch, tgt) ids, padded after eos, without bos.
+        support/translation/beam.py has beam search, and does not compute earlier positions
+        anew.
         """
-        memory, mask = self.encode(src)
+        memory, memory_mask = self.encode(src)
         ids = torch.full((len(src), 1), self.config.bos, device=src.device)
-        ended = torch.zeros_like(ids[:, 0], dtype=torch.bool)
+        ended = torch.zeros(len(src), dtype=torch.bool, device=src.device)
         while ids.shape[1] <= self.config.max_length and not ended.all():
-            logits = F.linear(self.decode(ids, memory, mask)[:, -1], self.embedding.weight)
+            x = self.decode(ids, memory, memory_mask)[:, -1]  # (batch, d_model)
+            logits = F.linear(x, self.embedding.weight)
             token = logits.argmax(-1).masked_fill(ended, self.config.pad)
-            ids, ended = (
-                torch.cat([ids, token[:, None]], dim=1),
-                ended | (token == self.config.eos),
-            )
+            ids = torch.cat([ids, token[:, None]], dim=1)
+            ended = ended | (token == self.config.eos)
         return ids[:, 1:]
+
+
+# Learned vectors of tokens and positions; the last two are a classifier's.
+EMBEDDINGS = ("embedding.weight", "positions", "first")
 
 
 @torch.no_grad()
 def initialize(model: nn.Module, seed: int) -> None:
-    """Fills matrices at random, the same in every process and script for a seed; biases with 0.
+    """Fills a model's matrices at random, in every process and script alike; biases with 0.
 
-    It makes one parameter at a time, so a process that keeps only its shard of each (train_fsdp.py)
-    never holds the whole model.
+
+    It makes one parameter at a time. So a process that keeps only a shard of each parameter, as
+    in train_fsdp.py, never holds the whole model.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        whole = torch.zeros(parameter.shape)  # biases stay 0
+        values = torch.zeros(parameter.shape)  # biases stay 0
         if name.endswith("norm.weight"):
-            whole.fill_(1)
-        elif name in ("embedding.weight", "positions", "first"):
-            nn.init.normal_(whole, std=whole.shape[1] ** -0.5, generator=generator)
-        elif whole.dim() == 4:  # of a convolution; a ReLU follows
-            nn.init.kaiming_uniform_(whole, nonlinearity="relu", generator=generator)
-        elif whole.dim() > 1:
-            nn.init.xavier_uniform_(whole, generator=generator)
-        if hasattr(parameter, "placements"):  # FSDP's DTensor: a shard is kept here
-            from torch.distributed.tensor import distribute_tensor
+            values.fill_(1)
+        elif name in EMBEDDINGS:
+            nn.init.normal_(values, std=values.shape[1] ** -0.5, generator=generator)
+        elif values.dim() == 4:  # of a convolution, which a ReLU follows
+            nn.init.kaiming_uniform_(values, nonlinearity="relu", generator=generator)
+        elif values.dim() > 1:
+            nn.init.xavier_uniform_(values, generator=generator)
+        if hasattr(parameter, "placements"):  # FSDP's DTensor: every process keeps its shard
+            values = shard_like(parameter, values)
+        parameter.copy_(values)
 
-            whole = distribute_tensor(
-                whole.to(parameter.device),
-                parameter.device_mesh,
-                parameter.placements,
-                src_data_rank=None,
-            )
-        parameter.copy_(whole)
+
+def shard_like(parameter: Tensor, values: Tensor) -> Tensor:
+    """Returns this process's shard of `values`, placed as that of the DTensor `parameter`."""
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(
+        values.to(parameter.device),
+        parameter.device_mesh,
+        parameter.placements,
+        src_data_rank=None,  # every process has made the same values: nothing is sent
+    )

@@ -1,8 +1,10 @@
-"""Trains under torchrun: a process per GPU or core, each with a shard of the model (FSDP2).
+r"""Trains under torchrun: each process, a GPU's or a core's, has a shard of the model (FSDP).
 
     torchrun --standalone --nproc-per-node 2 train_fsdp.py --data multi30k
+    torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
+        train_fsdp.py --data multi30k  # the same on both nodes; HOST is one of them
 
-The three train_*.py do the same step, and differ only in how processes share it: see README.md.
+The three train_*.py compute the same step. They differ only in how processes share it.
 """
 
 import math
@@ -13,119 +15,93 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (
-    MixedPrecisionPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.utils import clip_grad_norm_
 
 from model import initialize
 from support.distributed.launch import rank_0_first, torchrun
 from support.distributed.signals import stop_requested
-from support.training.flags import parse_arguments
+from support.training.command_line import parse_arguments
+from support.training.optim import learning_rate, parameter_groups, seed_step, set_learning_rate
 from support.training.run import Run
-from support.training.schedule import learning_rate, parameter_groups, seed_step
+from support.training.settings import FsdpSettings
 from support.training.tasks import find_task
 
 
-def train(rank: int, world_size: int, store: dist.Store, args) -> bool:
-    """One process's part of a run. Returns whether it was asked to stop.
-
-    store: where processes find each other. args: the same flags in all of them.
-    """
-    # --- Processes: who takes part
-    device, backend = torch.device("cpu"), "gloo"
+def train(rank: int, world_size: int, args: FsdpSettings) -> None:
+    """Runs in each of `world_size` processes, with the same args and its own rank from 0."""
+    # --- Process group: who takes part
+    device = torch.device("cpu")
+    backend = "gloo"
     if args.device == "cuda":
-        # LOCAL_RANK: each node counts its GPUs from 0. Gloo sends CPU tensors, NCCL GPU ones.
-        device, backend = (
-            torch.device("cuda", int(os.environ["LOCAL_RANK"])),
-            "cpu:gloo,cuda:nccl",
-        )
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # from 0 on each node
+        backend = "cpu:gloo,cuda:nccl"  # Gloo for CPU tensors, NCCL for GPU tensors
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        backend,
-        store=store,
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=args.timeout),
-    )
+    dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))
 
     # --- Task: what is trained, and on what data
-    with rank_0_first(store, rank):  # it prepares the data for the others
+    with rank_0_first():  # it prepares the data for the other ranks
         task = find_task(args)
 
-    # --- Model and optimizer: in every process from the same seed or checkpoint
+    # --- Model and optimizer: the same in every rank, from the same seed or checkpoint
     with torch.device("meta"):  # shapes without memory, as yet
         model = task.model()
-    # What is gathered travels in bf16, what is summed in fp32; the shards stay in fp32.
+    # --replicas N: N rows of ranks; each row holds the model once, each rank a shard of it.
+    mesh_shape = (args.replicas, world_size // args.replicas)
+    mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=("replicate", "shard"))
+    mesh = mesh if args.replicas > 1 else mesh["shard"]
+    # Parameters are gathered in bf16 and gradients summed in fp32; the shards stay in fp32.
     bf16 = torch.bfloat16 if args.precision == "bf16" else None
-    # --replicas N: N rows of processes; each row holds the model once, each process a shard of it.
-    rows = init_device_mesh(
-        device.type,
-        (args.replicas, world_size // args.replicas),
-        mesh_dim_names=("copy", "shard"),
-    )
-    how = {
-        "mesh": rows if args.replicas > 1 else rows["shard"],
-        "mp_policy": MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=torch.float32),
-    }
-    for part in [*model.layers(), model]:  # then the rest: embeddings, norms
-        fully_shard(part, **how)  # gathered as one
-    register_fsdp_forward_method(model, "score")  # what evaluation calls, not forward
-    model.to_empty(device=device)  # room for the shards, not yet filled
+    precision = MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=torch.float32)
+    for module in [*model.layers(), model]:  # layer by layer; the rest of the model comes last
+        fully_shard(module, mesh=mesh, mp_policy=precision)
+    model.to_empty(device=device)  # room for the shards, which initialize() fills
     initialize(model, args.seed)
     parameters = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(
-        parameter_groups(model, args), betas=(0.9, 0.98), eps=1e-9, fused=True
-    )
+    groups = parameter_groups(model, args)
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9, fused=True)
     run = Run(args, task, rank, world_size)
     step = run.restore(model, optimizer)
-    compiled = torch.compile(model) if args.compile else model
+    train_model = torch.compile(model) if args.compile else model
 
-    # --- The loop: each turn is one step of all processes; left: micro-batches still to come
+    # --- The loop: each turn is one step of all ranks
+    max_norm = args.clip or math.inf  # 0: the norm is measured, nothing is clipped
+    num_shards = world_size * args.accumulate  # a micro-batch each
     stopping = False
     while step < run.last and not stopping:
-        seed_step(args.seed, step, rank)  # dropout differs between processes
+        seed_step(args.seed, step, rank)  # dropout differs between ranks
         lr = learning_rate(step + 1, args, run.last)
-        targets = task.targets(step)  # how many the whole step has
-        sums = torch.zeros(2, dtype=torch.float64, device=device)  # nll, requests to stop
-        for left, batch in task.batches(step, rank, world_size, args.accumulate, device):
-            model.set_requires_gradient_sync(not left)  # only the last one sends gradients
-            with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-                loss, nll = compiled(*batch)  # sums; nll: without label smoothing
-            (loss * world_size / targets).backward()  # DDP and FSDP average the gradients
-            sums[0] += nll
+        targets = task.batches.targets(step)  # tokens to predict, in all shards of the step
+        nll = torch.zeros((), dtype=torch.float64, device=device)
+        for shard in range(rank, num_shards, world_size):
+            # Shard i of n holds the step's examples i, i + n, i + 2n, ...
+            batch = task.batches.shard(step, shard, num_shards, device)
+            is_last = shard + world_size >= num_shards
+            model.set_requires_gradient_sync(is_last)  # only then are gradients sent
+            with torch.autocast(device.type, torch.bfloat16, args.precision == "bf16"):
+                loss, batch_nll = train_model(*batch)  # sums; the nll is without smoothing
+            (loss * world_size / targets).backward()  # DDP and FSDP average over ranks
+            nll += batch_nll
 
-        # --- Synchronize: sums over all processes
-        sums[1] = stop_requested()  # one asks, and all stop together
-        dist.all_reduce(sums)
-        nll, stopping = sums.tolist()
-
-        # --- Step: each process updates what it keeps; --clip 0 measures the norm, clips nothing
-        norm = float(clip_grad_norm_(parameters, args.clip or math.inf).full_tensor())
-        for group in optimizer.param_groups:
-            group["lr"] = lr * group["scale"]  # of a head: --head-lr / --lr; else 1
+        # --- Step: each rank updates the weights that it keeps
+        norm = clip_grad_norm_(parameters, max_norm).full_tensor()  # of all shards
+        set_learning_rate(optimizer, lr)
         optimizer.step()
         optimizer.zero_grad()
         step += 1
         run.record(step, nll, targets, norm)
+        stopping = stop_requested()  # if one rank is asked to stop, all stop
 
-        # --- Evaluate and save: all take part, rank 0 writes
+        # --- Evaluate and save: all ranks take part, rank 0 writes
         if run.should_evaluate(step):
             run.save_best(step, model, task.evaluate(model, "valid", rank, world_size))
         if run.should_save(step, stopping):
-            run.save_checkpoint(step, *get_state_dict(model, optimizer, options=run.options))
+            states = get_state_dict(model, optimizer, options=run.state_dict_options)
+            run.save_checkpoint(step, *states)
 
     # --- The end
     run.finish(step, model, stopping)
-    return bool(stopping)
 
 
 if __name__ == "__main__":
-    args = parse_arguments(
-        __doc__,
-        sharded=(bool, False, "last.pt in parts, one per process"),
-        replicas=(int, 1, "copies of the whole model; usually one per node"),
-    )
-    torchrun(train, args)  # started by the command torchrun
+    torchrun(train, parse_arguments(__doc__, FsdpSettings))

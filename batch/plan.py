@@ -1,14 +1,15 @@
-"""Plans a run before it starts: does it fit, how long does it take, on how many GPUs?
+"""Estimates before a run starts: does the model fit, how long does it take, on how many GPUs?
 
-    python batch/plan.py --kind h100 --nodes 2 --data multi30k
-    python batch/plan.py --kind a100-40 --gpus-per-node 4 --layers 12 --d-model 1024 --heads 16 \\
-        --d-ff 4096 --batch-tokens 262144 --total-tokens 1e10 --picture plan.png
-    python batch/plan.py --kind cpu --gpus-per-node 2 --measure
+    python batch/plan.py --hardware h100 --nodes 2 --data multi30k
+    python batch/plan.py --hardware a100-40 --gpus-per-node 4 --layers 12 --d-model 1024 \\
+        --heads 16 --d-ff 4096 --batch-tokens 262144 --total-tokens 1e10 --plot plan.png
+    python batch/plan.py --hardware cpu --gpus-per-node 2 --measure
 
-For DDP, FSDP, and FSDP within each node (--replicas): the memory of the largest process by part,
-seconds of a step, tokens/s, MFU, hours, the fewest GPUs that hold the model, the best --accumulate;
-and for the fastest the lines of its SBATCH file. Every sentence counts as --max-length tokens long.
-Assumptions are the numbers at the top of support/planning/estimate.py and support/planning/footprint.py.
+For DDP, FSDP, and FSDP within each node (--replicas) it prints the memory of the largest
+process by part, the seconds of a step, tokens/s, MFU, hours, the fewest GPUs that hold the
+model, and the best --accumulate; and for the fastest mode the lines of its SBATCH file. Every
+sentence counts as --max-length tokens long. The assumptions are the numbers at the top of
+support/planning/estimate.py and support/planning/footprint.py.
 """
 
 import argparse
@@ -22,8 +23,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.common.errors import UserError, make_parser, run_main
 from support.common.kernels import fast_precision
 from support.corpora.tables import aligned
-from support.planning.estimate import KINDS, MODES, MOST, Kind, Plan, best, smallest
-from support.planning.footprint import Job
+from support.planning.estimate import (
+    HARDWARE,
+    MAX_GPUS,
+    MODE_NAMES,
+    Estimate,
+    Hardware,
+    best,
+    fewest_gpus,
+)
+from support.planning.footprint import TrainingStep
 from support.training.flags import BOUNDS, FLAGS, add_flag, check_bounds
 from support.translation.task import PRESETS, model_config
 
@@ -47,21 +56,21 @@ SHARED = (
 )
 OWN = [
     ("--data", str, "", f"begin with the flags that are best for {' or '.join(PRESETS)}"),
-    ("--kind", str, "h100", f"of GPU or CPU: {', '.join(KINDS)}"),
-    ("--nodes", int, 1, "machines"),
-    ("--gpus-per-node", int, 8, "GPUs, or processes of a CPU, on each"),
-    ("--memory-gb", float, 0.0, "of a GPU; this and the next four replace its kind's figures"),
-    ("--tflops", float, 0.0, "peak of a GPU in --precision"),
+    ("--hardware", str, "h100", f"GPU, or the CPU: {', '.join(HARDWARE)}"),
+    ("--nodes", int, 1, "number of nodes"),
+    ("--gpus-per-node", int, 8, "GPUs, or processes of a CPU, on each node"),
+    ("--memory-gb", float, 0.0, "memory of a GPU; 0 here and below: as known of --hardware"),
+    ("--tflops", float, 0.0, "peak TFLOP/s of a GPU in --precision"),
     ("--efficiency", float, 0.0, "share of --tflops that computing alone reaches"),
     ("--bandwidth-inside", float, 0.0, "GB/s, one way, between the GPUs of a node"),
     ("--bandwidth-between", float, 0.0, "GB/s, one way, of a node's network"),
     ("--total-tokens", float, 0.0, "source and target tokens of the whole run, for its hours"),
-    ("--measure", bool, False, "with --kind cpu: find out this machine's rates first"),
-    ("--picture", str, "", "draw it over 1 to 1,024 GPUs, to this file"),
+    ("--measure", bool, False, "with --hardware cpu: measure this machine's rates first"),
+    ("--plot", str, "", "plot the estimate over 1 to 1,024 GPUs, to this PNG file"),
 ]
 LIMITS = {
-    "nodes": (1, MOST),
-    "gpus_per_node": (1, MOST),
+    "nodes": (1, MAX_GPUS),
+    "gpus_per_node": (1, MAX_GPUS),
     "memory_gb": (0, 10**6),
     "tflops": (0, 10**6),
     "efficiency": (0, 1),
@@ -69,195 +78,261 @@ LIMITS = {
     "bandwidth_between": (0, 10**6),
     "total_tokens": (0, 1e18),
 }
-NAMES = {"cpu": "train_cpu.py", "ddp": "DDP", "fsdp": "FSDP", "mesh": "FSDP --replicas"}
 
 
 def read_flags() -> argparse.Namespace:
-    """The command line, completed and checked. Raises UserError."""
-    every = {flag[0][2:].replace("-", "_"): flag for flags in FLAGS.values() for flag in flags}
-    parser, defaults = make_parser(__doc__, ""), {}
-    for flag, kind, default, text in [every[name] for name in SHARED] + OWN:
-        shown = "the best" if flag == "--accumulate" else default or ""
+    """Returns the flags, completed and checked; `given`: those of the command line.
+
+    Raises UserError.
+    """
+    shared = {}
+    for flags in FLAGS.values():
+        for flag in flags:
+            name = flag[0][2:].replace("-", "_")
+            if name in SHARED:
+                shared[name] = flag
+    parser = make_parser(__doc__, "")
+    defaults = {}
+    for flag, kind, default, text in [*(shared[name] for name in SHARED), *OWN]:
+        shown = default or ""
+        if flag == "--accumulate":
+            shown = "the best"
         defaults[add_flag(parser, flag, kind, shown, text)] = default
     given = vars(parser.parse_args())
-    presets = PRESETS.get(data := given.get("data", ""), {})
-    if data and not presets:
-        raise UserError(f"--data {data}: known are {', '.join(PRESETS)}")
-    args = argparse.Namespace(**defaults | presets | given, given=given)
+    data = given.get("data", "")
+    if data and data not in PRESETS:
+        raise UserError(f"--data {data}: choose one of {', '.join(PRESETS)}")
+    flags = defaults | PRESETS.get(data, {}) | given
+    args = argparse.Namespace(**flags, given=given)
     check_bounds(args, BOUNDS | LIMITS)
-    if args.nodes * args.gpus_per_node > MOST:
-        raise UserError(f"{args.nodes * args.gpus_per_node:,} GPUs: at most {MOST:,}")
     return args
 
 
-def find_kind(args: argparse.Namespace) -> Kind:
-    """The kind of GPU, with the figures that were given in the place of its own."""
-    if args.kind not in KINDS:
-        raise UserError(f"--kind {args.kind}: known are {', '.join(KINDS)}")
-    kind = KINDS[args.kind]
-    if args.precision == "auto":
-        args.precision = kind.precision
-        if args.measure:
-            args.precision = fast_precision("cpu")
-    elif args.precision != kind.precision and not args.tflops and not args.measure:
+def find_hardware(args: argparse.Namespace) -> Hardware:
+    """Returns what --hardware names, with the figures of the command line. Raises UserError."""
+    if args.hardware not in HARDWARE:
+        raise UserError(f"--hardware {args.hardware}: choose one of {', '.join(HARDWARE)}")
+    hardware = HARDWARE[args.hardware]
+    gpus = args.nodes * args.gpus_per_node
+    if gpus > MAX_GPUS:
+        raise UserError(f"{gpus:,} GPUs are too many: choose at most {MAX_GPUS:,}")
+    if args.measure and (not hardware.cpu or args.nodes > 1):
         raise UserError(
-            f"--precision {args.precision}: --tflops has to give {args.kind}'s peak"
+            "--measure works on this machine's CPU alone: pass --hardware cpu --nodes 1"
         )
-    return replace(kind, **given_figures(args))
+    return replace(hardware, **given_figures(args))
 
 
 def given_figures(args: argparse.Namespace) -> dict[str, float]:
-    """The fields of a Kind that the command line gives, in bytes, FLOP/s and bytes/s."""
-    given = {
+    """Returns the fields of Hardware that the command line gives, in bytes, FLOP/s, bytes/s."""
+    figures = {
         "memory": args.memory_gb * 1e9,
-        "rate": args.tflops * 1e12,
+        "peak_flops": args.tflops * 1e12,
         "efficiency": args.efficiency,
-        "inside": args.bandwidth_inside * 1e9,
-        "adapter": args.bandwidth_between * 1e9,
-        "adapters": bool(args.bandwidth_between),
+        "node_bandwidth": args.bandwidth_inside * 1e9,
+        "adapter_bandwidth": args.bandwidth_between * 1e9,
     }
-    return {name: value for name, value in given.items() if value}
+    given = {name: value for name, value in figures.items() if value}
+    if args.bandwidth_between:
+        given["adapters"] = 1  # the bandwidth is that of the node
+    return given
+
+
+def choose_precision(args: argparse.Namespace, hardware: Hardware) -> str:
+    """Returns "fp32" or "bf16". Raises UserError if the peak is not known in --precision."""
+    if args.precision == "auto":
+        return fast_precision("cpu") if args.measure else hardware.precision
+    if args.precision != hardware.precision and not args.tflops and not args.measure:
+        raise UserError(
+            f"--precision {args.precision}: the peak of {args.hardware} is known only in "
+            f"{hardware.precision}; pass --tflops"
+        )
+    return args.precision
+
+
+def find_modes(args: argparse.Namespace, hardware: Hardware) -> list[str]:
+    """Returns the modes that can run on so many nodes."""
+    modes = ["ddp", "fsdp"]
+    if args.nodes > 1:
+        modes.append("hsdp")
+    elif hardware.cpu:
+        modes.insert(0, "cpu")
+    return modes
 
 
 def short(number: float) -> str:
-    """Three digits of a number, or all before its point."""
+    """Returns three digits of a number, or all digits before its point."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
-def table(plans: dict[str, Plan], fewest: dict[str, int], args: argparse.Namespace) -> str:
-    """What each mode comes to, a column for each."""
-    every = list(plans.values())
-    limit = every[0].kind.usable / 1e9
+def column(estimate: Estimate, fewest: int, total_tokens: float) -> dict[str, str]:
+    """Returns the cells of one mode by the titles of their rows.
 
-    def row(title: str, figure, needs_room: bool = True) -> list[str]:
-        return [
-            title,
-            *(figure(plan) if plan.fits or not needs_room else "-" for plan in every),
-        ]
+    fewest: GPUs that hold the model. total_tokens: of the whole run; 0: unknown.
+    """
+    cells = {"": MODE_NAMES[estimate.mode], "memory of the largest process, GB": ""}
+    for part, size in estimate.memory.items():
+        cells[f"  {part}"] = short(size / 1e9)
+    limit = short(estimate.hardware.usable_memory / 1e9)
+    cells["  the most at one time"] = short(estimate.peak_memory / 1e9)
+    cells[f"  fits in {limit}"] = "yes" if estimate.fits else "no"
+    cells["fewest GPUs that hold it"] = str(fewest) if fewest else "none"
+    cells["--accumulate"] = str(estimate.accumulate)
+    tokens = estimate.step.tokens
+    times = {
+        "seconds of a step": short(estimate.seconds),
+        "  computing": short(estimate.computing),
+        "  exchange that is not hidden": short(estimate.exchange),
+        "tokens/s": short(tokens / estimate.seconds),
+        "MFU": f"{estimate.mfu:.1%}",
+    }
+    if total_tokens:
+        hours = total_tokens / 3600 * estimate.seconds / tokens
+        times[f"hours for {total_tokens:.3g} tokens"] = short(hours)
+        times["GPU hours"] = short(hours * estimate.gpus)
+    if not estimate.fits:
+        times = dict.fromkeys(times, "-")
+    return cells | times
 
-    rows = [["", *(NAMES[mode] for mode in plans)], ["memory of the largest process, GB"]]
-    rows += [
-        row(f"  {part}", lambda plan: short(plan.memory[part] / 1e9), False)
-        for part in every[0].memory
-    ]
-    rows += [
-        row("  the most at one time", lambda plan: short(plan.most / 1e9), False),
-        row(f"  fits in {short(limit)}", lambda plan: "yes" if plan.fits else "no", False),
-        ["fewest GPUs that hold it", *(f"{fewest[mode] or 'none'}" for mode in plans)],
-        row("--accumulate", lambda plan: str(plan.accumulate), False),
-        row("seconds of a step", lambda plan: short(plan.seconds)),
-        row("  computing", lambda plan: short(plan.computing)),
-        row("  exchange that is not hidden", lambda plan: short(plan.exchange)),
-        row("tokens/s", lambda plan: short(plan.job.tokens / plan.seconds)),
-        row("MFU", lambda plan: f"{plan.mfu:.1%}"),
-    ]
-    if args.total_tokens:
-        hours = args.total_tokens / 3600
-        rows += [
-            row(
-                f"hours for {args.total_tokens:.3g} tokens",
-                lambda plan: short(hours * plan.seconds / plan.job.tokens),
-            ),
-            row(
-                "GPU hours",
-                lambda plan: short(hours * plan.gpus * plan.seconds / plan.job.tokens),
-            ),
-        ]
+
+def table(columns: list[dict[str, str]]) -> str:
+    """Returns the columns side by side, after the titles of their rows."""
+    rows = [[title, *(cells[title] for cells in columns)] for title in columns[0]]
     return "\n".join(aligned(rows))
 
 
-def command(plan: Plan, args: argparse.Namespace) -> str:
-    """How to start the chosen plan: the lines of its SBATCH file that change, or a command."""
-    flags = [
-        f"--{name.replace('_', '-')} {value}" if value is not True else f"--{name}"
-        for name, value in args.given.items()
-        if value is not False
-        if name in SHARED and name not in ("accumulate", "delay_ms") or name == "data"
-    ]
-    flags[:0] = ["--data CORPUS"] * ("data" not in args.given)  # built-in ones have presets
-    flags += [f"--accumulate {plan.accumulate}"] * (plan.accumulate > 1)
-    flags += [f"--replicas {plan.nodes}"] * (plan.mode == "mesh")
+def training_flags(estimate: Estimate, args: argparse.Namespace) -> list[str]:
+    """Returns the flags of the training script for this estimate."""
+    flags = []
+    if "data" not in args.given:  # a built-in corpus has its own presets
+        flags.append("--data CORPUS")
+    for name, value in args.given.items():
+        chosen_here = name in ("accumulate", "delay_ms")
+        if name != "data" and (name not in SHARED or chosen_here) or value is False:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        flags.append(flag if value is True else f"{flag} {value}")
+    if estimate.accumulate > 1:
+        flags.append(f"--accumulate {estimate.accumulate}")
+    if estimate.mode == "hsdp":
+        flags.append(f"--replicas {estimate.nodes}")
     if args.total_tokens:
-        flags.append(f"--steps {math.ceil(args.total_tokens / plan.job.tokens)}")
-    flags = " ".join(flags)
-    if plan.kind.cpu and plan.mode != "cpu":
-        meet = (
-            "--standalone"
-            if plan.nodes == 1
-            else (f"--nnodes {plan.nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29500")
-        )
-        return (
-            f"torchrun {meet} --nproc-per-node {plan.per_node} "
-            f"train_{plan.mode.replace('mesh', 'fsdp')}.py --device cpu {flags}"
-        )
-    file = "cpu" if plan.mode == "cpu" else "fsdp" if plan.shards else "4gpu"
-    file = "2node" if file == "4gpu" and plan.nodes > 1 else file
+        flags.append(f"--steps {math.ceil(args.total_tokens / estimate.step.tokens)}")
+    return flags
+
+
+def torchrun_command(estimate: Estimate, flags: list[str]) -> str:
+    """Returns the command for nodes without GPUs, for which there is no SBATCH file."""
+    meeting = "--standalone"
+    if estimate.nodes > 1:
+        meeting = f"--nnodes {estimate.nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29500"
+    script = "train_fsdp.py" if estimate.shards else "train_ddp.py"
+    return (
+        f"torchrun {meeting} --nproc-per-node {estimate.per_node} "
+        f"{script} --device cpu {' '.join(flags)}"
+    )
+
+
+def sbatch_file(estimate: Estimate) -> str:
+    """Returns the name of the SBATCH file that is nearest to the estimate."""
+    if estimate.mode == "cpu":
+        return "cpu.sbatch"
+    if estimate.shards:
+        return "fsdp.sbatch"
+    return "2node.sbatch" if estimate.nodes > 1 else "4gpu.sbatch"
+
+
+def sbatch_command(estimate: Estimate, flags: list[str], total_tokens: float) -> str:
+    """Returns the lines of the SBATCH file that change, and the command that submits it."""
+    file = sbatch_file(estimate)
     lines = [
-        f"In batch/{file}.sbatch:",
-        f"#SBATCH --nodes={plan.nodes}",
+        f"In batch/{file}:",
+        f"#SBATCH --nodes={estimate.nodes}",
         "#SBATCH --ntasks-per-node=1",
     ]
-    if plan.mode == "cpu":
-        lines.append(f"#SBATCH --cpus-per-task={plan.per_node}")
-        flags += f" --procs {plan.per_node}"
-    else:  # a core to compute, one to read data
-        lines += [
-            f"#SBATCH --gpus-per-node={plan.per_node}",
-            f"#SBATCH --cpus-per-task={2 * plan.per_node}",
-        ]
-    if args.total_tokens:  # a tenth more; the job requeues itself
-        hours = 1.1 * args.total_tokens * plan.seconds / plan.job.tokens / 3600
+    if estimate.mode == "cpu":
+        lines.append(f"#SBATCH --cpus-per-task={estimate.per_node}")
+        flags = [*flags, f"--procs {estimate.per_node}"]
+    else:
+        lines.append(f"#SBATCH --gpus-per-node={estimate.per_node}")
+        # For each GPU a core to compute and one to read data.
+        lines.append(f"#SBATCH --cpus-per-task={2 * estimate.per_node}")
+    if total_tokens:  # with a tenth to spare; the job requeues itself
+        hours = 1.1 * total_tokens * estimate.seconds / estimate.step.tokens / 3600
         lines.append(f"#SBATCH --time={min(24, math.ceil(hours))}:00:00")
-    return "\n".join([*lines, f"sbatch batch/{file}.sbatch {flags}"])
+    lines.append(f"sbatch batch/{file} {' '.join(flags)}")
+    return "\n".join(lines)
+
+
+def command(estimate: Estimate, args: argparse.Namespace) -> str:
+    """Returns how to start a run like the estimate."""
+    flags = training_flags(estimate, args)
+    if estimate.hardware.cpu and estimate.mode != "cpu":
+        return torchrun_command(estimate, flags)
+    return sbatch_command(estimate, flags, args.total_tokens)
+
+
+def does_not_fit(size: str, fewest: dict[str, int], args: argparse.Namespace) -> str:
+    """Returns the message for a model that fits in no mode: how many GPUs would hold it."""
+    enough = [f"{MODE_NAMES[mode]} fits on {gpus}" for mode, gpus in fewest.items() if gpus]
+    advice = ", ".join(enough) or f"nor on any number up to {MAX_GPUS:,}"
+    gpus = args.nodes * args.gpus_per_node
+    return f"{size} do not fit on {gpus} x {args.hardware}; {advice}"
+
+
+def plot(
+    step: TrainingStep, hardware: Hardware, modes: list[str], args: argparse.Namespace
+) -> None:
+    """Writes --plot. Raises UserError if matplotlib is not installed."""
+    try:
+        from support.planning.plan_plot import plot_estimates
+    except ImportError:
+        raise UserError("--plot needs matplotlib: pip install matplotlib") from None
+    path = Path(args.plot)
+    accumulate = args.given.get("accumulate", 0)
+    plot_estimates(step, hardware, modes, args.gpus_per_node, path, accumulate)
+    print(f"\n{path}")
 
 
 def main() -> None:
     args = read_flags()
-    kind = find_kind(args)
-    sentences = args.batch_size or max(1, args.batch_tokens // args.max_length)
-    job = Job(
-        model_config(args, args.vocab_size),
-        sentences,
-        args.max_length,
-        args.precision,
-        args.recompute,
-        args.delay_ms / 1000,
-        kind.cpu,
+    hardware = find_hardware(args)
+    precision = choose_precision(args, hardware)
+    step = TrainingStep(
+        config=model_config(args, args.vocab_size),
+        sentences=args.batch_size or max(1, args.batch_tokens // args.max_length),
+        length=args.max_length,
+        precision=precision,
+        recompute=args.recompute,
+        delay=args.delay_ms / 1000,
+        cpu=hardware.cpu,
     )
     if args.measure:
-        if not kind.cpu or args.nodes > 1:
-            raise UserError("--measure is of this machine's CPU: --kind cpu --nodes 1")
         from support.planning.measure import measure
 
-        kind = replace(measure(job, args.gpus_per_node), **given_figures(args))
-    modes = ("cpu",) * (kind.cpu and args.nodes == 1) + MODES[: 3 if args.nodes > 1 else 2]
-    parts = args.given.get("accumulate", 0)
-    plans = {
-        mode: best(job, kind, mode, args.nodes, args.gpus_per_node, parts) for mode in modes
-    }
-    fewest = {mode: smallest(job, kind, mode, args.gpus_per_node, parts) for mode in modes}
-    number, fitting = args.nodes * args.gpus_per_node, [p for p in plans.values() if p.fits]
-    size = f"{short(job.parameters / 1e6)} M parameters"
+        hardware = replace(measure(step, args.gpus_per_node), **given_figures(args))
+
+    accumulate = args.given.get("accumulate", 0)  # 0: the best
+    modes = find_modes(args, hardware)
+    estimates = {}
+    fewest = {}
+    for mode in modes:
+        estimates[mode] = best(step, hardware, mode, args.nodes, args.gpus_per_node, accumulate)
+        fewest[mode] = fewest_gpus(step, hardware, mode, args.gpus_per_node, accumulate)
+    fitting = [estimate for estimate in estimates.values() if estimate.fits]
+    size = f"{short(step.parameters / 1e6)} M parameters"
     if not fitting:
-        enough = [f"{NAMES[mode]} fits on {found}" for mode, found in fewest.items() if found]
-        raise UserError(
-            f"{size} do not fit on {number} x {args.kind}; "
-            f"{', '.join(enough) or f'nor on any number up to {MOST:,}'}"
-        )
+        raise UserError(does_not_fit(size, fewest, args))
     print(
-        f"{size}; a step: {sentences:,} pairs of {args.max_length} tokens a side; "
-        f"{args.nodes} x {args.gpus_per_node} {args.kind}, {args.precision}\n"
+        f"{size}; a step: {step.sentences:,} pairs of {step.length} tokens a side; "
+        f"{args.nodes} x {args.gpus_per_node} {args.hardware}, {precision}\n"
     )
-    print(table(plans, fewest, args))
-    fastest = min(fitting, key=lambda plan: plan.seconds)
-    print(f"\nThe fastest that fits is {NAMES[fastest.mode]}. {command(fastest, args)}")
-    if args.picture:
-        try:
-            from support.planning.plan_picture import draw
-        except ImportError:
-            raise UserError("--picture draws with matplotlib: pip install matplotlib") from None
-        draw(job, kind, modes, args.gpus_per_node, Path(args.picture), parts)
-        print(f"\n{args.picture}")
+    print(table([column(estimates[mode], fewest[mode], args.total_tokens) for mode in modes]))
+    fastest = min(fitting, key=lambda estimate: estimate.seconds)
+    name = MODE_NAMES[fastest.mode]
+    print(f"\nThe fastest that fits is {name}. {command(fastest, args)}")
+    if args.plot:
+        plot(step, hardware, modes, args)
 
 
 if __name__ == "__main__":

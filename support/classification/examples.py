@@ -9,6 +9,7 @@ batches = ExampleBatches(train, batch_tokens, seed, batch_size, weights)
 
 import json
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -247,11 +248,12 @@ def class_weights(labels: np.ndarray, classes: int, alike: bool) -> np.ndarray:
 
 
 class ExampleBatches(Batches):
-    """The steps of a classifier's training: with class weights, and examples that change a little.
+    """The batches of a classifier's training: with class weights, and examples that vary.
 
-    weights: (classes,) what an example of each class counts in the loss; crop: pixels that a
-    picture is moved by at most; flip: mirror half of them; hide: the share of a text's tokens that
-    are not seen, drawn anew in each epoch. Raises UserError.
+    weights: (classes,) factors of the loss of an example of each class; crop: pixels that an image
+    is moved by at most; flip: whether half of the images are mirrored; token_dropout: the share of
+    a text's tokens that are hidden. All is drawn anew in each epoch, by seed, epoch and example
+    alone, so that it does not depend on how the processes share a step. Raises UserError.
     """
 
     def __init__(
@@ -263,37 +265,44 @@ class ExampleBatches(Batches):
         weights: np.ndarray,
         crop: int = 0,
         flip: bool = False,
-        hide: float = 0.0,
+        token_dropout: float = 0.0,
     ):
-        if hide and isinstance(examples, Pictures):
-            raise UserError(f"--token-dropout {hide}: it is for texts, and these are pictures")
+        if token_dropout and isinstance(examples, Pictures):
+            raise UserError("--token-dropout is for texts, but the corpus has images")
         if (crop or flip) and isinstance(examples, Texts):
-            raise UserError("--crop and --flip are for pictures, and these are texts")
+            raise UserError("--crop and --flip are for images, but the corpus has texts")
         super().__init__(examples, batch_tokens, seed, batch_size)
-        self.crop, self.flip, self.hide = crop, flip, hide
-        self.weights = torch.from_numpy(weights).bfloat16().float()  # as FSDP rounds them
-        self.drawn = (-1, None)
+        self.crop = crop
+        self.flip = flip
+        self.token_dropout = token_dropout
+        # FSDP with bf16 rounds what goes into the model: so all scripts use the rounded weights.
+        self.weights = torch.from_numpy(weights).bfloat16().float()
+        self.moves = lru_cache(maxsize=1)(self.draw_moves)
 
-    def moved(self, epoch: int) -> np.ndarray:
-        """(examples, 3): what is done to each picture depends on seed and epoch, on no process."""
-        if self.drawn[0] != epoch:
-            rng = np.random.default_rng([self.seed, epoch, 1 << 20])
-            shift = rng.integers(-self.crop, self.crop + 1, (len(self.examples), 2))
-            mirror = rng.integers(0, 2, (len(self.examples), 1)) * self.flip
-            self.drawn = epoch, np.concatenate([shift, mirror], axis=1)
-        return self.drawn[1]
+    def draw_moves(self, epoch: int) -> np.ndarray:
+        """Returns (examples, 3): pixels down, pixels to the right, and 1 if it is mirrored."""
+        rng = np.random.default_rng([self.seed, epoch, 1 << 20])
+        shift = rng.integers(-self.crop, self.crop + 1, (len(self.examples), 2))
+        mirror = rng.integers(0, 2, (len(self.examples), 1))
+        if not self.flip:
+            mirror[:] = 0
+        return np.concatenate([shift, mirror], axis=1)
 
-    def batch(
+    def collate(
         self, rows: np.ndarray, widths: list[int], epoch: int
     ) -> tuple[torch.Tensor, ...]:
-        """As `Batches.batch`: (x, label, weight)."""
-        more = (self.moved(epoch)[rows],) if self.crop or self.flip else ()
-        x, label, weight = self.examples.batch(rows, *widths, *more)
-        if self.hide and len(rows):  # the first token stays: no text is empty
-            # Each text's own numbers, so that they are the same in whatever batch it comes.
-            drawn = [
-                np.random.default_rng([self.seed, epoch, row]).random(x.shape[1] - 1)
-                for row in rows
-            ]
-            x[:, 1:][torch.from_numpy(np.stack(drawn) < self.hide)] = self.examples.pad
+        """Returns (x, label, weight) as `batch` of the examples does."""
+        if self.crop or self.flip:
+            x, label, weight = self.examples.batch(rows, *widths, self.moves(epoch)[rows])
+        else:
+            x, label, weight = self.examples.batch(rows, *widths)
+        if self.token_dropout and len(rows):
+            self.hide_tokens(x, rows, epoch)
         return x, label, weight * self.weights[label]
+
+    def hide_tokens(self, ids: torch.Tensor, rows: np.ndarray, epoch: int) -> None:
+        """Replaces a share of the tokens by padding, except the first, so no text is empty."""
+        length = ids.shape[1] - 1
+        drawn = [np.random.default_rng([self.seed, epoch, row]).random(length) for row in rows]
+        hidden = torch.from_numpy(np.stack(drawn) < self.token_dropout)
+        ids[:, 1:][hidden] = self.examples.pad

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,7 @@ from support.classification.images import (
 )
 from support.common.errors import UserError
 from support.common.paths import LOGS
+from support.corpora import phrasebook
 from support.corpora.pairs import PARTS, download, own_name, sha256
 from support.corpora.tables import (
     TABLES,
@@ -141,13 +142,10 @@ def find_labelled(
     elif data == "fashion-mnist":
         folder = download(data, FASHION_MNIST, FASHION_MNIST_URL, unpacked=True)
     if data == "kinds":
-        from support.corpora import phrasebook  # only here: the others do without
-
-        book = cache(partial(phrasebook.corpus, kinds=True))
         corpus.classes = list(phrasebook.KINDS)
         for part in PARTS:
-            corpus.add(part, "text", lambda part=part: iter(book()[part]), [])
-        corpus.files.append(Path(phrasebook.__file__))
+            corpus.add(part, "text", partial(phrasebook.labelled, part), [])
+        corpus.files.append(phrasebook.DATA)
     elif find_idx(folder):
         add_idx(corpus, folder, size)
     elif find_numbered(folder):

@@ -1,11 +1,20 @@
-"""The checkpoint file that every page reads and writes (support/distributed/weights.py gathers what is in it).
+"""The checkpoint files best.pt, last.pt and step-*.pt of a run.
 
-    checkpoint = load(Path("logs/RUN/best.pt"))          # tensors, numbers and text: nothing is run
+    checkpoint = load(Path("logs/RUN/best.pt"))  # tensors, numbers and text: no code is run
 
-format, step, model (weights by plain names), task (what the task saved), flags, progress; in
-last.pt optimizer too, in best.pt averaged. train_fsdp.py --sharded writes last.pt without weights
-and optimizer: they are in the folder that its "sharded" names, each process's part in a file of its
-own.
+    field       content
+    format      the version of this table
+    step        optimizer steps done
+    model       weights by name
+    task        all that is needed to use the model: its task's kind, its configuration, ...
+    flags       the flags of the run
+    progress    seconds, tokens and examples so far, and the like
+    optimizer   the optimizer's state; last.pt only
+    averaged    how many checkpoints the weights are the mean of; best.pt only
+    sharded     last.pt of train_fsdp.py --sharded only: the folder that has, in the place of
+                model and optimizer, a file for each process
+
+support/distributed/weights.py gathers the weights that are saved and distributes those loaded.
 """
 
 import os
@@ -20,85 +29,58 @@ from torch import Tensor
 from support.common.errors import UserError, first_line
 from support.common.paths import LOGS
 
-FORMAT = 2
-SCRIPTS = {"translation": "translate.py", "classification": "classify.py"}  # by kind of task
+FORMAT = 1
+FIELD_TYPES = {"step": int, "model": dict, "task": dict, "flags": dict, "progress": dict}
+SCRIPTS = {"translation": "translate.py", "classification": "classify.py"}  # by task type
 
 
 def unpickle(path: Path, mmap: bool = False):
-    """What torch.save wrote, on the CPU; nothing in it is run. Raises what torch.load raises."""
+    """Returns what torch.save wrote, on the CPU, without running code that may be in it.
+
+    Raises what torch.load raises.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a pickle's version: a second line
+        warnings.simplefilter("ignore")  # a warning would be a second line beside the error
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
 def load(path: Path) -> dict:
-    """What a checkpoint file holds, on the CPU. Raises UserError where it cannot be used."""
+    """Returns the content of a checkpoint file, on the CPU.
+
+    Raises UserError if the file cannot be read, may hold code, or is not a whole checkpoint.
+    """
     try:
         checkpoint = unpickle(path, mmap=True)
-        if isinstance(checkpoint, dict) and checkpoint.get("format") == 1:
-            raise UserError(f"{path}: written by an older version of this project (format 1)")
-        if not isinstance(checkpoint, dict) or checkpoint.get("format") != FORMAT:
-            raise KeyError("it has no format, or an unknown one")
-        for name, kind in {
-            "step": int,
-            "model": dict,
-            "task": dict,
-            "flags": dict,
-            "progress": dict,
-        }.items():
-            if not isinstance(checkpoint.get(name), kind):
-                raise KeyError(f"its {name} is missing or spoilt")
-        for name, weight in checkpoint["model"].items():
-            if isinstance(weight, Tensor) and not weight.isfinite().all():
-                raise ValueError(f"{name} holds numbers that are not finite")
+        check_fields(checkpoint)
         return checkpoint
     except OSError as problem:
         raise UserError(f"{path}: {problem.strerror or problem}") from problem
     except pickle.UnpicklingError:
         raise UserError(
-            f"{path}: refused, it is not a plain checkpoint "
-            f"(it may hold code, or be no checkpoint)"
+            f"{path}: not a plain checkpoint: it may hold code, or be another kind of file"
         ) from None
     except (RuntimeError, EOFError, KeyError, TypeError, AttributeError, ValueError) as problem:
         raise UserError(f"{path}: not a whole checkpoint ({first_line(problem)})") from problem
 
 
-def find_checkpoint(path: Path | None, kind: str) -> Path:
-    """The checkpoint file `path`, best.pt in the run's folder `path`, or the newest run's in logs/.
-
-    kind: of the task that it was trained for; where that is another, or there is no such file,
-    raises UserError.
-    """
-    if path:
-        if path.is_dir() and not (path / "best.pt").is_file():
-            raise UserError(
-                f"{path}: it has no best.pt, the weights that training leaves there"
-            )
-        path = path / "best.pt" if path.is_dir() else path
-        content = load(path)
-        if "sharded" in content:
-            raise UserError(
-                f"{path}: its weights are in parts; best.pt beside it has them whole"
-            )
-        script = SCRIPTS.get(str(content["task"].get("kind")), SCRIPTS[kind])
-        if script != SCRIPTS[kind]:
-            raise UserError(
-                f"{path}: not a model for {kind}; use python {script} --checkpoint {path}"
-            )
-        return path
-    paths = sorted(LOGS.rglob("best.pt"), key=lambda path: path.stat().st_mtime)
-    for path in reversed(paths):
-        if load(path)["task"].get("kind") == kind:
-            return path
-    data = " --data kinds" if kind == "classification" else ""
-    raise UserError(
-        f"there is no checkpoint for {kind} under logs/ yet; "
-        f"train one, in a few minutes: python train_cpu.py{data}"
-    )
+def check_fields(checkpoint: dict) -> None:
+    """Raises ValueError for a wrong format, a missing field, or weights that are not finite."""
+    if not isinstance(checkpoint, dict) or checkpoint.get("format") != FORMAT:
+        raise ValueError("its format is missing or unknown")
+    for name, field_type in FIELD_TYPES.items():
+        if not isinstance(checkpoint.get(name), field_type):
+            raise ValueError(f"its {name} is missing or of the wrong type")
+    for name, weight in checkpoint["model"].items():
+        if isinstance(weight, Tensor) and not weight.isfinite().all():
+            raise ValueError(f"{name} holds numbers that are not finite")
 
 
 def save(path: Path, checkpoint: dict) -> None:
-    """Writes under another name, syncs, renames, so the file is always whole. Raises UserError."""
+    """Writes a checkpoint so that `path` is whole at every moment.
+
+    The file is written under another name, synced to disk, and renamed. Raises UserError if
+    that fails; what `path` held before is still there.
+    """
     partial = path.with_name(path.name + ".partial")
     try:
         with open(partial, "wb") as file:
@@ -106,42 +88,87 @@ def save(path: Path, checkpoint: dict) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.rename(path)
-        folder = os.open(path.parent, os.O_RDONLY)  # the new name has to be on disk, too
+        folder = os.open(path.parent, os.O_RDONLY)  # the rename has to reach the disk, too
         os.fsync(folder)
         os.close(folder)
-    except (OSError, RuntimeError) as problem:  # torch.save makes a full disk RuntimeError
+    except (OSError, RuntimeError) as problem:  # torch.save raises RuntimeError on a full disk
         partial.unlink(missing_ok=True)
-        kept = "; the one from before is whole" if path.is_file() else ""
-        reason = first_line(problem, 200)
+        message = f"{path}: the checkpoint cannot be written ({first_line(problem, 200)})"
+        if path.is_file():
+            message += "; the previous one is intact"
+        raise UserError(message) from problem
+
+
+# --- Which checkpoint to use ------------------------------------------------------------------
+
+
+def find_checkpoint(path: Path | None, task_type: str) -> Path:
+    """Returns the checkpoint file to use for a task of type "translation" or "classification".
+
+    path: a file, or the folder of a run, which stands for its best.pt; None: best.pt of the
+    newest run of that type under logs/. Raises UserError if there is none, or it is for another
+    type of task.
+    """
+    if path is None:
+        return newest_checkpoint(task_type)
+    if path.is_dir():
+        if not (path / "best.pt").is_file():
+            raise UserError(f"{path}: it has no best.pt, where training keeps the best weights")
+        path = path / "best.pt"
+    checkpoint = load(path)
+    if "sharded" in checkpoint:
+        raise UserError(f"{path}: its weights are sharded; use best.pt in the same folder")
+    found_type = checkpoint["task"].get("kind")
+    if found_type != task_type and found_type in SCRIPTS:
+        script = SCRIPTS[found_type]
         raise UserError(
-            f"{path}: the checkpoint cannot be written ({reason}){kept}"
-        ) from problem
+            f"{path}: not a model for {task_type}; use python {script} --checkpoint {path}"
+        )
+    return path
+
+
+def newest_checkpoint(task_type: str) -> Path:
+    """Returns best.pt of the newest run of that type under logs/. Raises UserError."""
+    paths = sorted(LOGS.rglob("best.pt"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in paths:
+        if load(path)["task"].get("kind") == task_type:
+            return path
+    command = "python train_cpu.py"
+    if task_type == "classification":
+        command += " --data kinds"
+    raise UserError(
+        f"there is no checkpoint for {task_type} under logs/ yet; "
+        f"train one, in a few minutes: {command}"
+    )
 
 
 def load_run(folder: Path, sharded: bool) -> dict:
-    """The checkpoint FOLDER/last.pt that a run goes on from. Raises UserError."""
+    """Returns the checkpoint FOLDER/last.pt from which a run is resumed.
+
+    sharded: whether the script can read sharded checkpoints. Raises UserError.
+    """
     path = folder / "last.pt"
     if not path.is_file():
         raise UserError(f"{path}: no such file; --resume takes the folder of a run, logs/RUN")
     checkpoint = load(path)
     if "sharded" in checkpoint and not sharded:
         raise UserError(
-            f"{path}: its weights are in {checkpoint['sharded']}/; train_fsdp.py goes "
-            f"on with it, and without --sharded writes one file"
+            f"{path}: its weights are sharded, in {checkpoint['sharded']}/; resume it with "
+            f"train_fsdp.py, which without --sharded writes a single file"
         )
-    if not {"optimizer", "sharded"} & checkpoint.keys():
-        raise UserError(f"{path}: it has weights but no optimizer state to go on from")
+    if "optimizer" not in checkpoint and "sharded" not in checkpoint:
+        raise UserError(f"{path}: it has no optimizer state, so it cannot be resumed")
     return checkpoint
 
 
-def remove_sharded(folder: Path, but: str) -> None:
-    """Removes the checkpoints in parts of other steps than `but`."""
-    for other in folder.glob("sharded-*"):
-        if other.name != but:
-            shutil.rmtree(other, ignore_errors=True)
+def remove_sharded(folder: Path, keep: str) -> None:
+    """Removes all sharded checkpoints in the folder of a run except the one named `keep`."""
+    for path in folder.glob("sharded-*"):
+        if path.name != keep:
+            shutil.rmtree(path, ignore_errors=True)
 
 
-def mean_weights(paths: list[Path]) -> dict[str, Tensor]:
-    """The mean, weight by weight, of several checkpoints (section 6.1)."""
+def average_weights(paths: list[Path]) -> dict[str, Tensor]:
+    """Returns the mean of each weight over several checkpoints (section 6.1)."""
     states = [load(path)["model"] for path in paths]
     return {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}

@@ -1,4 +1,4 @@
-"""Input that cannot be used, and how every script answers it: one line on stderr, exit status 2."""
+"""Errors that the user can correct: a script prints one line and exits with status 2."""
 
 import argparse
 import errno
@@ -10,67 +10,77 @@ from typing import NoReturn
 
 
 class UserError(Exception):
-    """The user's input cannot be used; the message says what is wrong, in one line."""
+    """The user's input cannot be used; the message says in one line what is wrong."""
 
 
 def refuse(message: str) -> NoReturn:
-    """Raises UserError, also where only a call can stand."""
+    """Raises UserError."""
     raise UserError(message)
 
 
-def first_line(problem: Exception, most: int = 90) -> str:
-    """What an exception says, in one line of at most so many characters; else its type."""
+def first_line(problem: Exception, max_length: int = 90) -> str:
+    """Returns the first line of an exception's message, or its type if it has no message."""
     lines = str(problem).strip().splitlines() or [type(problem).__name__]
-    return lines[0][:most]
+    return lines[0][:max_length]
 
 
-def make_parser(doc: str, usage: str) -> argparse.ArgumentParser:
-    """A parser that says of a wrong flag what is said of other bad input; `doc` heads its help."""
-    parser = argparse.ArgumentParser(
-        description=doc,
+class ArgumentParser(argparse.ArgumentParser):
+    """An argument parser that raises UserError for a wrong command line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; --help lists the flags")
+
+
+def make_parser(description: str, usage: str) -> ArgumentParser:
+    """Returns a parser whose --help prints `description` as it is written."""
+    return ArgumentParser(
+        description=description,
         usage=f"%(prog)s [FLAGS] {usage}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.error = lambda message: refuse(f"{message}; --help lists the flags")
-    return parser
 
 
 @contextmanager
 def exit_on_user_error():
-    """Ends the program with one line where the block raises UserError; after Ctrl-C with status 130.
+    """Prints a UserError of the block on one line and exits with status 2; Ctrl-C: with 130.
 
-    A full disk or a folder that is gone is answered the same way.
+    An OSError is handled the same way if it names a file or says that the disk is full.
     """
     try:
         yield
-    except (UserError, OSError) as problem:
-        if isinstance(problem, OSError):
-            if not problem.filename and problem.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            problem = f"{problem.filename or 'a file cannot be written'}: {problem.strerror}"
-        print(f"error: {problem}", file=sys.stderr, flush=True)
-        sys.exit(2)
+        return
+    except UserError as problem:
+        message = str(problem)
+    except OSError as problem:
+        disk_is_full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
+        if not problem.filename and not disk_is_full:
+            raise
+        message = f"{problem.filename or 'a file cannot be written'}: {problem.strerror}"
     except KeyboardInterrupt:
         sys.exit(130)
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    sys.exit(2)
 
 
 @contextmanager
-def reader_may_leave():
-    """Ends the block where what reads the output has left, as `| head` does; the rest is lost."""
+def ignore_closed_stdout():
+    """Ends the block silently if the reader of its output has gone, as `head` does."""
     try:
         yield
-        if sys.stdout:  # else it was closed before the start
+        if sys.stdout:  # it is None if the shell has closed it (>&-)
             sys.stdout.flush()
     except BrokenPipeError:
+        # Python flushes stdout once more as it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run_main(main: Callable[[], None]) -> None:
-    """Runs a script that only reads a model and prints: whenever it ends, nothing is lost."""
-    sys.stdin = sys.stdin or open(os.devnull)  # it was closed before the start
+    """Runs the main function of a script that only reads a model and prints."""
+    if sys.stdin is None:  # the shell has closed it (<&-)
+        sys.stdin = open(os.devnull)  # noqa: SIM115  (open until the end)
     with exit_on_user_error():
         try:
-            with reader_may_leave():
+            with ignore_closed_stdout():
                 main()
         except KeyboardInterrupt:
-            os._exit(130)  # at once: nobody needs what is begun
+            os._exit(130)  # without waiting for the pool's processes

@@ -1,26 +1,48 @@
-"""Floating-point operations of a step of training, worked out from the model's shape."""
+"""Floating-point operations (FLOPs) of a model, computed from its shape.
+
+The product of an (a, b) and a (b, c) matrix counts as 2abc FLOPs. Norms, softmax, activations
+and the lookup of embeddings are few and not counted, and neither is padding.
+"""
 
 from torch import Tensor
 
-from model import LayerConfig
+from model import LayerConfig, ModelConfig
+
+TRAINING = 3  # times the forward pass: the backward pass costs twice as much
 
 
-def flops(
-    config: LayerConfig, src_lengths: Tensor, tgt_lengths: Tensor | None = None, frozen: int = 0
-) -> float:
-    """Floating-point operations to train on sentences of these lengths in tokens, without padding.
+def encoder_flops(config: LayerConfig, lengths: Tensor) -> Tensor:
+    """Returns the FLOPs of one encoder layer's forward pass over each sequence, (batch,).
 
-    A product of (a, b) and (b, c) counts 2abc; the backward pass counts twice the forward pass.
-    Without tgt_lengths: those of a Classifier's layers and stem. The rest are few, and not counted.
-    frozen: so many of a Classifier's lower layers, and the stem, have a forward pass only.
+    lengths: tokens of each sequence, (batch,), as float64, which is exact up to 2^53.
     """
-    s, d = src_lengths.double(), config.d_model
-    t = s * 0 if tgt_lengths is None else tgt_lengths.double()
-    ffn, memory = 2 * d * config.d_ff, 0 if tgt_lengths is None else 2 * d * d  # its k and v
-    weights = s * (4 * d * d + ffn + memory) + t * (6 * d * d + ffn)  # a layer's
-    scores = 2 * d * (s * s + t * (t + 1) / 2 + t * s)  # q k^T, and as much for v
-    projection = t * d * getattr(config, "vocab_size", 0)
-    stem = getattr(config, "stem_channels", 0)  # its two convolutions of 3 x 3 pixels
-    pixels = 9 * stem * (config.channels + stem / 2) * config.image_size**2 if stem else 0
-    layers, pixels = config.layers - 2 / 3 * frozen, pixels / 3 if frozen else pixels
-    return float(3 * 2 * (layers * (weights + scores) + projection + pixels).sum())
+    d = config.d_model
+    projections = 4 * d * d  # query, key, value and output
+    feed_forward = 2 * d * config.d_ff
+    scores = lengths * lengths
+    attention = 2 * d * scores  # the scores, and the weighted sums of the values
+    return 2 * (lengths * (projections + feed_forward) + attention)
+
+
+def decoder_flops(config: LayerConfig, src_lengths: Tensor, tgt_lengths: Tensor) -> Tensor:
+    """Returns the FLOPs of one decoder layer's forward pass over each sentence pair, (batch,).
+
+    Causal attention counts only the scores that are used, half of the square.
+    """
+    d = config.d_model
+    tgt_projections = 6 * d * d  # four of self-attention, query and output of cross-attention
+    src_projections = 2 * d * d  # key and value of cross-attention
+    feed_forward = 2 * d * config.d_ff
+    scores = tgt_lengths * (tgt_lengths + 1) / 2 + tgt_lengths * src_lengths
+    attention = 2 * d * scores
+    of_tgt = tgt_lengths * (tgt_projections + feed_forward)
+    return 2 * (of_tgt + src_lengths * src_projections + attention)
+
+
+def transformer_flops(config: ModelConfig, src_lengths: Tensor, tgt_lengths: Tensor) -> float:
+    """Returns the FLOPs to train a Transformer on sentence pairs of these lengths, (batch,)."""
+    src = src_lengths.double()
+    tgt = tgt_lengths.double()
+    layers = config.layers * (encoder_flops(config, src) + decoder_flops(config, src, tgt))
+    logits = 2 * tgt * config.d_model * config.vocab_size
+    return float(TRAINING * (layers + logits).sum())

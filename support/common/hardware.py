@@ -1,5 +1,6 @@
-"""The machine a process runs on: its cores, its memory, and how fast it multiplies matrices."""
+"""The hardware that a process runs on: its cores, its memory, its device, its speed."""
 
+import math
 import os
 import platform
 import resource
@@ -11,8 +12,8 @@ import torch
 
 from support.common.errors import UserError
 
-# FLOP/s in bf16 without sparsity, by NVIDIA's data sheets; the first name that fits counts. No
-# sheet of the H200 NVL was found: it has the rate of the H100 NVL, which has the same chip.
+# Dense bf16 FLOP/s from NVIDIA's data sheets. The first name that is part of the device's name
+# counts. No data sheet of the H200 NVL was found; it has the same chip as the H100 NVL.
 PEAKS = {
     "GB200": 2500e12,
     "B200": 2250e12,
@@ -29,87 +30,98 @@ PEAKS = {
 
 
 def available_cores(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """The cores this process may use: fewer than the machine's under Slurm, taskset or Docker."""
+    """Returns how many cores this process may use: under Slurm or Docker often not all."""
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
-    # Not every Slurm binds a job to the cores that it grants; docker run --cpus binds none.
-    return min(
-        cores, int(os.environ.get("SLURM_CPUS_PER_TASK") or cores), quota(cgroups) or cores
-    )
+    # Not every Slurm binds a job to the cores that it grants; `docker run --cpus` binds none.
+    granted = int(os.environ.get("SLURM_CPUS_PER_TASK") or cores)
+    return min(cores, granted, cgroup_quota(cgroups) or cores)
 
 
-def quota(cgroups: Path) -> int:
-    """How many cores a container's quota of CPU time comes to, rounded up; 0 without a quota."""
-    try:  # version 2, then version 1
-        if (cgroups / "cpu.max").exists():
-            share, period = (cgroups / "cpu.max").read_text().split()
-        else:
-            share, period = (
-                (cgroups / "cpu" / f"cpu.cfs_{name}_us").read_text()
-                for name in ("quota", "period")
-            )
-        return 0 if share == "max" or int(share) <= 0 else -(-int(share) // int(period))
-    except (OSError, ValueError):
+def cgroup_quota(cgroups: Path) -> int:
+    """Returns the container's quota of CPU time in cores, rounded up; 0 without a quota."""
+    try:
+        if (cgroups / "cpu.max").exists():  # cgroups version 2
+            quota, period = (cgroups / "cpu.max").read_text().split()
+        else:  # version 1
+            quota = (cgroups / "cpu" / "cpu.cfs_quota_us").read_text()
+            period = (cgroups / "cpu" / "cpu.cfs_period_us").read_text()
+        if quota == "max" or int(quota) <= 0:
+            return 0
+        return math.ceil(int(quota) / int(period))
+    except (OSError, ValueError):  # no cgroups here
         return 0
 
 
 def matrix_rate(device: str, precision: str) -> float:
-    """FLOP/s of this process in matrix products of several sizes, until they get no faster."""
-    dtype, best, since_best = torch.bfloat16 if precision == "bf16" else torch.float32, 0.0, 0
-    matrices = [
-        torch.randn(size, size, device=device, dtype=dtype)
-        for size in ((4096, 8192) if device == "cuda" else (768, 1024, 1536))
-    ]
+    """Measures the FLOP/s of this process in matrix products of several sizes.
+
+    It repeats them for at most two seconds, until they get no faster.
+    """
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    sizes = (4096, 8192) if device == "cuda" else (768, 1024, 1536)
+    matrices = [torch.randn(size, size, device=device, dtype=dtype) for size in sizes]
+    best = 0.0
+    since_best = 0
     end = time.perf_counter() + 2
     while since_best < 10 and time.perf_counter() < end:
-        for a in matrices:
-            began = time.perf_counter()
-            a @ a
+        for matrix in matrices:
+            start = time.perf_counter()
+            matrix @ matrix
             if device == "cuda":
                 torch.cuda.synchronize()
-            rate = 2 * len(a) ** 3 / (time.perf_counter() - began)
+            rate = 2 * len(matrix) ** 3 / (time.perf_counter() - start)
             since_best = 0 if rate > 1.02 * best else since_best + 1
             best = max(best, rate)
     if device == "cuda":
-        del a, matrices  # they are not the run's
+        del matrix, matrices  # the run's peak memory must not count them
         torch.cuda.reset_peak_memory_stats()
     return best
 
 
 def peak_memory() -> float:
-    """The most memory this process has had, in MiB; with a GPU, the most PyTorch has had there."""
+    """Returns the peak memory of this process in MiB: PyTorch's on the GPU, if it uses one."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 2**20
-    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kib / (2**20 if sys.platform == "darwin" else 2**10)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    bytes_per_unit = 1 if sys.platform == "darwin" else 2**10
+    return peak * bytes_per_unit / 2**20
 
 
-def find_device(asked: str, known: tuple = ("cpu", "cuda")) -> str:
-    """What --device stands for: auto, or one of those that are known to the script.
+def find_device(requested: str, supported: tuple = ("cpu", "cuda")) -> str:
+    """Returns the device for --device: "cpu" or "cuda"; "auto" takes a GPU if there is one.
 
-    Raises UserError where it is not here, or not for each process that torchrun has started here.
+    supported: the devices that the script can use. Raises UserError if the device is not one of
+    them, is not here, or if torchrun has started more processes here than there are GPUs.
     """
-    if asked == "auto":
-        asked = "cuda" if "cuda" in known and torch.cuda.is_available() else "cpu"
-    if asked not in known:
-        raise UserError(f"--device {asked}: this script trains on {known[0]} only")
-    if asked == "cuda" and not torch.cuda.is_available():
+    device = requested
+    if requested == "auto":
+        device = "cuda" if "cuda" in supported and torch.cuda.is_available() else "cpu"
+    if device not in supported:
+        raise UserError(f"--device {device}: this script runs on {supported[0]} only")
+    if device == "cuda":
+        check_gpus()
+    return device
+
+
+def check_gpus() -> None:
+    """Raises UserError unless each process of this machine can have a GPU."""
+    if not torch.cuda.is_available():
         raise UserError(
-            "--device cuda: there is no GPU here that PyTorch can use; "
-            "--device cpu does without"
+            "--device cuda: PyTorch finds no GPU that it can use; use --device cpu instead"
         )
-    local, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
-    if asked == "cuda" and local > gpus:
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # set by torchrun
+    gpus = torch.cuda.device_count()
+    if processes > gpus:
         raise UserError(
-            f"--nproc-per-node {local}: there are {gpus} GPUs here, one for each "
-            f"process; --device cpu does without"
+            f"--nproc-per-node {processes}: each process needs a GPU, and this machine has "
+            f"{gpus}; start fewer processes, or use --device cpu"
         )
-    return asked
 
 
 def device_name(device: str) -> str:
-    """The name of the GPU or of the CPU."""
+    """Returns the name of the GPU or of the CPU."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     return getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", platform.machine())

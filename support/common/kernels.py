@@ -1,9 +1,10 @@
-"""What is only faster, not clearer: skip this file on first reading.
+"""Faster implementations of parts of the model: skip this file on first reading.
 
-    model = speed_up(Transformer(config), "cpu", bf16=True)      # the same mathematics
+    configure_backends()                                     # once in each process
+    model = speed_up(Transformer(config), "cpu", bf16=True)  # computes the same, in less time
 
-`speed_up` puts a faster twin in the place of a part of the model that model.py writes as one would
-read it. tests/unit/test_fast.py compares the twins; tests/measure/tricks.py measures what each of them brings.
+model.py writes each part as one would read it; `speed_up` replaces some of them by those below.
+tests/unit/test_fast.py compares the two, tests/measure/tricks.py measures the gain of each.
 """
 
 import ctypes
@@ -19,88 +20,111 @@ from torch.utils.checkpoint import checkpoint
 
 from model import Attention, Transformer, scaled_dot_product
 
-# On an H100 PyTorch would take cuDNN's attention, which makes a plan for each new shape of a batch.
-torch.backends.cuda.enable_cudnn_sdp(False)
-# Convolutions: fp32 is fp32, and the same sums come in the same order each time.
-torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, True
-# oneDNN makes a plan for each new shape and keeps 1,024; an epoch has several times as many.
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
+# Parameters of mallopt, from glibc's malloc.h.
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+
+
+def configure_backends() -> None:
+    """Configures cuDNN and oneDNN for this process; call it before the first computation."""
+    # On an H100 PyTorch would choose cuDNN's attention, which plans anew for each batch shape.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    # Convolutions in fp32 are exact, and add up in the same order each time.
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True
+    # oneDNN, too, plans for each batch shape. It caches 1,024 plans, but an epoch needs several
+    # times as many. It reads this variable when it is first used.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
 
 
 def speed_up(model: nn.Module, device: str, bf16: bool, recompute: bool = False) -> nn.Module:
-    """Changes `model`, which is to run on `device`, so that it computes the same in less time.
+    """Replaces parts of `model` by faster ones that compute the same, and returns it.
 
-    recompute: keeps only the inputs of each layer, which takes less memory, and more time.
+    device: "cpu" or "cuda", where the model will run; bf16: whether under autocast to bfloat16;
+    recompute: keep only the inputs of each layer for the backward pass, and compute the rest
+    again, which needs less memory and more time.
     """
+    # PyTorch's fused kernel; but in bf16 on a CPU it is far slower for short sentences.
+    use_own_attention = device == "cpu" and bf16
+    attention = cpu_bf16_attention if use_own_attention else F.scaled_dot_product_attention
     for module in list(model.modules()):
         if isinstance(module, Attention):
-            # PyTorch's fused kernel; but in bf16 on a CPU it is far slower for short sentences.
-            on_cpu = device == "cpu" and bf16
-            module.attend = short_attention if on_cpu else F.scaled_dot_product_attention
+            module.attend = attention
         if isinstance(module, nn.MaxPool2d) and device == "cpu":
-            module.register_forward_pre_hook(channels_last)
+            module.register_forward_pre_hook(to_channels_last)
         for name, child in module.named_children():
             if isinstance(child, nn.Dropout) and device == "cpu":
-                setattr(module, name, FastDropout(child.p).train(child.training))
+                setattr(module, name, ByteDropout(child.p).train(child.training))
     if isinstance(model, Transformer):
-        model.loss = SummedCrossEntropy.apply
-    for layer in model.layers() if recompute else ():
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        model.loss = FusedCrossEntropy.apply
+    if recompute:
+        for layer in model.layers():
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     return model
 
 
 def fast_precision(device: str) -> str:
-    """bf16 where the hardware multiplies in it, else fp32: in software bf16 is slower."""
+    """Returns "bf16" if the hardware multiplies in bf16, else "fp32", as emulation is slow."""
     if device == "cuda":
-        return "bf16" if torch.cuda.get_device_capability()[0] >= 8 else "fp32"
-    has = getattr(torch.cpu, "get_capabilities", dict)()
-    return "bf16" if any(map(has.get, ("avx512_bf16", "amx_bf16", "bf16"))) else "fp32"
+        ampere_or_newer = torch.cuda.get_device_capability()[0] >= 8
+        return "bf16" if ampere_or_newer else "fp32"
+    supports = getattr(torch.cpu, "get_capabilities", dict)()
+    instructions = ("avx512_bf16", "amx_bf16", "bf16")
+    return "bf16" if any(supports.get(name) for name in instructions) else "fp32"
 
 
-def keep_memory() -> None:
-    """Has glibc keep the memory of freed tensors, which it would give back and fault in again.
+def keep_freed_memory() -> None:
+    """Makes glibc keep the memory of freed tensors instead of returning it to the system.
 
-    It makes decoding faster by some 5 %, but training no faster: there it is not used. Other C
-    libraries are left as they are.
+    Without it decoding a file on two busy cores took a quarter longer, for its page faults.
+    Training is no faster with it. Other C libraries are left as they are.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt:
-        # M_MMAP_THRESHOLD: smaller tensors come from the heap; old glibc allows 32 MiB at most.
-        if not mallopt(-3, 1 << 30):
-            mallopt(-3, 1 << 25)
-        mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
-        mallopt(-2, 1 << 28)  # M_TOP_PAD: it grows by 256 MiB at a time
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # not glibc
+        return
+    # Tensors of less than a GiB come from the heap; an old glibc allows 32 MiB at most.
+    if not mallopt(M_MMAP_THRESHOLD, 2**30):
+        mallopt(M_MMAP_THRESHOLD, 2**25)
+    mallopt(M_TRIM_THRESHOLD, -1)  # the heap never shrinks
+    mallopt(M_TOP_PAD, 2**28)  # it grows by 256 MiB at a time
 
 
-def short_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """`scaled_dot_product` in bf16 on a CPU.
+def cpu_bf16_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """`scaled_dot_product` for bf16 on a CPU: same shapes, same result.
 
-    It scales q, which is smaller than the scores; has the softmax read and write bf16 (inside, it
-    is in fp32); and makes rows of scores fill whole vectors of the processor, since softmax takes
-    what is left over number by number. The mask is added: the backward pass has no work for that,
-    and comes to the same but for a sentence that is all padding.
+    It scales q, which is smaller than the scores. The softmax reads and writes bf16, computing
+    in fp32. It pads the keys to a multiple of 32, a vector of the processor, because softmax
+    handles a remainder number by number. It adds the mask, which needs no backward pass. The
+    result would differ if a row is masked as a whole; then it calls `scaled_dot_product`.
     """
-    if not mask.any(-1).all():
+    every_row_sees_a_key = mask.any(-1).all()
+    if not every_row_sees_a_key:
         return scaled_dot_product(q, k, v, mask)
-    more, least = -k.shape[-2] % 32, torch.finfo(q.dtype).min  # 32 numbers in a vector
-    k, v = (F.pad(x, (0, 0, 0, more)) for x in (k, v))  # (batch, heads, src + more, …)
-    away = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, least)
+    padding = -k.shape[-2] % 32
+    k = F.pad(k, (0, 0, 0, padding))  # (batch, heads, src + padding, d_head)
+    v = F.pad(v, (0, 0, 0, padding))
+    bias = torch.zeros(mask.shape, dtype=q.dtype)
+    bias = bias.masked_fill_(~mask, torch.finfo(q.dtype).min)
+    bias = F.pad(bias, (0, padding), value=-math.inf)
     with torch.autocast("cpu", enabled=False):
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-        return scores.add_(F.pad(away, (0, more), value=-math.inf)).softmax(dim=-1) @ v
+        return scores.add_(bias).softmax(dim=-1) @ v
 
 
-def channels_last(module: nn.Module, pictures: tuple[Tensor]) -> Tensor:
-    """A pixel's channels side by side, as max-pooling, and convolutions after it, go faster."""
-    return pictures[0].contiguous(memory_format=torch.channels_last)
+def to_channels_last(module: nn.Module, images: tuple[Tensor]) -> Tensor:
+    """A hook that stores the channels of a pixel side by side, which max-pooling prefers."""
+    return images[0].contiguous(memory_format=torch.channels_last)
 
 
-class FastDropout(nn.Dropout):
-    """Dropout on a CPU, where random bits are what it costs: one 64-bit draw makes eight of them.
+class ByteDropout(nn.Dropout):
+    """Dropout for CPUs that uses a random byte for each number: a 64-bit draw has eight.
 
-    A byte less than 256 p is dropped. That is no whole number, so each row (the last dimension)
-    rounds it up or down at random: on average p is exact. Under autocast what it returns is bf16,
-    and so is the sum that runs through all layers.
+    On a CPU the random numbers are what dropout costs.
+
+    A number is dropped if its byte is less than 256 p. That is not a whole number, so each row
+    (the last dimension) rounds it up or down at random; the mean over rows is exact. Under
+    autocast the result is bf16, and so is the residual stream through all layers.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,49 +132,54 @@ class FastDropout(nn.Dropout):
             return x
         if torch.is_autocast_enabled("cpu"):
             x = x.to(torch.get_autocast_dtype("cpu"))
-        if self.p > 0.99:  # 256 would be no byte
+        if self.p > 0.99:  # 256 does not fit in a byte
             return super().forward(x)
-        dropped = torch.rand(*x.shape[:-1], 1).add_(256 * self.p).to(torch.uint8)
+        threshold = torch.rand(*x.shape[:-1], 1).add_(256 * self.p).to(torch.uint8)
         draws = torch.empty(x.numel() // 8 + 1, dtype=torch.int64).random_(-(2**63), None)
-        keep = draws.view(torch.uint8)[: x.numel()].view(x.shape).ge_(dropped)
+        random_bytes = draws.view(torch.uint8)[: x.numel()].view(x.shape)
+        keep = random_bytes.ge_(threshold)
         return x * keep.to(x.dtype).mul_(1 / (1 - self.p))
 
 
-class SummedCrossEntropy(torch.autograd.Function):
-    """`cross_entropy` of model.py that keeps neither logits nor probabilities.
+class FusedCrossEntropy(torch.autograd.Function):
+    """`cross_entropy` of model.py without storing logits or probabilities.
 
-    (tokens, vocabulary) is by far the largest tensor of the model. The gradient of a sum needs only
-    a factor from above, so it is worked out at once, a block of rows at a time, and in the place of
-    the logits. The softmax is in fp32: on a CPU for so few rows that they stay in the cache.
+    (tokens, vocabulary) would be by far the largest tensor of the model. The gradient of a sum
+    needs only a factor from above, so the forward pass computes it at once, block by block, in
+    the memory of the logits. The softmax is in fp32; on a CPU it takes few rows at a time, so
+    that they stay in the cache.
     """
 
     @staticmethod
     def forward(
         ctx, x: Tensor, weight: Tensor, target: Tensor, smoothing: float, block: int = 4096
     ) -> tuple[Tensor, Tensor]:
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        few = 64 if kind == "cpu" else block
-        with torch.autocast(kind, enabled=False):
-            x, w, uniform = x.to(dtype), weight.to(dtype), smoothing / len(weight)
-            d_x, d_weight = torch.empty_like(x), torch.zeros_like(weight)
-            nll = loss = torch.zeros((), device=x.device)
-            for rows, d_rows, targets in zip(
-                x.split(block), d_x.split(block), target.split(block)
-            ):
-                logits = rows @ w.t()  # (block, vocabulary)
-                for part, t in zip(logits.split(few), targets.split(few)):
-                    log_p = part.float().log_softmax(-1)
-                    at = torch.arange(len(t), device=t.device), t
-                    nll_t = -log_p[at].sum()
-                    nll, loss = nll + nll_t, loss + (1 - smoothing) * nll_t
-                    if smoothing:
-                        loss = loss - uniform * log_p.sum()
-                    d_logits = log_p.exp_().sub_(uniform)
-                    d_logits[at] -= 1 - smoothing
-                    part.copy_(d_logits)
-                torch.mm(logits, w, out=d_rows)
-                d_weight += logits.t() @ rows
+        """x: (tokens, d_model); weight: (vocabulary, d_model); target: (tokens,).
+
+        block: tokens whose logits are in memory at once. Returns (loss, nll), sums over tokens.
+        """
+        device = x.device.type
+        dtype = x.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        softmax_rows = 64 if device == "cpu" else block
+        with torch.autocast(device, enabled=False):
+            x = x.to(dtype)
+            low_precision_weight = weight.to(dtype)
+            d_x = torch.empty_like(x)
+            d_weight = torch.zeros_like(weight)
+            loss = nll = torch.zeros((), device=x.device)
+            blocks = zip(x.split(block), d_x.split(block), target.split(block))
+            for x_block, d_x_block, target_block in blocks:
+                logits = x_block @ low_precision_weight.t()  # (block, vocabulary)
+                rows = zip(logits.split(softmax_rows), target_block.split(softmax_rows))
+                for row_logits, row_targets in rows:
+                    row_loss, row_nll = replace_by_gradient(row_logits, row_targets, smoothing)
+                    loss = loss + row_loss
+                    nll = nll + row_nll
+                d_logits = logits
+                torch.mm(d_logits, low_precision_weight, out=d_x_block)
+                d_weight += d_logits.t() @ x_block
         ctx.save_for_backward(d_x, d_weight)
         ctx.mark_non_differentiable(nll)
         return loss, nll
@@ -159,3 +188,23 @@ class SummedCrossEntropy(torch.autograd.Function):
     def backward(ctx, d_loss: Tensor, _):
         d_x, d_weight = ctx.saved_tensors
         return d_x * d_loss, d_weight * d_loss, None, None, None
+
+
+def replace_by_gradient(
+    logits: Tensor, target: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Overwrites logits, (rows, vocabulary), by the gradient of the loss; returns (loss, nll).
+
+    target: (rows,). The gradient is the probabilities minus the smoothed targets.
+    """
+    uniform = smoothing / logits.shape[1]
+    log_p = logits.float().log_softmax(-1)
+    targets = (torch.arange(len(target), device=target.device), target)
+    nll = -log_p[targets].sum()
+    loss = (1 - smoothing) * nll
+    if smoothing:
+        loss = loss - uniform * log_p.sum()
+    gradient = log_p.exp_().sub_(uniform)
+    gradient[targets] -= 1 - smoothing
+    logits.copy_(gradient)
+    return loss, nll

@@ -1,4 +1,4 @@
-"""Where this project lies, where runs are kept, and where encoded corpora are cached."""
+"""The folders of the project: its code, its runs, and its cache of encoded corpora."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A prompt in the terminal: a line in, an answer out, until q."""
+"""An interactive prompt in the terminal."""
 
 import sys
 from collections.abc import Callable
@@ -11,36 +11,43 @@ HISTORY = CACHE / "history"
 
 
 def prompt(greeting: str, question: str, answer: Callable[[str], str]) -> None:
-    """Prints what `answer` makes of each line, or its UserError, until q, Ctrl-D or Ctrl-C.
+    """Prints `answer(line)`, or its UserError, for each line until q, Ctrl-D or Ctrl-C.
 
-    Arrow keys edit the line and find earlier ones, those of earlier prompts too.
+    The arrow keys edit the line and recall earlier ones, also those of earlier prompts.
     """
-    try:
-        import readline  # only here: it may write to the terminal
-
-        readline.set_history_length(1000)
-        if HISTORY.exists():
-            readline.read_history_file(HISTORY)
-    except (ImportError, OSError):  # no such library, or another user's file
-        readline = None
+    readline = load_history()
     print(greeting)
-    sys.stdin.reconfigure(errors="surrogateescape")  # what is not UTF-8 is for `readable`
+    sys.stdin.reconfigure(errors="surrogateescape")  # `readable` replaces what is not UTF-8
     try:
         while (line := input(question)).strip() != "q":
-            if line.strip():
-                try:
-                    print(answer(readable(line)))
-                except UserError as problem:  # as a mistyped path
-                    print(f"error: {problem}")
+            if not line.strip():
+                continue
+            try:
+                print(answer(readable(line)))
+            except UserError as problem:  # a mistyped path, for example
+                print(f"error: {problem}")
     except (EOFError, KeyboardInterrupt):
         print()
     finally:
-        with suppress(OSError):
-            if readline:
+        if readline:
+            with suppress(OSError):
                 HISTORY.parent.mkdir(parents=True, exist_ok=True)
                 readline.write_history_file(HISTORY)
 
 
+def load_history():
+    """Returns the module readline with the lines of earlier prompts, or None without it."""
+    try:
+        import readline  # not at the top: importing it may write to the terminal
+
+        readline.set_history_length(1000)
+        if HISTORY.exists():
+            readline.read_history_file(HISTORY)
+    except (ImportError, OSError):  # Python was built without it; another user's file
+        return None
+    return readline
+
+
 def readable(text: str) -> str:
-    """Text that was typed or passed as an argument, with what is not UTF-8 in it replaced."""
+    """Returns text from the terminal or an argument with all that is not UTF-8 replaced."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -1,28 +1,22 @@
-"""Where sentence pairs come from: the built-in phrasebook, Multi30k, parallel files, tables.
+"""Where sentence pairs come from: the phrasebook, Multi30k, parallel files, tables, archives.
 
-corpus = find_corpus("multi30k")    # or "phrasebook", a PREFIX, a folder, a table, a .zip
+corpus = find_corpus("multi30k")  # or "phrasebook", a PREFIX, a folder, a table, a .zip
 for german, english in corpus.parts["train"](): ...
 """
 
-import gzip
 import hashlib
-import http.client
 import json
-import os
-import sys
-import tempfile
-import urllib.request
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
 from support.common.errors import UserError
-from support.common.paths import CACHE
-from support.corpora.tables import TABLES, ending, read_lines, read_table
+from support.corpora import phrasebook
+from support.corpora.download import download, sha256
+from support.corpora.tables import TABLES, ending, read_columns, read_lines
 
 # The names of files that hold each part, without their endings.
 PARTS = {
@@ -51,173 +45,160 @@ MULTI30K = {
     ),
 }
 
+Pair = tuple[str, str]
+
 
 @dataclass
 class Corpus:
-    """A corpus that was found but not read; `parts` maps train, valid, test to readers of pairs."""
+    """A corpus that was found but not read."""
 
     name: str
-    parts: dict[str, Callable[[], Iterator[tuple[str, str]]]]
+    parts: dict[str, Callable[[], Iterator[Pair]]]  # readers of train, valid, test
     columns: tuple[str, ...]  # the languages; then the parts that another file replaced
     files: list[Path] = field(default_factory=list)  # what it is made from
 
     def checksum(self) -> str:
-        """Of what the files hold, and of how they are read."""
-        parts = [sorted(self.parts), self.columns, [sha256(file) for file in self.files]]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        """Returns a checksum of what the files hold, and of how they are read."""
+        content = [sorted(self.parts), self.columns, [sha256(file) for file in self.files]]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def find_corpus(data="phrasebook", valid="", test="", src="de", tgt="en") -> Corpus:
-    """The corpus that --data, --valid, --test, --src and --tgt name.
+def find_corpus(
+    data: str = "phrasebook", valid: str = "", test: str = "", src: str = "de", tgt: str = "en"
+) -> Corpus:
+    """Returns the corpus that --data, --valid, --test, --src and --tgt name. Raises UserError.
 
     data: `phrasebook`, `multi30k`, a folder of parallel files (train, val, test), a PREFIX with
     PREFIX.de and PREFIX.en (.gz too), a table (.tsv, .csv, .jsonl), or a .zip in OPUS's Moses
-    format. valid and test: a PREFIX, a table or a .zip. Raises UserError if it is not there.
+    format. valid and test: a PREFIX, a table or a .zip.
     """
     if data == "phrasebook":
-        from support.corpora import phrasebook  # only here: translating does not need it
-
-        book = cache(phrasebook.corpus)
-        if {src, tgt} != {"de", "en"}:
-            raise UserError(f"--src {src} --tgt {tgt}: the phrasebook has de and en")
-        way = 1 if src == "de" else -1
-        readers = {
-            part: (lambda part=part: (pair[::way] for pair in book()[part])) for part in PARTS
-        }
-        columns = (src, tgt) if way == 1 else (src, tgt, "turned")  # it once was not
-        corpus = Corpus(data, readers, columns, [Path(phrasebook.__file__)])
-    elif data == "multi30k" or Path(data).is_dir():
-        folder = download(data, MULTI30K, MULTI30K_URL) if data == "multi30k" else Path(data)
-        corpus = Corpus(own_name(folder, ("phrasebook",)), {}, (src, tgt))
-        for part, names in PARTS.items():
-            prefix = next((folder / n for n in names if find_file(f"{folder / n}.{src}")), None)
-            if prefix:
-                add_part(corpus, part, str(prefix), src, tgt)
-        if "train" not in corpus.parts:
-            raise UserError(
-                f"{folder}: no train.{src} and train.{tgt} in this folder; "
-                f"of other files name the PREFIX: {folder}/NAME for NAME.{src}"
-            )
-        if all(sha256(folder / name) == check for name, (_, check) in MULTI30K.items()):
-            corpus.name = "multi30k"
+        corpus = phrasebook_corpus(src, tgt)
+    elif data == "multi30k":
+        corpus = folder_corpus(download(data, MULTI30K, MULTI30K_URL), src, tgt)
+    elif Path(data).is_dir():
+        corpus = folder_corpus(Path(data), src, tgt)
     else:
-        corpus = Corpus(own_name(Path(data), ("phrasebook",)), {}, (src, tgt))
+        corpus = Corpus(own_name(Path(data), ["phrasebook"]), {}, (src, tgt))
         add_part(corpus, "train", data, src, tgt)
-    for part, spec in (("valid", valid), ("test", test)):
-        if spec:
-            add_part(corpus, part, spec, src, tgt)
+    if valid:
+        add_part(corpus, "valid", valid, src, tgt)
+    if test:
+        add_part(corpus, "test", test, src, tgt)
     return corpus
 
 
-def own_name(path: Path, built_in: tuple) -> str:
-    """The name of a user's corpus: none of `built_in`, which would select that one's PRESETS."""
+def phrasebook_corpus(src: str, tgt: str) -> Corpus:
+    """Returns the built-in corpus, in either direction. Raises UserError."""
+    if {src, tgt} != {"de", "en"}:
+        raise UserError(f"--src {src} --tgt {tgt}: the phrasebook has de and en")
+    readers = {part: partial(read_phrasebook, part, src) for part in PARTS}
+    return Corpus("phrasebook", readers, (src, tgt), [phrasebook.DATA])
+
+
+def read_phrasebook(part: str, src: str) -> Iterator[Pair]:
+    """Yields the pairs of a part of the phrasebook, from the language `src` to the other."""
+    for german, english in phrasebook.pairs(part):
+        yield (german, english) if src == "de" else (english, german)
+
+
+def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
+    """Returns the corpus of a folder with train.de and train.en, and more parts. Raises UserError.
+
+    A copy of Multi30k is known by its files, wherever it lies.
+    """
+    corpus = Corpus(own_name(folder, ["phrasebook"]), {}, (src, tgt))
+    for part, names in PARTS.items():
+        for name in names:
+            if find_file(f"{folder / name}.{src}"):
+                add_part(corpus, part, str(folder / name), src, tgt)
+                break
+    if "train" not in corpus.parts:
+        raise UserError(
+            f"{folder}: no train.{src} and train.{tgt} in this folder; "
+            f"of other files name the PREFIX: {folder}/NAME for NAME.{src}"
+        )
+    if all(sha256(folder / name) == checksum for name, (_, checksum) in MULTI30K.items()):
+        corpus.name = "multi30k"
+    return corpus
+
+
+def own_name(path: Path, built_in: list[str]) -> str:
+    """Returns the name of a user's corpus: none of `built_in`, which have settings of their own."""
     name = path.resolve().name.split(".")[0]
-    return name + "-file" * (name in built_in)
+    if name in built_in:
+        name += "-file"
+    return name
 
 
-def add_part(corpus: Corpus, part: str, spec: str, src: str, tgt: str) -> None:
-    """Adds the PREFIX, table or .zip `spec` to the corpus."""
-    path = Path(spec)
-    if part in corpus.parts:  # in another's place: see checksum
+def add_part(corpus: Corpus, part: str, source: str, src: str, tgt: str) -> None:
+    """Adds a PREFIX, a table or a .zip to the corpus. Raises UserError."""
+    path = Path(source)
+    if part in corpus.parts:  # it replaces another: see `checksum`
         corpus.columns = (*corpus.columns, part)
-    if ending(path) in (*TABLES, ".zip"):
-        if not path.is_file():
-            raise UserError(f"{spec}: no such file")
-        files = [path]
-        if ending(path) == ".zip":
-            sides = find_in_zip(path, src, tgt)
-            corpus.parts[part] = lambda: read_parallel(*sides)
-        else:
-            corpus.parts[part] = lambda: (tuple(row) for _, row in read_table(path, [src, tgt]))
+    if ending(path) in (*TABLES, ".zip") and not path.is_file():
+        raise UserError(f"{source}: no such file")
+    if ending(path) in TABLES:
+        corpus.files.append(path)
+        corpus.parts[part] = partial(read_pairs_of_table, path, src, tgt)
+    elif ending(path) == ".zip":
+        corpus.files.append(path)
+        corpus.parts[part] = partial(read_parallel, *find_in_zip(path, src, tgt))
     else:
-        files = [find_file(f"{spec}.{side}") for side in (src, tgt)]
-        for side, file in zip((src, tgt), files):
-            if not file:
-                raise UserError(f"{spec}.{side}: no such file, nor {spec}.{side}.gz")
-        corpus.parts[part] = lambda: read_parallel(*files)
-    corpus.files += files
+        sides = []
+        for language in (src, tgt):
+            side = find_file(f"{source}.{language}")
+            if not side:
+                raise UserError(
+                    f"{source}.{language}: no such file, nor {source}.{language}.gz"
+                )
+            sides.append(side)
+        corpus.files += sides
+        corpus.parts[part] = partial(read_parallel, *sides)
 
 
 def find_file(path: str) -> Path | None:
-    """PATH or PATH.gz, whichever is there."""
-    return next((Path(p) for p in (path, path + ".gz") if Path(p).is_file()), None)
+    """Returns PATH or PATH.gz, whichever is there."""
+    for candidate in (Path(path), Path(path + ".gz")):
+        if candidate.is_file():
+            return candidate
+    return None
 
 
 def find_in_zip(path: Path, src: str, tgt: str) -> list[zipfile.Path]:
-    """The two sides, NAME.de and NAME.en, in an archive; they are read where they are."""
+    """Returns the two sides in an archive, NAME.de and NAME.en, which are read where they are."""
     try:
         archive = zipfile.ZipFile(path)
     except (OSError, zipfile.BadZipFile) as problem:
         raise UserError(f"{path}: cannot be read as a .zip archive ({problem})") from problem
     names = archive.namelist()
-    found = [
-        name.removesuffix(src)
-        for name in names
-        if name.endswith(f".{src}") and name.removesuffix(src) + tgt in names
-    ]
-    if len(found) != 1:
+    prefixes = []
+    for name in names:
+        prefix = name.removesuffix(f".{src}")
+        if prefix != name and f"{prefix}.{tgt}" in names:
+            prefixes.append(prefix)
+    if len(prefixes) != 1:
         raise UserError(
-            f"{path}: {len(found) or 'no'} pairs NAME.{src} and NAME.{tgt} inside, one "
-            f"is expected (--src, --tgt); it holds {', '.join(names)[:120]}"
+            f"{path}: it should hold one pair of files NAME.{src} and NAME.{tgt}, but has "
+            f"{len(prefixes)} (--src, --tgt); it holds {', '.join(names)[:120]}"
         )
-    return [zipfile.Path(archive, found[0] + side) for side in (src, tgt)]
+    return [zipfile.Path(archive, f"{prefixes[0]}.{language}") for language in (src, tgt)]
 
 
-def sha256(path: Path, unpacked: bool = False) -> str:
-    """In hexadecimal, of what a .gz file holds if `unpacked`; empty where no whole file is."""
-    try:
-        with (gzip.open if unpacked and path.suffix.lower() == ".gz" else open)(
-            path, "rb"
-        ) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except (FileNotFoundError, EOFError, zlib.error, gzip.BadGzipFile):
-        return ""
-    except OSError as problem:
-        raise UserError(f"{path}: cannot be read ({problem.strerror})") from problem
+def read_pairs_of_table(path: Path, src: str, tgt: str) -> Iterator[Pair]:
+    """Yields two columns of each row of a table."""
+    for _, (source, target) in read_columns(path, [src, tgt]):
+        yield source, target
 
 
-def download(name: str, table: dict[str, tuple[int, str]], url: str, unpacked=False) -> Path:
-    """The folder with a corpus's files, which are fetched where missing and checked each time.
-
-    table: of each file its size in bytes and its SHA-256, if `unpacked` of what it holds, since the
-    same content can be packed anew. The environment variable NAME_URL goes before `url`.
-    """
-    folder = CACHE / name
-    base = os.environ.get(f"{name.upper().replace('-', '_')}_URL", url).rstrip("/")
-    for file, (size, check) in table.items():
-        if sha256(folder / file, unpacked) == check:
-            continue
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            print(f"fetching {base}/{file}", file=sys.stderr)
-            with urllib.request.urlopen(f"{base}/{file}", timeout=30) as answer:
-                content = answer.read(size + 1)
-            with tempfile.TemporaryDirectory(dir=folder) as partial:
-                (path := Path(partial) / file).write_bytes(content)
-                if sha256(path, unpacked) != check:
-                    raise UserError(
-                        f"{base}/{file}: not the file that was expected (another "
-                        f"SHA-256, of {len(content)} bytes); nothing was kept"
-                    )
-                path.rename(folder / file)  # so a half-written file never has the name
-        except (OSError, http.client.HTTPException, ValueError) as problem:
+def read_parallel(src: Path | zipfile.Path, tgt: Path | zipfile.Path) -> Iterator[Pair]:
+    """Yields line N of one file with line N of the other. Raises UserError."""
+    for source, target in zip_longest(read_lines(src), read_lines(tgt)):
+        if source is None or target is None:
+            src_lines = sum(1 for _ in read_lines(src))
+            tgt_lines = sum(1 for _ in read_lines(tgt))
             raise UserError(
-                f"{name} cannot be fetched ({problem}); "
-                f"with its files at hand, name their folder: --data ./FOLDER"
-            ) from problem
-    return folder
-
-
-def read_parallel(src: Path | zipfile.Path, tgt: Path | zipfile.Path) -> Iterator[tuple]:
-    """Line N of one file with line N of the other."""
-    lines, others = read_lines(src), read_lines(tgt)
-    for number, (a, b) in enumerate(zip_longest(lines, others)):
-        if a is None or b is None:
-            n, m = (
-                number + (x is not None) + sum(1 for _ in rest)
-                for x, rest in ((a, lines), (b, others))
+                f"{src} has {src_lines:,} lines, {tgt} has {tgt_lines:,}: the sides differ by "
+                f"{abs(src_lines - tgt_lines):,}"
             )
-            raise UserError(
-                f"{src} has {n:,} lines, {tgt} has {m:,}: the sides differ by {abs(n - m):,}"
-            )
-        yield a, b
+        yield source, target

@@ -1,10 +1,10 @@
 """Decoding with CTranslate2 (pip install ctranslate2) instead of beam.py: in int8, in C++.
 
     engine = Engine(Path("logs/RUN/best.pt"), model, beam=4, n_best=1, threads=2)
-    answers = translate_lines(bpe, lines, longest, engine.search)
+    answers = translate_lines(bpe, lines, max_tokens, engine.search)
 
-The first `Engine` of a checkpoint converts it into a folder beside it, best.ct2 for best.pt, where
-later ones find it. The engine is described at https://opennmt.net/CTranslate2.
+The first `Engine` of a checkpoint converts it to CTranslate2's format, in a folder beside it:
+best.ct2 for best.pt. Later ones use this folder. See https://opennmt.net/CTranslate2.
 """
 
 import os
@@ -22,21 +22,23 @@ from torch import Tensor, nn
 from model import Attention, Transformer, sinusoids
 from support.common.errors import UserError
 from support.corpora.pairs import sha256
+from support.translation.beam import Hypothesis
 
-FORMAT = 1  # of what `convert` makes: raise it where that changes
+FORMAT = 1  # of the folder: increase it when `convert` changes
 
 
-# --- The conversion -------------------------------------------------------------------------------
+# --- The conversion ---------------------------------------------------------------------------
 
 
 def converted(path: Path, model: Transformer, again: bool = False) -> Path:
-    """The folder with the model of the checkpoint `path` in CTranslate2's format.
+    """Returns the folder with the model of the checkpoint `path` in CTranslate2's format.
 
-    It is made where it is missing, where the checkpoint has changed, and with `again`.
-    Raises UserError where it cannot be written.
+    Converts the model if the folder is missing, if the checkpoint has changed since, or if
+    `again` is set. Raises UserError if the folder cannot be written.
     """
-    folder, made_from = path.with_suffix(".ct2"), f"{sha256(path)} {FORMAT}"
+    folder = path.with_suffix(".ct2")
     stamp = folder / "made-from.txt"
+    made_from = f"{sha256(path)} {FORMAT}"
     if not again and stamp.is_file() and stamp.read_text() == made_from:
         return folder
     new = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
@@ -44,13 +46,13 @@ def converted(path: Path, model: Transformer, again: bool = False) -> Path:
         new.mkdir()
         convert(model).save(str(new))
         (new / stamp.name).write_text(made_from)
-        if stamp.is_file():  # else the folder is not one of ours
+        if stamp.is_file():  # an older conversion; without the stamp it is the user's folder
             shutil.rmtree(folder)
-        new.rename(folder)  # now, as it is whole
+        new.rename(folder)  # only now that it is complete
     except (OSError, RuntimeError) as problem:
         reason = getattr(problem, "strerror", None) or problem
         raise UserError(
-            f"{folder}: the converted model cannot be written there ({reason})"
+            f"{folder}: the converted model cannot be written ({reason})"
         ) from problem
     finally:
         shutil.rmtree(new, ignore_errors=True)
@@ -58,10 +60,11 @@ def converted(path: Path, model: Transformer, again: bool = False) -> Path:
 
 
 def convert(model: Transformer) -> ctranslate2.specs.TransformerSpec:
-    """The model with its weights in fp32, as CTranslate2 describes one."""
-    config, pre = model.config, model.config.norm == "pre"
+    """Returns CTranslate2's description of the model, with its weights in fp32."""
+    config = model.config
+    pre_norm = config.norm == "pre"
     spec = ctranslate2.specs.TransformerSpec.from_config(
-        config.layers, config.heads, pre_norm=pre
+        config.layers, config.heads, pre_norm=pre_norm
     )
     for to, layer in zip(spec.encoder.layer, model.encoder):
         copy_self_attention(to.self_attention, layer.attention, layer.residuals[0].norm)
@@ -73,16 +76,17 @@ def convert(model: Transformer) -> ctranslate2.specs.TransformerSpec:
     for to, norm in ((spec.encoder, model.encoder_norm), (spec.decoder, model.decoder_norm)):
         positions = torch.arange(config.max_length)
         to.position_encodings.encodings = array(sinusoids(positions, config.d_model))
-        if pre:
+        if pre_norm:
             copy_norm(to.layer_norm, norm)
     spec.encoder.embeddings[0].weight = array(model.embedding.weight)
     spec.decoder.embeddings.weight = array(model.embedding.weight)
     spec.decoder.projection.weight = array(model.embedding.weight)
     spec.register_source_vocabulary(vocabulary(model))
     spec.register_target_vocabulary(vocabulary(model))
-    spec.config.bos_token = spec.config.decoder_start_token = "<bos>"
+    spec.config.bos_token = "<bos>"
+    spec.config.decoder_start_token = "<bos>"
     spec.config.eos_token = "<eos>"
-    spec.config.unk_token = "<pad>"  # it needs one; our BPE does not
+    spec.config.unk_token = "<pad>"  # CTranslate2 needs one; our BPE does not
     spec.validate()
     return spec
 
@@ -102,12 +106,14 @@ def copy_cross_attention(to, attention: Attention, norm: nn.LayerNorm) -> None:
 
 def copy_feed_forward(to, layers: nn.Sequential, norm: nn.LayerNorm) -> None:
     for linear, ours in ((to.linear_0, layers[0]), (to.linear_1, layers[2])):
-        linear.weight, linear.bias = array(ours.weight), array(ours.bias)
+        linear.weight = array(ours.weight)
+        linear.bias = array(ours.bias)
     copy_norm(to.layer_norm, norm)
 
 
 def copy_norm(to, norm: nn.LayerNorm) -> None:
-    to.gamma, to.beta = array(norm.weight), array(norm.bias)
+    to.gamma = array(norm.weight)
+    to.beta = array(norm.bias)
 
 
 def array(tensor: Tensor) -> np.ndarray:
@@ -115,11 +121,11 @@ def array(tensor: Tensor) -> np.ndarray:
 
 
 def vocabulary(model: Transformer) -> list[str]:
-    """A name for each token: its number, since the bytes of a token may end a line of a file."""
+    """Returns a name for each token: its number, as its text might contain a line break."""
     return ["<pad>", "<bos>", "<eos>", *(str(i) for i in range(3, model.config.vocab_size))]
 
 
-# --- The search -----------------------------------------------------------------------------------
+# --- The search -------------------------------------------------------------------------------
 
 
 class Engine:
@@ -135,14 +141,17 @@ class Engine:
         compute_type: str = "int8",
         length_penalty: float = 2.0,
     ):
-        """path: the checkpoint that `model` was loaded from; beam, n_best, length_penalty: as for
+        """Loads the model, converting it first if necessary.
+
+        path: the checkpoint that `model` was loaded from; beam, n_best, length_penalty: as for
         `beam_search`; threads: how many batches are decoded at once; compute_type: one of
-        CTranslate2's, or float32 where the CPU does not have it. Raises UserError where the
-        conversion cannot be written.
+        CTranslate2's, replaced by float32 if this CPU does not support it. Raises UserError if
+        the converted model cannot be written.
         """
-        self.config, self.names = model.config, vocabulary(model)
+        self.config = model.config
+        self.names = vocabulary(model)
         self.ids = {name: i for i, name in enumerate(self.names)}
-        self.how = dict(
+        self.options = dict(
             beam_size=beam,
             num_hypotheses=n_best,
             length_penalty=length_penalty,
@@ -161,27 +170,31 @@ class Engine:
         )
         try:
             self.translator = load(str(converted(path, model)))
-        except (RuntimeError, ValueError):  # the folder is spoilt
+        except (RuntimeError, ValueError):  # the folder is damaged
             self.translator = load(str(converted(path, model, again=True)))
 
-    def search(self, batches: list[list[list[int]]]) -> Iterator[list]:
-        """Gives for each batch of token ids, sorted by length, what `beam_search` gives."""
-        running = []
-        for batch in batches:
-            running.append([])
-            for length, alike in groupby(batch, key=len):  # a call takes one limit for all
-                tokens = [[*(self.names[i] for i in ids), "<eos>"] for ids in alike]
-                limit = min(2 * (length + 1) + 8, self.config.max_length)
-                # The call returns when they are in the queue, from which a free thread takes them.
-                running[-1] += self.translator.translate_batch(
-                    tokens, asynchronous=True, max_decoding_length=limit, **self.how
-                )
-        for batch in running:
-            found = [sentence.result() for sentence in batch]
-            yield [
-                [
-                    (score, [self.ids[name] for name in names])
-                    for score, names in zip(each.scores, each.hypotheses)
-                ]
-                for each in found
-            ]
+    def search(self, batches: list[list[list[int]]]) -> Iterator[list[list[Hypothesis]]]:
+        """Yields for each batch of token ids, sorted by length, what `beam_search` returns."""
+        # The calls return when a batch is in the queue, from which idle threads take it.
+        queued = [self.enqueue(batch) for batch in batches]
+        for results in queued:
+            yield [self.read_hypotheses(result.result()) for result in results]
+
+    def enqueue(self, batch: list[list[int]]) -> list[ctranslate2.AsyncTranslationResult]:
+        """Starts to decode a batch; returns a future for each sentence."""
+        results = []
+        # A call has one limit of length, so each length of the batch gets its own.
+        for length, sentences in groupby(batch, key=len):
+            tokens = [[*(self.names[i] for i in ids), "<eos>"] for ids in sentences]
+            limit = min(2 * (length + 1) + 8, self.config.max_length)
+            results += self.translator.translate_batch(
+                tokens, asynchronous=True, max_decoding_length=limit, **self.options
+            )
+        return results
+
+    def read_hypotheses(self, result: ctranslate2.TranslationResult) -> list[Hypothesis]:
+        """Returns the (score, ids) of a sentence's translations."""
+        return [
+            (score, [self.ids[name] for name in names])
+            for score, names in zip(result.scores, result.hypotheses)
+        ]

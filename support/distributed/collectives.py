@@ -1,22 +1,24 @@
-"""Small values (all that can be pickled) that processes share. A collective: all must call it."""
+"""Collectives for small Python values: all ranks must call them."""
+
+from typing import Any
 
 import torch.distributed as dist
 
 
-def all_gather_objects(value) -> list:
-    """What each process has given, in the order of ranks. A collective."""
+def all_gather_objects(value: Any) -> list[Any]:
+    """Returns the values of all ranks, in their order."""
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
-def broadcast_object(value):
-    """What process 0 has given; what the others give is ignored. A collective."""
+def broadcast_object(value: Any) -> Any:
+    """Returns the value of rank 0, whatever the other ranks give."""
     values = [value]
     dist.broadcast_object_list(values)
     return values[0]
 
 
 def is_communication_error(problem: Exception) -> bool:
-    """Whether an exchange failed because another process has died or does not answer."""
+    """Returns whether an exchange failed because another process does not answer."""
     return isinstance(problem, dist.DistError) or "gloo" in str(problem)

@@ -1,50 +1,47 @@
-"""A slow network on a fast machine: every exchange between processes waits before it begins."""
+"""A slow network on a fast machine: each exchange between processes waits before it begins."""
 
-import functools
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 
-import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.nn.parallel import DistributedDataParallel
+import torch
 from torch.profiler import record_function
 
-# The last two are what PyTorch 2.13 calls those before them.
-EXCHANGES = (
-    "all_reduce",
-    "all_gather_into_tensor",
-    "reduce_scatter_tensor",
-    "all_gather_single",
-    "reduce_scatter_single",
-)
+# All-reduce, all-gather and reduce-scatter, as PyTorch's dispatcher calls them.
+OPERATORS = ("allreduce_", "_allgather_base_", "_reduce_scatter_base_")
 
 
-def delay_exchanges(seconds: float) -> None:
-    """Has every all-reduce, all-gather and reduce-scatter of this process wait so long first.
+@contextmanager
+def delayed_exchanges(seconds: float):
+    """Within the block each all-reduce, all-gather and reduce-scatter of tensors waits first.
 
-    But for the all-reduce of FSDP's norm, which DTensor sends by itself. The waiting is not
-    overlapped with computing, as a network's latency may be: this is what it costs at most.
-    DistributedDataParallel waits before each of its buckets.
+    Each exchange of PyTorch is an operator in the namespace c10d, also those of DDP's buckets,
+    of FSDP's layers and of the norm of sharded gradients. torch.library adds a kernel to the
+    operator that waits and then calls the original one.
+
+    The wait is not overlapped with computation, as the latency of a network may be: it is the
+    most that this latency can cost. seconds: 0 changes nothing.
     """
     if not seconds:
+        yield
         return
+    library = torch.library.Library("c10d", "IMPL")
+    for name in OPERATORS:
+        operator = getattr(torch.ops.c10d, name).default
+        # BackendSelect comes before the kernels for CPU and CUDA.
+        kernel = wait_first(operator, seconds)
+        library.impl(name, kernel, "BackendSelect", with_keyset=True)
+    yield
+    del library  # removes its kernels
 
-    def delayed(exchange: Callable) -> Callable:
-        @functools.wraps(exchange)
-        def wait_first(*args, **kwargs):
-            with record_function("network delay"):  # --profile shows it
-                time.sleep(seconds)
-            return exchange(*args, **kwargs)
 
-        return wait_first
+def wait_first(operator: torch._ops.OpOverload, seconds: float) -> Callable:
+    """Returns a kernel for `operator` that waits, then calls the next kernel."""
 
-    for name in EXCHANGES:
-        if hasattr(dist, name):
-            setattr(dist, name, delayed(getattr(dist, name)))
-    plain = DistributedDataParallel.__init__
+    def kernel(keys: torch._C.DispatchKeySet, *args):
+        with record_function("network delay"):  # --profile shows it
+            time.sleep(seconds)
+        next_keys = keys.remove(torch._C.DispatchKey.BackendSelect)
+        return operator.redispatch(next_keys, *args)
 
-    def with_hook(self, *args, **kwargs):
-        plain(self, *args, **kwargs)
-        self.register_comm_hook(None, allreduce_hook)  # DDP's own sends without dist.all_reduce
-
-    DistributedDataParallel.__init__ = with_hook
+    return kernel

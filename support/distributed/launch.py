@@ -1,23 +1,20 @@
 """How the processes of a run start, end, and report one that dies.
 
-    spawn(train, args)                                     # train_cpu.py: mp.spawn, on this machine
-    torchrun(train, args)                          # train_ddp.py, train_fsdp.py: torchrun, anywhere
+    spawn(train, command_line)      # train_cpu.py: mp.spawn, on this machine
+    torchrun(train, command_line)   # the other scripts: processes that torchrun has started
 
-Both call train(rank, world_size, store, args) in every process. It returns whether it was stopped.
+Both call train(rank, world_size, args) in every process.
 """
 
-import fcntl
 import logging
 import os
 import signal
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing import resource_tracker
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -25,134 +22,173 @@ import torch.multiprocessing as mp
 
 from support.common.errors import UserError, exit_on_user_error
 from support.common.hardware import available_cores
-from support.distributed import delay as slow
+from support.common.kernels import configure_backends
+from support.common.run_folder import remove_if_empty
+from support.distributed.delay import delayed_exchanges
 from support.distributed.rendezvous import (
+    CommandLine,
     interface_to,
     name_lost_processes,
+    open_port,
     publish,
     restart_store,
-    share_arguments,
+    share_settings,
     store_on_loopback,
     wait_for_result,
 )
 from support.distributed.signals import STOPPING, Signals
-from support.training import flags
 
-MEET = timedelta(minutes=1)  # enough: the store was there before the processes
+Train = Callable[..., None]  # train(rank, world_size, args)
 
-# --- What every process does ----------------------------------------------------------------------
+CONNECT_TIMEOUT = timedelta(minutes=1)  # enough: the store was there before the processes
+MAX_PROCS_BY_DEFAULT = 8
+MIN_TOKENS_PER_PROC = 512
+MAX_PROCS_PER_CORE = 4
+KILL_AFTER = 2  # seconds between a first signal and a second one that does not wait any longer
+
+# --- What every process does ------------------------------------------------------------------
 
 
-def run(
-    train: Callable, rank: int, world_size: int, store: dist.Store, args: Namespace
-) -> bool:
+class ThisProcess:
+    """What the launcher knows of this process, for `rank_0_first`."""
+
+    rank = 0
+    store: dist.Store  # of this start: see support/distributed/rendezvous.py
+
+
+def run(train: Train, rank: int, world_size: int, store: dist.Store, args) -> None:
     """Calls `train` in this process, with all around it that is not training."""
+    ThisProcess.rank = rank
+    ThisProcess.store = store
+    configure_backends()
     torch.set_num_threads(args.threads)
-    # Also for groups that others make, such as those of --replicas: else they wait for 30 minutes.
+    # Also for the groups that device meshes make, which would wait for 30 minutes.
     dist.distributed_c10d.default_pg_timeout = timedelta(seconds=args.timeout)
-    slow.delay_exchanges(0 if args.netem else args.delay_ms / 1000)
+    delay = 0 if args.netem else args.delay_ms / 1000
     Signals.parent = os.getppid()
-    Signals.answer(signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # `spawn` has them wait until here
-    with name_lost_processes(store, rank, world_size):
-        stopped = train(rank, world_size, store, args)
+    Signals.handle(signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # `spawn` has blocked them until here
+    with name_lost_processes(store, rank, world_size), delayed_exchanges(delay):
+        train(rank, world_size, args)
         # Here, and not in `train`: DDP, which uses the group, has to be gone before it.
         dist.destroy_process_group()
-        return stopped
 
 
-def place(rank: int) -> tuple[int, str]:
-    """A process's number on its node, and the node's, as torchrun counts; else all are on one."""
+def node_and_local_rank(rank: int) -> tuple[str, int]:
+    """Returns the node of a process and its number there; without torchrun all are on one."""
     if "TORCHELASTIC_RUN_ID" in os.environ:  # not another launcher's variables
-        return int(os.environ["LOCAL_RANK"]), os.environ["GROUP_RANK"]
-    return rank, "0"
+        return os.environ["GROUP_RANK"], int(os.environ["LOCAL_RANK"])
+    return "0", rank
 
 
 @contextmanager
-def one_speaks(rank: int):
-    """An error that all processes meet is printed by the first of each node; the rest end with it.
-
-    Rank 0 waits a second: where it is, there is the store, in which the others still read.
-    """
-    try:
-        yield
-    except (UserError, OSError):
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(1 if rank == 0 else 4 if place(rank)[0] else 0)
-        raise
-
-
-def leave(number: int, _frame) -> None:
-    """Ends the process by SystemExit; a second signal is ignored while half-written files go."""
-    Signals.answer(lambda *_: None)
-    sys.exit(128 + number)
-
-
-@contextmanager
-def rank_0_first(store: dist.Store, rank: int):
-    """Rank 0 runs the block before the others: it downloads and encodes what they then find.
+def rank_0_first():
+    """Runs the block in rank 0 before the others: it downloads and encodes what they then find.
 
     After it comes the first process of each other node, which may have a disk of its own.
     """
-    local_rank, node = place(rank)
+    rank = ThisProcess.rank
+    store = ThisProcess.store
+    node, local_rank = node_and_local_rank(rank)
     if rank > 0:
         wait_for_result(store, "prepared/0")
     if local_rank > 0:
         wait_for_result(store, f"prepared/{node}")
         yield
-    else:
-        Signals.answer(leave)  # removes what is half-written
-        with publish(store, f"prepared/{node}"):
-            yield
-        Signals.answer(signal.SIG_DFL)
+        return
+    Signals.handle(exit_on_signal)  # removes half-written files
+    with publish(store, f"prepared/{node}"):
+        yield
+    Signals.handle(signal.SIG_DFL)
 
 
-# --- mp.spawn -------------------------------------------------------------------------------------
+def exit_on_signal(number: int, _frame) -> None:
+    """Raises SystemExit; a second signal is ignored while half-written files are removed."""
+    Signals.handle(lambda *_: None)
+    sys.exit(128 + number)
 
 
-def spawn(train: Callable, args: Namespace) -> None:
+@contextmanager
+def one_process_reports(rank: int):
+    """Has an error that all processes meet printed by the first process of each node.
+
+    The others wait until torchrun, or `spawn`, ends them. Rank 0 waits a second, too: the
+    others still read from the store, which ends with it.
+    """
+    try:
+        yield
+    except (UserError, OSError):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _, local_rank = node_and_local_rank(rank)
+        if rank == 0:
+            time.sleep(1)
+        elif local_rank > 0:
+            time.sleep(4)
+        raise
+
+
+# --- mp.spawn ---------------------------------------------------------------------------------
+
+
+def spawn(train: Train, command_line: CommandLine) -> None:
     """Starts --procs processes on this machine's CPU, and waits until they have ended.
 
-    train: what each of them calls; args: from `parse_arguments`. Passes signals on to the
-    processes, and ends with status 0, 1 where one died, 2 for bad input, 128 + signal where it was
-    stopped.
+    Passes signals on to them. Exits with status 0, 1 if a process has died, 2 for a user's
+    error, or 128 + signal if the run was stopped.
     """
     with exit_on_user_error():
         if "TORCHELASTIC_RUN_ID" in os.environ:
             raise UserError(
                 f"it starts its own processes, without torchrun: python {' '.join(sys.argv)}"
             )
-        cores = available_cores()
-        args = flags.complete(args)
-        # A process per core, up to 8: its one thread waits for no other inside an operation. Past
-        # 8, or with few tokens for each, exchanging costs more than it brings; so it does for texts
-        # to be classified, whose presets have one process with all threads.
-        procs = args.procs or max(1, min(cores, 8, args.batch_tokens // 512))
-        args.threads = max(1, cores // procs)
-        if procs > 4 * cores:
-            forget_empty(args.folder)
-            raise UserError(
-                f"--procs {args.procs}: at most 4 for each of the {cores} cores here"
-            )
+        args = command_line.complete()
+        procs = number_of_processes(args)
     store = store_on_loopback()
-    # Threads that wait for each other soon sleep. Spinning, they would keep cores from the threads
-    # that they wait for: many times slower where other work shares the cores.
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(procs),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # this process has the store, no worker
+    }
+    # Threads that wait for each other soon sleep. Spinning, they would keep cores from the
+    # threads that they wait for: many times slower where other work shares the cores.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    # Until all have started, a signal waits: in the new processes, which inherit the mask; here it
-    # is also noted, as the mask is one thread's alone, and libraries have started others.
-    early = []
-    Signals.answer(lambda number, _: early.append(number))
-    resource_tracker.ensure_running()  # now, as starting it lets signals through
+    # Until all have started, a signal waits: in the new processes, which inherit the mask; here
+    # it is noted as well, because the mask is one thread's, and libraries have started others.
+    early: list[int] = []
+    Signals.handle(lambda number, _: early.append(number))
+    resource_tracker.ensure_running()  # now, because starting it unblocks signals
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     workers = mp.spawn(worker, (train, args, store.port, procs), nprocs=procs, join=False)
     watch(workers, args.folder, early)
 
 
-def worker(rank: int, train: Callable, args: Namespace, port: int, world_size: int) -> None:
+def number_of_processes(args) -> int:
+    """Returns how many processes train, and sets the threads of each. Raises UserError.
+
+    By default one a core: its one thread waits for no other inside an operation. With more than
+    8, or with few tokens for each, exchanging costs more than it brings.
+    """
+    cores = available_cores()
+    procs = args.procs
+    if not procs:
+        procs = min(cores, MAX_PROCS_BY_DEFAULT, args.batch_tokens // MIN_TOKENS_PER_PROC)
+        procs = max(1, procs)
+    if procs > MAX_PROCS_PER_CORE * cores:
+        remove_if_empty(args.folder)
+        raise UserError(
+            f"--procs {procs}: at most {MAX_PROCS_PER_CORE} for each of the {cores} cores here"
+        )
+    args.threads = max(1, cores // procs)
+    return procs
+
+
+def worker(rank: int, train: Train, args, port: int, world_size: int) -> None:
     """One process of `spawn`."""
-    with exit_on_user_error(), one_speaks(rank):
+    os.environ["RANK"] = str(rank)
+    with exit_on_user_error(), one_process_reports(rank):
         try:
-            store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=MEET)
+            store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=CONNECT_TIMEOUT)
         except dist.DistError:  # the parent was killed meanwhile
             sys.exit(1)
         store.set_timeout(timedelta(seconds=args.timeout))
@@ -160,96 +196,118 @@ def worker(rank: int, train: Callable, args: Namespace, port: int, world_size: i
 
 
 def watch(workers: mp.ProcessContext, folder: str, early: list[int]) -> None:
-    """The parent's part, until all `workers` have ended; then exits with their status.
+    """Waits until all workers have ended, and exits with their status.
 
     early: signals that came while the workers were started.
     """
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
-    received = []
-
-    def forward(number: int, _frame) -> None:
-        received.append((number, time.monotonic()))
-        again = received[-1][1] - received[0][1] > 2  # asked twice: do not wait longer
-        for process in workers.processes:
-            if process.is_alive():
-                os.kill(process.pid, signal.SIGKILL if again else number)
-
-    Signals.answer(forward)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-    for number in early:
-        os.kill(os.getpid(), number)
+    received: list[int] = forward_signals(workers, early)
     try:
         while not workers.join():
             pass
-    except (mp.ProcessExitedException, mp.ProcessRaisedException) as failure:
-        problem = str(failure)
-        codes = [process.exitcode for process in workers.processes]
-        forget_empty(folder)
-        if not received and 2 in codes:  # that process said why
-            sys.exit(2)
+    except (mp.ProcessExitedException, mp.ProcessRaisedException) as problem:
+        exit_codes = [process.exitcode for process in workers.processes]
+        remove_if_empty(folder)
         if not received:
-            if -signal.SIGKILL in codes:
-                rank = codes.index(-signal.SIGKILL)
-                problem = f"process {rank} of {len(codes)} was killed (SIGKILL)"
-            script = os.path.basename(sys.argv[0])
-            saved = os.path.exists(f"{folder}/last.pt")
-            go_on = f"go on with: python {script} --resume {folder}"
-            sys.exit(f"error: {problem}; {go_on if saved else 'nothing was saved'}")
+            report_failure(problem, exit_codes, folder)
     if received:
-        sys.exit(128 + received[0][0])
+        sys.exit(128 + received[0])
 
 
-def forget_empty(folder: str) -> None:
-    """Removes a run's folder if nothing but a lock has been written to it."""
-    with suppress(OSError), open(f"{folder}/.lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else another run has it
-        if os.listdir(folder) == [".lock"]:
-            os.unlink(f"{folder}/.lock")
-    for path in (Path(folder), Path(folder).parent) if folder else ():
-        with suppress(OSError):
-            path.rmdir()
+def forward_signals(workers: mp.ProcessContext, early: list[int]) -> list[int]:
+    """Passes signals on to the workers from now on; returns the list that notes them."""
+    received: list[int] = []
+    times: list[float] = []
+
+    def forward(number: int, _frame) -> None:
+        received.append(number)
+        times.append(time.monotonic())
+        was_asked_before = times[-1] - times[0] > KILL_AFTER
+        for process in workers.processes:
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGKILL if was_asked_before else number)
+
+    Signals.handle(forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    for number in early:
+        os.kill(os.getpid(), number)
+    return received
 
 
-# --- torchrun -------------------------------------------------------------------------------------
+def report_failure(problem: Exception, exit_codes: list[int | None], folder: str) -> None:
+    """Exits with a line that says which process has died, and how the run goes on."""
+    if 2 in exit_codes:  # that process has said why
+        sys.exit(2)
+    message = str(problem)
+    if -signal.SIGKILL in exit_codes:
+        rank = exit_codes.index(-signal.SIGKILL)
+        message = f"process {rank} of {len(exit_codes)} was killed (SIGKILL)"
+    hint = "nothing was saved"
+    if os.path.exists(f"{folder}/last.pt"):
+        script = os.path.basename(sys.argv[0])
+        hint = f"go on with: python {script} --resume {folder}"
+    sys.exit(f"error: {message}; {hint}")
 
 
-def torchrun(train: Callable, args: Namespace) -> None:
-    """Calls `train` in this process, one of those that torchrun has started on one node or many.
+# --- torchrun ---------------------------------------------------------------------------------
 
-    args: from `parse_arguments`; rank 0 completes them and sends them to all. When a process has
-    died, torchrun --max-restarts starts all of them again: they go on with their run. Ends as
-    `spawn` does.
+
+def torchrun(train: Train, command_line: CommandLine) -> None:
+    """Calls `train` in this process, one of those that torchrun has started.
+
+    Rank 0 completes the settings and sends them to all. When a process has died, torchrun
+    --max-restarts starts all of them again, and they go on with their run. Exits as `spawn`
+    does.
     """
     rank = int(os.environ.get("RANK", 0))
-    with exit_on_user_error(), one_speaks(rank):
+    with exit_on_user_error(), one_process_reports(rank):
         if "RANK" not in os.environ:
             raise UserError(
                 f"start it with torchrun: torchrun --standalone --nproc-per-node 2 "
                 f"{' '.join(sys.argv)}"
             )
-        if name := interface_to(os.environ["MASTER_ADDR"]):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        interface = interface_to(os.environ["MASTER_ADDR"])
+        if interface:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         try:
-            shared, rank, world_size = next(dist.rendezvous("env://", timeout=MEET))
+            rendezvous = dist.rendezvous("env://", timeout=CONNECT_TIMEOUT)
+            torchrun_store, rank, world_size = next(rendezvous)
         except dist.DistError:
             raise UserError("torchrun has ended meanwhile") from None
-        timeout = args.given.get("timeout", args.defaults["timeout"])
-        flags.check_bounds(Namespace(timeout=timeout), {"timeout": flags.BOUNDS["timeout"]})
-        shared.set_timeout(timedelta(seconds=timeout))
         try:
-            store = restart_store(shared, rank, world_size, timeout)
-            args = share_arguments(args, shared, store, rank, world_size)
-            shared.set_timeout(timedelta(seconds=args.timeout))  # --config may have another
-            args.threads = torch.get_num_threads()  # torchrun gives each of several one
-            stopped = run(train, rank, world_size, store, args)
+            run_under_torchrun(train, command_line, torchrun_store, rank, world_size)
         except dist.DistNetworkError:  # the store is where process 0 is
             raise UserError("process 0 has ended: what its node prints says why") from None
         except (UserError, OSError, SystemExit):
             with suppress(dist.DistError):  # the store may be gone
-                if rank == 0 and shared.check(["folder"]):
-                    forget_empty(shared.get("folder").decode())
+                if rank == 0 and torchrun_store.check(["folder"]):
+                    remove_if_empty(torchrun_store.get("folder").decode())
             raise
     # At Python's own end a thread of Gloo's may still hold a tensor, and abort: leave at once.
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(128 + (Signals.received or signal.SIGTERM) if stopped else 0)
+    status = 0
+    if Signals.run_stopped:
+        status = 128 + (Signals.received or signal.SIGTERM)
+    os._exit(status)
+
+
+def run_under_torchrun(
+    train: Train,
+    command_line: CommandLine,
+    torchrun_store: dist.Store,
+    rank: int,
+    world_size: int,
+) -> None:
+    """Has the processes of this start meet and agree, and calls `train`."""
+    timeout = command_line.given.get("timeout", command_line.settings.timeout)
+    if timeout < 1:
+        raise UserError(f"--timeout {timeout}: it must be at least 1")
+    torchrun_store.set_timeout(timedelta(seconds=timeout))
+    store = restart_store(torchrun_store, rank, world_size, timeout)
+    args = share_settings(command_line, torchrun_store, store, rank, world_size)
+    torchrun_store.set_timeout(timedelta(seconds=args.timeout))  # --config may have another
+    args.threads = torch.get_num_threads()  # torchrun gives each of several processes one
+    server = open_port(store, rank)
+    run(train, rank, world_size, store, args)
+    del server

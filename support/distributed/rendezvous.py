@@ -1,19 +1,23 @@
-"""How processes meet, check that they train the same thing, and find out which of them has died."""
+"""How processes meet, check that they train the same thing, and find out which has died.
 
-import fcntl
+Processes exchange short texts through a key-value store (dist.Store) before there is a process
+group, and after one of them was lost.
+"""
+
+import dataclasses
 import hashlib
 import json
 import os
 import signal
 import socket
-import struct
 import sys
 import time
 import uuid
-from argparse import Namespace
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any, Protocol
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -22,13 +26,22 @@ from support.common.hardware import find_device
 from support.common.paths import ROOT
 from support.distributed.collectives import all_gather_objects, is_communication_error
 from support.distributed.signals import Signals
-from support.training import flags
+
+
+class CommandLine(Protocol):
+    """What a launcher needs of the command line (support/training/command_line.py)."""
+
+    settings: Any  # a dataclass: the settings of a run
+    given: dict[str, Any]  # the flags on the command line
+
+    def complete(self, restarted: str = "") -> Any:
+        """Returns the settings of a run."""
 
 
 def store_on_loopback() -> dist.TCPStore:
-    """Where processes of this machine meet: it listens for no other, at a port that is free.
+    """Returns a store for processes of this machine, at a free port, on loopback only.
 
-    Gloo of this process, and of those that it starts, keeps to loopback as well.
+    Gloo of this process, and of those that it starts, uses loopback as well.
     """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     listener = socket.create_server(("127.0.0.1", 0))
@@ -43,14 +56,14 @@ def store_on_loopback() -> dist.TCPStore:
 
 
 def wait_for(store: dist.Store, key: str) -> None:
-    """Waits for a key, however long it takes; unlike store.wait, a signal ends it."""
+    """Waits for a key without a time limit; unlike store.wait, a signal ends it."""
     while not store.check([key]):
         time.sleep(0.05)
 
 
 @contextmanager
 def publish(store: dist.Store, key: str):
-    """Sets a key once the block has ended: to nothing, or to the UserError that it has raised."""
+    """Sets a key when the block has ended: to "", or to the message of its UserError."""
     try:
         yield
     except UserError as problem:
@@ -60,103 +73,139 @@ def publish(store: dist.Store, key: str):
 
 
 def wait_for_result(store: dist.Store, key: str) -> None:
-    """Waits for the end of a block in another process; raises the UserError that it has raised."""
+    """Waits for the end of a `publish` block in another process; raises its UserError."""
     wait_for(store, key)
-    if problem := store.get(key).decode():
-        raise UserError(problem)
+    message = store.get(key).decode()
+    if message:
+        raise UserError(message)
 
 
-def share_arguments(
-    parsed: Namespace, shared: dist.Store, store: dist.Store, rank: int, world_size: int
-) -> Namespace:
-    """The complete arguments, the same in all processes: rank 0 sends its own.
+def share_settings(
+    command_line: CommandLine,
+    torchrun_store: dist.Store,
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+) -> Any:
+    """Returns the settings of the run, the same in all processes: rank 0 sends its own.
 
-    Every process compares its command line, code and versions with rank 0's, so that none trains
-    something else without a word. If one of them differs, or rank 0's are impossible, all raise
-    UserError with the same message. shared: the store that outlives a restart of the processes; it
-    names the run.
+    Every process compares its command line, code and versions with rank 0's, so that none
+    trains something else unnoticed. If one differs, or rank 0's settings are impossible, all
+    raise UserError with the same message. torchrun_store: outlives a restart, and has the run's
+    folder.
     """
-    mine = {
-        "command line": parsed.given,
+    own = {
+        "command line": command_line.given,
         "torch": torch.__version__,
         "code": checksum_of_code(),
     }
     if rank == 0:
-        restarted = shared.get("folder").decode() if shared.check(["folder"]) else ""
+        restarted = ""
+        if torchrun_store.check(["folder"]):
+            restarted = torchrun_store.get("folder").decode()
         with publish(store, "checked/0"):
-            args = flags.complete(parsed, restarted)
-            shared.set("folder", args.folder)
-            store.set("arguments", json.dumps([mine, vars(args)]))
+            args = command_line.complete(restarted)
+            torchrun_store.set("folder", args.folder)
+            store.set("settings", json.dumps([own, dataclasses.asdict(args)]))
     else:
         wait_for_result(store, "checked/0")
-        first, arguments = json.loads(store.get("arguments"))
-        args = Namespace(**arguments)
+        expected, settings = json.loads(store.get("settings"))
+        args = command_line.settings(**settings)
         with publish(store, f"checked/{rank}"):
-            if differs := [name for name in mine if mine[name] != first[name]]:
-                raise UserError(
-                    f"process {rank}, on {socket.gethostname()}, differs from process 0 "
-                    f"in its {differs[0]}: {mine[differs[0]]} instead of "
-                    f"{first[differs[0]]}"
-                )
-            find_device(args.device, parsed.devices)  # this node may have fewer GPUs
+            for name in own:
+                if own[name] != expected[name]:
+                    raise UserError(
+                        f"process {rank}, on {socket.gethostname()}, differs from process 0 in "
+                        f"its {name}: {own[name]} instead of {expected[name]}"
+                    )
+            find_device(args.device, args.DEVICES)  # this node may have fewer GPUs
     for other in range(1, world_size):
         wait_for_result(store, f"checked/{other}")
     return args
 
 
 def checksum_of_code() -> str:
-    """Of all Python files that a run may use."""
+    """Returns a checksum of all Python files that a run may use."""
     digest = hashlib.sha256()
     for path in sorted([*ROOT.glob("*.py"), *ROOT.glob("support/**/*.py")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
 
-def agree(**facts) -> None:
-    """Ends the run, naming who differs, unless all processes state the same facts. A collective."""
+def agree(**facts: str) -> None:
+    """Raises UserError, naming who differs, unless all ranks state the same. A collective."""
     stated = all_gather_objects((socket.gethostname(), facts))
-    for other, (host, theirs) in enumerate(stated):
+    _, expected = stated[0]
+    for rank, (host, other) in enumerate(stated):
         for name in facts:
-            if theirs[name] != stated[0][1][name]:
+            if other[name] != expected[name]:
                 raise UserError(
-                    f"process {other}, on {host}, differs from process 0 in its {name}: "
-                    f"{str(theirs[name])[:60]} instead of "
-                    f"{str(stated[0][1][name])[:60]}"
+                    f"process {rank}, on {host}, differs from process 0 in its {name}: "
+                    f"{other[name][:60]} instead of {expected[name][:60]}"
                 )
 
 
-def restart_store(store: dist.Store, rank: int, world_size: int, timeout: int) -> dist.Store:
-    """A part of torchrun's store for this start, without the keys of a start that failed.
+def restart_store(
+    torchrun_store: dist.Store, rank: int, world_size: int, timeout: int
+) -> dist.Store:
+    """Returns a part of torchrun's store for this start, without keys of a start that failed.
 
-    torchrun's own count of restarts differs from node to node. So rank 0 names the start, and tells
-    the name to each process that asks, under a key that only this process knows. Raises UserError.
+    torchrun counts restarts differently on each node. So rank 0 invents a name for the start,
+    and tells it to each process that asks, under a key that only that process knows. A process
+    that died may have asked before: then another one asks under the same rank. Raises
+    UserError.
     """
-    own = uuid.uuid4().hex
-    store.set(f"asks/{rank}", own)
+    own_key = uuid.uuid4().hex
+    torchrun_store.set(f"asks/{rank}", own_key)
     if rank > 0:
         try:
-            store.wait([f"told/{own}"], timedelta(seconds=timeout))
+            torchrun_store.wait([f"told/{own_key}"], timedelta(seconds=timeout))
         except dist.DistStoreError:
             raise UserError(
                 f"process 0 of {world_size} has not started within {timeout} seconds "
                 f"(--timeout)"
             ) from None
-        attempt = dist.PrefixStore(store.get(f"told/{own}").decode(), store)
-        attempt.set(f"joined/{rank}", "")
-        return attempt
-    attempt, end = dist.PrefixStore(own, store), time.monotonic() + timeout
-    while waiting := [r for r in range(1, world_size) if not attempt.check([f"joined/{r}"])]:
+        name = torchrun_store.get(f"told/{own_key}").decode()
+        store = dist.PrefixStore(name, torchrun_store)
+        store.set(f"joined/{rank}", "")
+        return store
+    store = dist.PrefixStore(own_key, torchrun_store)
+    end = time.monotonic() + timeout
+    missing = list(range(1, world_size))
+    while missing:
         if time.monotonic() > end:
-            missing = ", ".join(map(str, waiting))
             raise UserError(
-                f"process {missing} of {world_size} has not started within {timeout} "
-                f"seconds (--timeout)"
+                f"process {', '.join(map(str, missing))} of {world_size} has not started "
+                f"within {timeout} seconds (--timeout)"
             )
-        for asking in [f"asks/{r}" for r in waiting]:
-            if store.check([asking]):  # a dead process may have asked: then a new one follows
-                store.set(f"told/{store.get(asking).decode()}", own)
+        for other in missing:
+            if torchrun_store.check([f"asks/{other}"]):
+                key = torchrun_store.get(f"asks/{other}").decode()
+                torchrun_store.set(f"told/{key}", own_key)
         time.sleep(0.02)
-    return attempt
+        missing = [other for other in missing if not store.check([f"joined/{other}"])]
+    return store
+
+
+def open_port(store: dist.Store, rank: int) -> dist.TCPStore | None:
+    """Has `dist.init_process_group` meet at a new port of rank 0's host.
+
+    torchrun's own port serves all starts of a run; the process group of a start that failed has
+    left its keys there. Returns what has to be kept in rank 0 while the group is made.
+    """
+    server = None
+    if rank == 0:
+        server = dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            0,
+            is_master=True,
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+        store.set("port", str(server.port))
+    os.environ["MASTER_PORT"] = store.get("port").decode()
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    return server
 
 
 @contextmanager
@@ -172,38 +221,37 @@ def name_lost_processes(store: dist.Store, rank: int, world_size: int):
         if Signals.received:
             sys.exit(128 + Signals.received)
         reason = first_line(problem, 200)
-        try:
-            store.set(f"noticed/{rank}", "")
-            time.sleep(2)
-            lost = [r for r in range(world_size) if not store.check([f"noticed/{r}"])]
-        except dist.DistError:  # the store has gone, too
-            lost = []
-        if not lost:  # all have noticed: the network, or this process, had stood still
-            raise UserError(
-                f"the processes have lost touch with each other ({reason})"
-            ) from problem
+        lost = find_lost_processes(store, rank, world_size)
+        if not lost:  # the network, or this process, stood still for a while
+            raise UserError(f"the processes have lost contact ({reason})") from problem
         raise UserError(
-            f"process {', '.join(map(str, lost))} of {world_size} has died or does not "
-            f"answer ({reason})"
+            f"process {', '.join(map(str, lost))} of {world_size} has died or does not answer "
+            f"({reason})"
         ) from problem
 
 
-def interface_to(address: str) -> str | None:
-    """The network interface through which `address` is reached; None where Linux does not say.
+def find_lost_processes(store: dist.Store, rank: int, world_size: int) -> list[int]:
+    """Returns the ranks that do not notice within two seconds that the exchange has failed."""
+    try:
+        store.set(f"noticed/{rank}", "")
+        time.sleep(2)
+        return [other for other in range(world_size) if not store.check([f"noticed/{other}"])]
+    except dist.DistError:  # the store was lost as well
+        return []
 
-    Gloo would take the one that this machine's name stands for, which often is a loopback address.
+
+def interface_to(address: str) -> str | None:
+    """Returns the network interface through which this machine reaches `address`, or None.
+
+    Gloo would use the interface of this machine's hostname, which often is loopback.
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 1))  # of a datagram socket: nothing is sent
-            for _, name in socket.if_nameindex():
-                try:
-                    request = struct.pack("256s", name.encode())
-                    answer = fcntl.ioctl(probe, 0x8915, request)  # SIOCGIFADDR
-                except OSError:  # it has no address
-                    continue
-                if socket.inet_ntoa(answer[20:24]) == probe.getsockname()[0]:
-                    return name
+            probe.connect((address, 1))  # a datagram socket: nothing is sent
+            own_address = probe.getsockname()[0]
     except OSError:
-        pass
+        return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == own_address for each in addresses):
+            return name
     return None

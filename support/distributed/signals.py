@@ -1,7 +1,11 @@
-"""Stopping a run on a signal: every process finishes the same step, and the run is saved."""
+"""Stopping a run on a signal: all processes finish the same step, and the run is saved."""
 
 import os
 import signal
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
@@ -10,15 +14,17 @@ class Signals:
     """The signals that ask this process to stop."""
 
     received = 0  # the last one
-    noted = False  # whether they are only noted; before, they end the process at once
-    parent = 0
+    are_noted = False  # whether they are only noted; before, they end the process at once
+    parent = 0  # the process that has started this one
+    run_stopped = False  # whether all processes have agreed to stop
 
     @classmethod
-    def answer(cls, how) -> None:
+    def handle(cls, handler: Callable | signal.Handlers) -> None:
+        """Sets the handler of all of them."""
         for number in STOPPING:
-            # nohup has SIGHUP ignored: train_cpu.py survives the end of its terminal.
+            # nohup ignores SIGHUP: train_cpu.py survives the end of its terminal.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, how)
+                signal.signal(number, handler)
 
     @classmethod
     def note(cls, number: int, _frame) -> None:
@@ -26,12 +32,17 @@ class Signals:
 
 
 def stop_requested() -> bool:
-    """Whether this process was asked to stop, by a signal or by its parent's death.
+    """Returns whether any process was asked to stop, by a signal or by its parent's death.
 
-    Until the first call there is nothing to save, and such a signal ends the process at once. From
-    then on it only changes the answer: the loop that asks finishes its step, saves, and leaves.
+    A collective, so that all stop after the same step. It uses the CPU's process group: no GPU
+    has to be waited for. Until the first call there is nothing to save, and a signal ends the
+    process at once. From then on the loop that asks finishes its step, saves, and leaves.
     """
-    if not Signals.noted:
-        Signals.answer(Signals.note)
-        Signals.noted = True
-    return bool(Signals.received) or os.getppid() != Signals.parent
+    if not Signals.are_noted:
+        Signals.handle(Signals.note)
+        Signals.are_noted = True
+    parent_died = os.getppid() != Signals.parent
+    requests = torch.tensor(int(bool(Signals.received) or parent_died))
+    dist.all_reduce(requests)
+    Signals.run_stopped = bool(requests)
+    return Signals.run_stopped

@@ -1,7 +1,8 @@
-"""Weights that are in parts, one in each process: how they become whole, and parts again.
+"""Saving and loading weights that may be sharded over the processes.
 
-The functions are collectives: all processes have to call them, or the others wait until --timeout.
-They do the same whether the processes have parts (train_fsdp.py) or copies of the whole.
+All functions but `first_failure` are collectives: every process has to call them, or the others
+wait until --timeout. They do the same whether the processes have shards of the weights
+(train_fsdp.py) or whole copies of them.
 """
 
 from collections.abc import Callable
@@ -9,10 +10,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint import CheckpointException
-from torch.distributed.checkpoint import load as load_parts
-from torch.distributed.checkpoint import save as save_parts
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -26,10 +25,11 @@ from torch.distributed.tensor import DTensor
 from support.common.errors import UserError, first_line
 from support.distributed.collectives import is_communication_error
 
-# Whole weights: gathered to rank 0's CPU, and sent from there. All processes have to take part.
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-PARTS = StateDictOptions()  # each process its own
+# A state dict of each process's own shards; one that rank 0 gathers on its CPU; and one that
+# rank 0 sends to all.
+SHARDED = StateDictOptions()
+FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+BROADCAST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
 def restore(
@@ -38,79 +38,85 @@ def restore(
     checkpoint: dict | None,
     sharded: str = "",
 ) -> None:
-    """Puts a checkpoint into model and optimizer, in all processes. Raises UserError.
+    """Loads a checkpoint into model and optimizer. Raises UserError if it does not fit.
 
-    checkpoint: what rank 0 has read, None in the others: rank 0 sends each its weights. sharded:
-    the folder of a checkpoint in parts, from which every process reads its own.
+    checkpoint: what rank 0 has read, and sends to the others, which pass None. sharded: the
+    folder of a sharded checkpoint, if it is one; every process reads its shards from it.
     """
     try:
         if sharded:
-            weights, state = get_state_dict(model, optimizer, options=PARTS)
-            load_parts({"model": weights, "optimizer": state}, checkpoint_id=sharded)
-            set_state_dict(
-                model,
-                optimizer,
-                model_state_dict=weights,
-                optim_state_dict=state,
-                options=PARTS,
-            )
+            load_sharded(model, optimizer, sharded)
         else:
-            whole = checkpoint or {"model": {}, "optimizer": {}}
-            weights, state = whole["model"], whole["optimizer"]
-            set_model_state_dict(model, weights, options=FROM_RANK_0)
-            set_optimizer_state_dict(model, optimizer, state, options=FROM_RANK_0)
+            content = checkpoint or {"model": {}, "optimizer": {}}
+            set_model_state_dict(model, content["model"], options=BROADCAST)
+            set_optimizer_state_dict(model, optimizer, content["optimizer"], options=BROADCAST)
     except (RuntimeError, KeyError, ValueError) as problem:
-        if is_communication_error(problem):  # nothing is wrong with the checkpoint
+        if is_communication_error(problem):  # not a fault of the checkpoint
             raise
         raise UserError(
             f"the checkpoint does not fit the model ({first_line(problem, 200)})"
         ) from problem
-    except CheckpointException as problem:
+
+
+def load_sharded(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
+    """Loads a sharded checkpoint into model and optimizer. Raises UserError if damaged."""
+    weights, state = get_state_dict(model, optimizer, options=SHARDED)
+    try:
+        dcp.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
+    except dcp.CheckpointException as problem:
         raise UserError(
-            f"{sharded}: not a whole checkpoint ({first_failure(problem)})"
+            f"{folder}: not a whole checkpoint ({first_failure(problem)})"
         ) from problem
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=weights,
+        optim_state_dict=state,
+        options=SHARDED,
+    )
 
 
 def save_sharded(folder: Path, name: str, weights: dict, state: dict) -> None:
-    """Writes every process's part to FOLDER/NAME; a collective. Raises UserError."""
+    """Writes the shards of all processes to FOLDER/NAME. Raises UserError if that fails."""
     try:
-        save_parts({"model": weights, "optimizer": state}, checkpoint_id=folder / name)
-    except CheckpointException as problem:
+        dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder / name)
+    except dcp.CheckpointException as problem:
         raise UserError(
             f"{folder / name}: the checkpoint cannot be written "
-            f"({first_failure(problem)}); the one from before is whole"
+            f"({first_failure(problem)}); the previous one is intact"
         ) from problem
 
 
-def first_failure(problem: CheckpointException) -> str:
-    """What went wrong in the first process in which something did, in a line."""
+def first_failure(problem: dcp.CheckpointException) -> str:
+    """Returns one line on the failure of the lowest rank that had one."""
     rank, (failure, _) = min(problem.failures.items())
     return f"process {rank}: {first_line(failure, 150)}"
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The model's weights on the CPU: all of them in rank 0, {} in the others. A collective."""
-    return get_model_state_dict(model, options=WHOLE)
+    """Returns all weights on the CPU in rank 0, and {} in the others."""
+    return get_model_state_dict(model, options=FULL)
 
 
 def load_full_state_dict(model: nn.Module, weights: dict[str, Tensor] | None) -> None:
-    """Gives every process's `model` the weights that rank 0 has. A collective."""
-    if hasattr(model, "reshard"):  # FSDP's: after evaluating it is gathered
+    """Loads rank 0's `weights` into the model of every process; the others pass None."""
+    if hasattr(model, "reshard"):  # FSDP leaves the root gathered after an evaluation
         model.reshard()
-    set_model_state_dict(model, dict(weights or {}), options=FROM_RANK_0)  # it changes the dict
+    weights = dict(weights or {})  # a copy, as the function below changes it
+    set_model_state_dict(model, weights, options=BROADCAST)
 
 
-def gather_model(model: nn.Module, fresh: Callable) -> nn.Module | None:
-    """A model with all its weights, to translate with; a collective.
+def gather_model(model: nn.Module, make_model: Callable[[], nn.Module]) -> nn.Module | None:
+    """Returns a model with whole weights in each process that can have one, else None.
 
-    That is `model` itself, where it has them. Where each process has parts only, rank 0 gathers
-    them on its CPU, into the model that `fresh()` makes, and the others get None.
+    If the weights are not sharded, that is `model` itself, in every process. If they are, rank
+    0 gathers them on its CPU, in a new model from `make_model`.
     """
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return model
     weights = full_state_dict(model)
     if dist.get_rank() > 0:
         return None
-    whole = fresh()
-    whole.load_state_dict(weights)
-    return whole
+    gathered = make_model()
+    gathered.load_state_dict(weights)
+    return gathered

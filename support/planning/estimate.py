@@ -1,11 +1,11 @@
-"""How long a step takes on so many GPUs, and how few of them hold a model, worked out.
+"""Estimates the seconds of a training step on a number of GPUs, and how few GPUs hold a model.
 
-    job = Job(ModelConfig(vocab_size=8000), sentences=64, length=128, precision="bf16")
-    plan = best(job, KINDS["h100"], "fsdp", nodes=2, per_node=8)
-    plan.fits, plan.accumulate, plan.seconds, plan.computing, plan.exchange, plan.mfu
+    step = TrainingStep(ModelConfig(8000), sentences=64, length=128, precision="bf16")
+    estimate = best(step, HARDWARE["h100"], "fsdp", nodes=2, per_node=8)
+    estimate.fits, estimate.accumulate, estimate.seconds, estimate.computing, estimate.exchange
 
-Rates are FLOPs or bytes a second, bandwidths are those of one direction. Left out are networks that
-other jobs use too, GPUs that are slower than others, and padding.
+Rates are FLOPs or bytes a second, bandwidths are those of one direction. Networks that other
+jobs use as well, GPUs that are slower than others, and padding are left out.
 """
 
 import math
@@ -14,125 +14,207 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from support.common.hardware import PEAKS
-from support.planning.footprint import FP32, Job, memory
+from support.planning.footprint import FP32, TrainingStep, memory
 
-MODES = ("ddp", "fsdp", "mesh")  # and "cpu": train_cpu.py
-USABLE = 0.9  # of a GPU's memory, a guess: CUDA, NCCL and gaps between tensors take some
-BUCKETS = (2**20, 25 * 2**20)  # bytes of DDP's first bucket and of the others: its defaults
-ADAM = 7 * FP32  # bytes read and written for a parameter: it, its gradient, two moments
-MOST = 1024  # GPUs that are tried
+# In addition to "cpu": train_cpu.py. HSDP shards the model within each node (train_fsdp.py
+# --replicas NODES).
+MODES = ("ddp", "fsdp", "hsdp")
+MODE_NAMES = {
+    "cpu": "train_cpu.py",
+    "ddp": "DDP",
+    "fsdp": "FSDP",
+    "hsdp": "FSDP --replicas",
+}
+USABLE = 0.9  # of a GPU's memory, a guess: CUDA, NCCL and gaps between tensors take the rest
+FIRST_BUCKET = 2**20  # bytes of DDP's first bucket: PyTorch's default
+BUCKET = 25 * 2**20  # and of the others
+LOSS_BYTES = 16  # the sums of loss and targets, all-reduced once a step
+ADAM_BYTES = 7 * FP32  # read and written for a parameter, its gradient and two moments
+MAX_GPUS = 1024
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of GPU, and of the nodes and network that it comes with; or of a CPU's core."""
+class Hardware:
+    """A GPU with the node and network that it comes with; or a core of a CPU."""
 
     memory: float  # bytes
-    rate: float  # FLOP/s of its data sheet, without sparsity
-    memory_rate: float  # bytes/s of its own memory
-    inside: float  # bytes/s from a GPU to the others of its node
-    adapter: float  # bytes/s of one network adapter
+    peak_flops: float  # FLOP/s of the data sheet, without sparsity
+    memory_bandwidth: float  # bytes/s of its own memory
+    node_bandwidth: float  # bytes/s from a GPU to the others of its node
+    adapter_bandwidth: float  # bytes/s of one network adapter
     adapters: int  # of a node
-    hop: float = 3.4e-6  # s: NVLink, ring, in NCCL (src/graph/tuning.cc, Simple)
-    hop_between: float = 14e-6  # s: the same for a network
-    # Of `rate`, by computing alone. Published is MFU, which counts the exchanges, too. On H100:
-    # Llama 3 0.38 to 0.43 (arxiv.org/abs/2407.21783); torchtitan's benchmarks 0.33, and 0.39 with
-    # torch.compile, at 500 of 700 W; llm-foundry's benchmarks 0.35 to 0.46 (FSDP, bf16, up to 13
-    # billion parameters and 4,096 tokens, nothing recomputed).
+    node_latency: float = 3.4e-6  # s: NVLink, ring, in NCCL (src/graph/tuning.cc, Simple)
+    network_latency: float = 14e-6  # s: the same for a network
+    # The share of peak_flops that computing alone reaches. Published figures are MFU, which
+    # includes the exchanges. On H100: Llama 3 0.38 to 0.43 (arxiv.org/abs/2407.21783);
+    # torchtitan's benchmarks 0.33, and 0.39 with torch.compile, at 500 of 700 W; llm-foundry's
+    # benchmarks 0.35 to 0.46 (FSDP, bf16, up to 13 billion parameters and 4,096 tokens, nothing
+    # recomputed).
     efficiency: float = 0.4
-    # Of a bandwidth. NCCL counts on 20 of an NVLink's 25 GB/s, on 12 of the 16 of PCIe 3.0 x 16,
-    # and on 12 of a network's 12.5 (src/graph/topo.h). What NVLink SHARP gains is left out.
-    reached: float = 0.8
-    launch: float = 0.0  # s the CPU takes to start a layer's kernels, there and back
-    precision: str = "bf16"  # that `rate` is for
+    # The share of a bandwidth that is reached. NCCL assumes 20 of an NVLink's 25 GB/s, 12 of
+    # the 16 of PCIe 3.0 x 16, and 12 of a network's 12.5 (src/graph/topo.h). The gain of
+    # NVLink SHARP is left out.
+    bandwidth_efficiency: float = 0.8
+    launch: float = 0.0  # s the CPU takes to start a layer's kernels, forward and backward
+    precision: str = "bf16"  # that peak_flops is for
     cpu: bool = False
     cores: int = 0  # that a node's processes share; 0: one for each
-    base: float = 0.0  # bytes of Python and PyTorch, where they count
-    gather: float = 1.0  # times as slow as half an all-reduce: an all-gather,
-    scatter: float = 1.0  # and a reduce-scatter; Gloo's are slower, NCCL's are not
+    base_memory: float = 0.0  # bytes of Python and PyTorch, where they count
+    # An all-gather and a reduce-scatter take so many times as long as half an all-reduce: with
+    # Gloo longer, with NCCL the same.
+    gather_factor: float = 1.0
+    scatter_factor: float = 1.0
 
     @property
-    def usable(self) -> float:
-        """Bytes that training can have."""
-        return self.memory * (1 if self.cpu else USABLE)
+    def usable_memory(self) -> float:
+        """Bytes that are available to training."""
+        return self.memory if self.cpu else self.memory * USABLE
 
-    def network(self, per_node: int) -> float:
-        """Bytes/s that a node with so many GPUs sends: one GPU cannot use all adapters."""
-        return self.adapter * min(per_node, self.adapters)
+    def network_bandwidth(self, per_node: int) -> float:
+        """Returns the bytes/s that a node with so many GPUs sends: a GPU uses one adapter."""
+        return self.adapter_bandwidth * min(per_node, self.adapters)
 
 
-# A layer takes some 80 kernels and 100 views, there and back: 10 and 2 us each, a rule of thumb
-# for which no source was found.
+# A layer takes some 80 kernels and 100 views, forward and backward: 10 and 2 us each, a rule of
+# thumb for which no source was found.
 LAUNCH = 1e-3
-# NVIDIA's data sheets of H200 SXM, H100 SXM, A100 SXM, V100 SXM2 and L4. Their GB count as 1e9
-# bytes, though CUDA finds up to 7 % more. Their NVLink and PCIe are both directions: half of it.
-# Adapters are those of NVIDIA's DGX H200 and H100 (8 x NDR, 400 Gb/s), DGX A100 (8 x HDR, 200 Gb/s)
-# and DGX-1 (4 x EDR, 100 Gb/s).
-KINDS = {
-    "h200": Kind(141e9, PEAKS["H200"], 4.8e12, 450e9, 50e9, 8, launch=LAUNCH),
-    "h100": Kind(80e9, PEAKS["H100"], 3.35e12, 450e9, 50e9, 8, launch=LAUNCH),
-    # MFU of A100 is higher: 0.45 to 0.64 in llm-foundry's benchmarks, 0.51 to 0.61 in torchtitan's.
-    "a100-80": Kind(
-        80e9, PEAKS["A100"], 2.039e12, 300e9, 25e9, 8, efficiency=0.55, launch=LAUNCH
+# From NVIDIA's data sheets of H200 SXM, H100 SXM, A100 SXM, V100 SXM2 and L4. Their GB count as
+# 1e9 bytes, though CUDA finds up to 7 % more. NVLink and PCIe are given there for both
+# directions; here is half of it. Adapters are those of NVIDIA's DGX H200 and H100 (8 x NDR,
+# 400 Gb/s), DGX A100 (8 x HDR, 200 Gb/s) and DGX-1 (4 x EDR, 100 Gb/s).
+HARDWARE = {
+    "h200": Hardware(
+        memory=141e9,
+        peak_flops=PEAKS["H200"],
+        memory_bandwidth=4.8e12,
+        node_bandwidth=450e9,
+        adapter_bandwidth=50e9,
+        adapters=8,
+        launch=LAUNCH,
     ),
-    "a100-40": Kind(
-        40e9, PEAKS["A100"], 1.555e12, 300e9, 25e9, 8, efficiency=0.55, launch=LAUNCH
+    "h100": Hardware(
+        memory=80e9,
+        peak_flops=PEAKS["H100"],
+        memory_bandwidth=3.35e12,
+        node_bandwidth=450e9,
+        adapter_bandwidth=50e9,
+        adapters=8,
+        launch=LAUNCH,
     ),
-    # It has no bf16: support/common/kernels.py trains in fp32 on it, outside its tensor cores. Neither of
-    # that nor of the L4 an MFU was found: their efficiency is the H100's.
-    "v100": Kind(32e9, 15.7e12, 0.9e12, 150e9, 12.5e9, 4, launch=LAUNCH, precision="fp32"),
-    # PCIe 4.0 x 16 and NCCL's hop over it; Google Cloud's G2 machines have at most 100 Gb/s.
-    "l4": Kind(24e9, PEAKS["L4"], 0.3e12, 32e9, 12.5e9, 1, hop=5.7e-6, launch=LAUNCH),
-    # A core as in logs/README.md (AMD EPYC, bf16), with about the MFU of logs/*/summary.json; 4 GB,
-    # bandwidths and hops are guesses; gather and scatter as once measured. --measure replaces all
-    # but those between nodes.
-    "cpu": Kind(
-        4e9,
-        220e9,
-        5e9,
-        2e9,
-        1.25e9,
-        1,
-        hop=1e-4,
-        hop_between=2e-4,
+    # MFU of A100 is higher: 0.45 to 0.64 in llm-foundry's benchmarks, 0.51 to 0.61 in
+    # torchtitan's.
+    "a100-80": Hardware(
+        memory=80e9,
+        peak_flops=PEAKS["A100"],
+        memory_bandwidth=2.039e12,
+        node_bandwidth=300e9,
+        adapter_bandwidth=25e9,
+        adapters=8,
+        efficiency=0.55,
+        launch=LAUNCH,
+    ),
+    "a100-40": Hardware(
+        memory=40e9,
+        peak_flops=PEAKS["A100"],
+        memory_bandwidth=1.555e12,
+        node_bandwidth=300e9,
+        adapter_bandwidth=25e9,
+        adapters=8,
+        efficiency=0.55,
+        launch=LAUNCH,
+    ),
+    # It has no bf16: support/common/kernels.py trains in fp32 on it, outside its tensor cores.
+    # For it and for the L4 no published MFU was found; they get the H100's efficiency.
+    "v100": Hardware(
+        memory=32e9,
+        peak_flops=15.7e12,
+        memory_bandwidth=0.9e12,
+        node_bandwidth=150e9,
+        adapter_bandwidth=12.5e9,
+        adapters=4,
+        launch=LAUNCH,
+        precision="fp32",
+    ),
+    # PCIe 4.0 x 16 and NCCL's latency over it; Google Cloud's G2 machines have at most 100
+    # Gb/s.
+    "l4": Hardware(
+        memory=24e9,
+        peak_flops=PEAKS["L4"],
+        memory_bandwidth=0.3e12,
+        node_bandwidth=32e9,
+        adapter_bandwidth=12.5e9,
+        adapters=1,
+        node_latency=5.7e-6,
+        launch=LAUNCH,
+    ),
+    # A core of an AMD EPYC with bf16, with about the MFU of the runs in logs/reference/;
+    # memory, bandwidths and latencies are guesses, the two factors were measured once.
+    # --measure replaces everything but the network between nodes.
+    "cpu": Hardware(
+        memory=4e9,
+        peak_flops=220e9,
+        memory_bandwidth=5e9,
+        node_bandwidth=2e9,
+        adapter_bandwidth=1.25e9,
+        adapters=1,
+        node_latency=1e-4,
+        network_latency=2e-4,
         efficiency=0.5,
         cpu=True,
-        gather=2.3,
-        scatter=2.9,
+        gather_factor=2.3,
+        scatter_factor=2.9,
     ),
 }
 
 
 @dataclass
-class Plan:
-    """What a mode comes to on so many GPUs. Memory in bytes, of the largest process."""
+class Estimate:
+    """The memory and time of a step in a mode, on a number of GPUs.
 
-    job: Job
-    kind: Kind
-    mode: str
+    `memory` by part and `peak_memory` are bytes of the largest process.
+    """
+
+    step: TrainingStep
+    hardware: Hardware
+    mode: str  # "cpu" or one of MODES
     nodes: int
-    per_node: int
+    per_node: int  # GPUs, or processes of a CPU
     accumulate: int
 
-    def __post_init__(self):
-        job, kind, self.gpus = self.job, self.kind, self.nodes * self.per_node
-        sentences = math.ceil(job.sentences / self.gpus / self.accumulate)
-        self.shards = {"fsdp": self.gpus, "mesh": self.per_node}.get(self.mode, 0)
-        self.memory, self.most = memory(job, self.shards, sentences, self.accumulate, kind.base)
-        self.fits = self.most <= kind.usable
-        # Processes that are more than the cores take turns.
-        turns = max(1, self.per_node / kind.cores) if kind.cores else 1
-        computed = job.computed * sentences / job.sentences / (kind.rate * kind.efficiency)
-        launched = 2 * job.config.layers * kind.launch  # while a GPU computes, a CPU cannot
-        self.micro = turns * (computed + launched if kind.cpu else max(computed, launched))
-        adam = turns * ADAM * job.parameters / max(1, self.shards) / kind.memory_rate
-        self.computing = self.accumulate * self.micro + adam
+    def __post_init__(self) -> None:
+        step = self.step
+        hardware = self.hardware
+        self.gpus = self.nodes * self.per_node
+        self.shards = {"fsdp": self.gpus, "hsdp": self.per_node}.get(self.mode, 0)
+        sentences = math.ceil(step.sentences / self.gpus / self.accumulate)
+        self.memory, self.peak_memory = memory(
+            step, self.shards, sentences, self.accumulate, hardware.base_memory
+        )
+        self.fits = self.peak_memory <= hardware.usable_memory
+        # If there are more processes than cores, they take turns.
+        turns = 1.0
+        if hardware.cores:
+            turns = max(1.0, self.per_node / hardware.cores)
+        rate = hardware.peak_flops * hardware.efficiency
+        computed = step.hardware_flops * sentences / step.sentences / rate
+        launched = 2 * step.config.layers * hardware.launch
+        # A GPU computes while the CPU starts the next kernels; a CPU does one after the other.
+        elapsed = computed + launched if hardware.cpu else max(computed, launched)
+        self.micro_batch_seconds = turns * elapsed
+        parameters = step.parameters / max(1, self.shards)
+        adam = turns * ADAM_BYTES * parameters / hardware.memory_bandwidth
+        self.computing = self.accumulate * self.micro_batch_seconds + adam
 
     @cached_property
     def exchange(self) -> float:
-        """Seconds of a step in which exchanges keep computing waiting."""
-        times = {"cpu": self.flat, "ddp": self.buckets}.get(self.mode, self.sharded)
-        return times() + self.collective(16, 2) + self.job.delay  # and the loss, at the end
+        """Seconds of a step in which computing waits for exchanges."""
+        if self.mode == "cpu":
+            seconds = self.flat_exchange()
+        elif self.mode == "ddp":
+            seconds = self.ddp_exchange()
+        else:
+            seconds = self.fsdp_exchange()
+        return seconds + self.all_reduce(LOSS_BYTES) + self.step.delay
 
     @property
     def seconds(self) -> float:
@@ -140,140 +222,230 @@ class Plan:
 
     @property
     def mfu(self) -> float:
-        """The share of the peak that the model's FLOPs come to, without those of --recompute."""
-        return self.job.flops / self.seconds / self.gpus / self.kind.rate
-
-    def collective(self, size: float, passes: int, among: str = "all") -> float:
-        """Seconds to exchange `size` bytes: two passes for an all-reduce, one for its two halves.
-
-        In each pass every process sends (n - 1) / n of them around a ring, and its slowest link
-        counts. among: all processes, those of a node, or those of one place on all "nodes".
-        """
-        kind, nodes, per_node = self.kind, self.nodes, self.per_node
-        network = kind.network(per_node)
-        if among == "node":
-            nodes = 1
-        elif among == "nodes":  # the others of the node send as well
-            network, per_node = network / per_node, 1
-        n = nodes * per_node
-        slowest = min(
-            [kind.inside] * (per_node > 1) + [network] * (nodes > 1), default=math.inf
-        )
-        # A ring has n - 1 hops. NCCL all-reduces over trees of nodes where that waits less.
-        across = nodes - 1 if passes == 1 else math.ceil(math.log2(nodes))
-        within = n - nodes if passes == 1 else per_node - 1
-        hops = within * kind.hop + across * kind.hop_between
-        return passes * ((n - 1) / n * size / (kind.reached * slowest) + hops)
-
-    def flat(self) -> float:
-        """train_cpu.py: one all-reduce after the backward pass."""
-        return self.collective(FP32 * self.job.parameters, 2) + self.job.delay
-
-    def buckets(self) -> float:
-        """DDP: a bucket is sent once its gradients are there, while the last backward goes on."""
-        sizes = [0.0]
-        for tensor in reversed(self.job.tensors):
-            if sizes[-1] >= BUCKETS[len(sizes) > 1]:
-                sizes.append(0.0)
-            sizes[-1] += FP32 * tensor
-        times, waits = [self.collective(size, 2) for size in sizes], len(sizes) * self.job.delay
-        if self.kind.cpu:  # sending takes the cores' time, too
-            return sum(times) + waits
-        ready = ended = 0.0
-        backward = self.micro * self.backward
-        for size, time in zip(sizes, times):
-            ready += backward * size / sum(sizes)
-            ended = max(ended, ready) + time
-        return ended - backward + waits
+        """The model's FLOPs, without those of --recompute, as a share of the peak."""
+        return self.step.flops / self.seconds / self.gpus / self.hardware.peak_flops
 
     @property
-    def backward(self) -> float:
-        """The backward pass's share of computing: the forward pass is a third of `flops`."""
-        return 1 - self.job.flops / 3 / self.job.computed
+    def backward_share(self) -> float:
+        """The backward pass's share of computing; the forward pass is a third of step.flops."""
+        return 1 - self.step.flops / 3 / self.step.hardware_flops
 
-    def sharded(self) -> float:
-        """FSDP; with a mesh within each node, and what a node has summed is summed over all."""
-        job, units, mesh = self.job, self.job.units, self.mode == "mesh"
-        among = "node" if mesh else "all"
-        gather, scatter = (
-            [rate * self.collective(number * unit, 1, among) for unit in units]
-            for rate, number in ((self.kind.gather, job.number), (self.kind.scatter, FP32))
-        )
-        across = [
-            mesh * self.collective(FP32 * unit / self.shards, 2, "nodes") for unit in units
+    # One exchange. `among` says which processes take part: "all"; those of one "node"; or one
+    # on each node, "across" the nodes, while the other processes of the node do the same.
+
+    def members(self, among: str) -> tuple[int, int]:
+        """Returns (nodes, processes on each) of those that take part."""
+        nodes = 1 if among == "node" else self.nodes
+        per_node = 1 if among == "across" else self.per_node
+        return nodes, per_node
+
+    def transfer(self, size: float, among: str) -> float:
+        """Returns the seconds to pass `size` bytes around a ring, without latency.
+
+        Each of n processes sends (n - 1) / n of them, and the slowest link decides.
+        """
+        nodes, per_node = self.members(among)
+        processes = nodes * per_node
+        links = []
+        if per_node > 1:
+            links.append(self.hardware.node_bandwidth)
+        if nodes > 1:
+            network = self.hardware.network_bandwidth(self.per_node)
+            links.append(network / self.per_node if among == "across" else network)
+        if not links:
+            return 0.0
+        sent = (processes - 1) / processes * size
+        return sent / (self.hardware.bandwidth_efficiency * min(links))
+
+    def all_reduce(self, size: float, among: str = "all") -> float:
+        """Returns the seconds of an all-reduce of `size` bytes: twice around the ring.
+
+        Between nodes NCCL uses trees where that has less latency.
+        """
+        nodes, per_node = self.members(among)
+        node_latency = (per_node - 1) * self.hardware.node_latency
+        network_latency = math.ceil(math.log2(nodes)) * self.hardware.network_latency
+        return 2 * (self.transfer(size, among) + (node_latency + network_latency))
+
+    def all_gather(self, size: float, among: str = "all") -> float:
+        """Returns the seconds of an all-gather, or reduce-scatter, of `size` bytes in all."""
+        nodes, per_node = self.members(among)
+        node_latency = (nodes * per_node - nodes) * self.hardware.node_latency
+        network_latency = (nodes - 1) * self.hardware.network_latency
+        return self.transfer(size, among) + (node_latency + network_latency)
+
+    # The exchanges of a step.
+
+    def flat_exchange(self) -> float:
+        """Seconds of train_cpu.py's exchange: one all-reduce after the backward pass."""
+        return self.all_reduce(FP32 * self.step.parameters) + self.step.delay
+
+    def ddp_exchange(self) -> float:
+        """Seconds of DDP's exchanges that the last backward pass does not hide.
+
+        A bucket is all-reduced once its gradients are there, while the backward pass goes on.
+        """
+        sizes = bucket_sizes(self.step.tensors)
+        times = [self.all_reduce(size) for size in sizes]
+        delays = len(sizes) * self.step.delay
+        if self.hardware.cpu:  # exchanging takes the cores' time, so nothing is hidden
+            return sum(times) + delays
+        backward = self.micro_batch_seconds * self.backward_share
+        ready = 0.0  # when a bucket's gradients are computed
+        finished = 0.0  # when it is reduced
+        for size, seconds in zip(sizes, times):
+            ready += backward * size / sum(sizes)
+            finished = max(finished, ready) + seconds
+        return finished - backward + delays
+
+    def fsdp_exchange(self) -> float:
+        """Seconds of FSDP's exchanges that computing does not hide.
+
+        HSDP shards within each node, and all-reduces over the nodes what a node has summed.
+        """
+        step = self.step
+        units = step.units
+        hsdp = self.mode == "hsdp"
+        among = "node" if hsdp else "all"
+        gather = [
+            self.hardware.gather_factor * self.all_gather(step.compute_bytes * unit, among)
+            for unit in units
         ]
-        gathers, sums = self.accumulate * (2 * len(units) - 1), len(units)
-        exchanges = (self.shards > 1) * (gathers + sums) + mesh * sums
-        waits = exchanges * job.delay + self.collective(FP32, 2)  # the norm: each has its part
-        if self.kind.cpu:
+        scatter = [
+            self.hardware.scatter_factor * self.all_gather(FP32 * unit, among) for unit in units
+        ]
+        nothing = [0.0] * len(units)
+        across = nothing
+        if hsdp:
+            across = [self.all_reduce(FP32 * unit / self.shards, "across") for unit in units]
+        norm = self.all_reduce(FP32)  # each process has a part of the gradient's norm
+        delays = (self.fsdp_exchanges() + 1) * step.delay
+        waits = delays + norm
+        if self.hardware.cpu:  # nothing is hidden; the root is gathered once, each layer twice
             gathered = self.accumulate * (2 * sum(gather) - gather[0])
             return gathered + sum(scatter) + sum(across) + waits
-        none = [0.0] * len(units)
-        return (
-            (self.accumulate - 1) * self.pipeline(gather, none, none)
-            + self.pipeline(gather, scatter, across)
-            + waits
-        )
+        earlier = (self.accumulate - 1) * self.pipeline(gather, nothing, nothing)
+        last = self.pipeline(gather, scatter, across)
+        return earlier + last + waits
 
-    def pipeline(self, gather: list, scatter: list, across: list) -> float:
-        """What a micro-batch waits: a layer is gathered while the one before it computes.
+    def fsdp_exchanges(self) -> int:
+        """Returns the number of a step's exchanges, without those of norm and loss."""
+        units = len(self.step.units)
+        exchanges = 0
+        if self.shards > 1:
+            gathers = 2 * units - 1  # the root once, each layer forward and backward
+            exchanges += self.accumulate * gathers + units
+        if self.mode == "hsdp":
+            exchanges += units
+        return exchanges
 
-        The seconds of each exchange, by unit: first what is in no layer, then the layers. In the
-        backward pass gathering a layer and scattering the one above it share the network.
+    def pipeline(self, gather: list[float], scatter: list[float], across: list[float]) -> float:
+        """Returns the seconds that a micro-batch's computing waits for exchanges.
+
+        gather, scatter, across: seconds of the all-gather, the reduce-scatter and the
+        all-reduce over nodes, by unit: first the root, which holds what is in no layer, then
+        the layers. A unit is gathered while the one before it computes. In the backward pass
+        the gathering of a layer and the reduce-scatter of the layer above it share the links
+        within a node.
         """
-        compute = [self.micro * unit / sum(self.job.units) for unit in self.job.units]
-        begun = clock = inside = between = 0.0  # the times at which each is free
-        for i in range(len(compute)):
-            inside = max(inside, begun) + gather[i]
-            begun = max(clock, inside)
-            clock = begun + (i > 0) * (1 - self.backward) * compute[i]
-        clock += (1 - self.backward) * compute[0]  # the projection comes last,
-        begun, clock = clock, clock + self.backward * compute[0]  # and on the way back first
-        for i in reversed(range(len(compute))):
-            ready = inside = max(inside, begun) + (gather[i] if i else 0)
-            if i + 1 < len(compute):
-                inside = max(inside, clock) + scatter[i + 1]
-                between = max(inside, between) + across[i + 1]
-            if i:
-                begun = max(clock, ready)
-                clock = begun + self.backward * compute[i]
-        inside = max(inside, clock) + scatter[0]
-        return max(inside, max(inside, between) + across[0]) - self.micro
+        total = sum(self.step.units)
+        compute = [self.micro_batch_seconds * unit / total for unit in self.step.units]
+        forward = [(1 - self.backward_share) * seconds for seconds in compute]
+        backward = [self.backward_share * seconds for seconds in compute]
+        root, *layers = range(len(compute))
+        # Times at which each is free again; `started`: when the current unit began to compute.
+        device = started = node_links = network = 0.0
+        for unit in (root, *layers):
+            node_links = max(node_links, started) + gather[unit]
+            started = max(device, node_links)
+            device = started
+            if unit != root:
+                device += forward[unit]
+        device += forward[root]  # the projection to the vocabulary comes last,
+        started = device
+        device += backward[root]  # and first in the backward pass
+        for unit in (*reversed(layers), root):
+            node_links = max(node_links, started)
+            if unit != root:
+                node_links += gather[unit]
+            gathered = node_links
+            above = unit + 1
+            if above < len(compute):
+                node_links = max(node_links, device) + scatter[above]
+                network = max(node_links, network) + across[above]
+            if unit != root:
+                started = max(device, gathered)
+                device = started + backward[unit]
+        node_links = max(node_links, device) + scatter[root]
+        network = max(node_links, network) + across[root]
+        return network - self.micro_batch_seconds
 
 
-def plans(
-    job: Job, kind: Kind, mode: str, nodes: int, per_node: int, accumulate: int = 0
-) -> list[Plan]:
-    """Those with 1, 2, 4 … micro-batches and with one a sentence; or with a given number."""
-    most = math.ceil(job.sentences / nodes / per_node)
-    tried = {2**i for i in range(most.bit_length())} | {most}
-    return [
-        Plan(job, kind, mode, nodes, per_node, parts)
-        for parts in ([accumulate] if accumulate else sorted(tried))
-    ]
+def bucket_sizes(tensors: list[int]) -> list[float]:
+    """Returns the bytes of DDP's buckets, which fill from the last parameter to the first."""
+    sizes = [0.0]
+    for numbers in reversed(tensors):
+        capacity = FIRST_BUCKET if len(sizes) == 1 else BUCKET
+        if sizes[-1] >= capacity:
+            sizes.append(0.0)
+        sizes[-1] += FP32 * numbers
+    return sizes
 
 
-def best(*what) -> Plan:
-    """Of `plans` the fastest that fits, and has few micro-batches; else that of least memory."""
-    found = plans(*what)
-    if fitting := [plan for plan in found if plan.fits]:
-        return min(fitting, key=lambda plan: plan.seconds)
-    return min(found, key=lambda plan: plan.most)
+def candidates(
+    step: TrainingStep,
+    hardware: Hardware,
+    mode: str,
+    nodes: int,
+    per_node: int,
+    accumulate: int = 0,
+) -> list[Estimate]:
+    """Returns estimates with 1, 2, 4 ... micro-batches, up to one a sentence.
+
+    accumulate: if it is not 0, only this number of micro-batches.
+    """
+    if accumulate:
+        counts = [accumulate]
+    else:
+        maximum = math.ceil(step.sentences / nodes / per_node)
+        powers = {2**i for i in range(maximum.bit_length())}
+        counts = sorted(powers | {maximum})
+    return [Estimate(step, hardware, mode, nodes, per_node, count) for count in counts]
+
+
+def best(
+    step: TrainingStep,
+    hardware: Hardware,
+    mode: str,
+    nodes: int,
+    per_node: int,
+    accumulate: int = 0,
+) -> Estimate:
+    """Returns the fastest of the candidates that fit; if none does, that of least memory.
+
+    Of equally fast ones it has the fewest micro-batches.
+    """
+    estimates = candidates(step, hardware, mode, nodes, per_node, accumulate)
+    fitting = [estimate for estimate in estimates if estimate.fits]
+    if fitting:
+        return min(fitting, key=lambda estimate: estimate.seconds)
+    return min(estimates, key=lambda estimate: estimate.peak_memory)
 
 
 def layouts(per_node: int) -> Iterator[tuple[int, int]]:
-    """(nodes, GPUs on each): 1, 2 … GPUs of one node, then 2, 3 … whole nodes."""
-    yield from ((1, gpus) for gpus in range(1, per_node + 1))
-    yield from ((nodes, per_node) for nodes in range(2, MOST // per_node + 1))
+    """Yields (nodes, GPUs on each): 1, 2 ... GPUs of one node, then 2, 3 ... whole nodes."""
+    for gpus in range(1, per_node + 1):
+        yield 1, gpus
+    for nodes in range(2, MAX_GPUS // per_node + 1):
+        yield nodes, per_node
 
 
-def smallest(job: Job, kind: Kind, mode: str, per_node: int, accumulate: int = 0) -> int:
-    """The smallest number of GPUs that hold the model; 0 if MOST do not."""
-    return next(
-        (
-            nodes * gpus
-            for nodes, gpus in layouts(per_node)
-            if any(plan.fits for plan in plans(job, kind, mode, nodes, gpus, accumulate))
-        ),
-        0,
-    )
+def fewest_gpus(
+    step: TrainingStep, hardware: Hardware, mode: str, per_node: int, accumulate: int = 0
+) -> int:
+    """Returns the smallest number of GPUs that hold the model; 0 if MAX_GPUS do not."""
+    for nodes, gpus in layouts(per_node):
+        estimates = candidates(step, hardware, mode, nodes, gpus, accumulate)
+        if any(estimate.fits for estimate in estimates):
+            return nodes * gpus
+    return 0

@@ -1,11 +1,12 @@
-"""What training a model takes, worked out from its shape: operations, and memory part by part.
+"""The operations and the memory that training a Transformer takes, computed from its shape.
 
-    job = Job(ModelConfig(vocab_size=8000), sentences=64, length=128, precision="bf16")
-    operations = flops(job.config, src_lengths, tgt_lengths)
-    parts, most = memory(job, shards=8, sentences=8, accumulate=1)    # FSDP on eight processes
+    step = TrainingStep(ModelConfig(8000), sentences=64, length=128, precision="bf16")
+    step.flops, step.parameters
+    parts, peak = memory(step, shards=8, sentences=8, accumulate=1)   # FSDP on eight processes
 
-Sizes are in bytes, lengths in tokens. In every mode parameters, gradients and AdamW's two moments
-are kept in fp32; --precision bf16 changes what the products take and what FSDP gathers.
+Sizes are in bytes and lengths in tokens. In every mode the parameters, the gradients and
+AdamW's two moments are kept in fp32; --precision bf16 changes the inputs of matrix products
+and what FSDP gathers.
 """
 
 from dataclasses import dataclass, replace
@@ -13,17 +14,18 @@ from dataclasses import dataclass, replace
 import torch
 
 from model import ModelConfig, Transformer
-from support.common.flops import flops
+from support.common.flops import transformer_flops
 
-FP32, BF16 = 4, 2  # bytes of a number
+FP32 = 4  # bytes of a number
+BF16 = 2
 MOMENTS = 2  # numbers that AdamW keeps for each parameter
-LOSS_ROWS = 4096  # `block` of SummedCrossEntropy in support/common/kernels.py
-GATHERED = 2  # layers that FSDP holds whole: this one and the next
+LOSS_ROWS = 4096  # `block` of FusedCrossEntropy in support/common/kernels.py
+GATHERED_LAYERS = 2  # that FSDP holds whole: the current layer and the next one
 
 
 @dataclass
-class Job:
-    """One step of training: so many sentence pairs, with `length` tokens on either side."""
+class TrainingStep:
+    """One training step: a number of sentence pairs with `length` tokens on either side."""
 
     config: ModelConfig
     sentences: int
@@ -33,101 +35,141 @@ class Job:
     delay: float = 0.0  # seconds before each exchange: --delay-ms
     cpu: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         with torch.device("meta"):  # shapes only
             model = Transformer(self.config)
         self.tensors = [weight.numel() for weight in model.parameters()]
+        self.parameters = sum(self.tensors)
         layers = [
             sum(weight.numel() for weight in layer.parameters()) for layer in model.layers()
         ]
-        self.parameters = sum(self.tensors)
-        self.units = [self.parameters - sum(layers), *layers]  # what FSDP gathers as one
+        # Parameters that FSDP gathers at once: those outside the layers, then each layer's.
+        self.units = [self.parameters - sum(layers), *layers]
         self.tokens = 2 * self.sentences * self.length
+        self.flops, self.hardware_flops = self.count_flops()
+
+        bf16 = self.precision == "bf16"
+        self.compute_bytes = BF16 if bf16 else FP32  # of a number that enters a matrix product
+        # The residual stream is fp32, except that ByteDropout (support/common/kernels.py)
+        # rounds it on CPUs.
+        rounded = self.cpu and self.config.dropout > 0
+        self.residual_bytes = self.compute_bytes if rounded else FP32
+        # On CPUs a dropout keeps the factors it multiplied by; on GPUs a mask.
+        self.dropout_bytes = 0
+        if self.config.dropout:
+            self.dropout_bytes = self.compute_bytes if self.cpu else 1
+
+    def count_flops(self) -> tuple[float, float]:
+        """Returns the model's FLOPs, and those computed, which --recompute increases."""
         lengths = torch.tensor([self.length])
-        self.flops = self.sentences * flops(self.config, lengths, lengths)
-        # --recompute: the layers, which are all but the projection, go forward twice.
-        layers = flops(replace(self.config, vocab_size=1), lengths, lengths)
-        self.computed = self.flops + self.recompute * self.sentences * layers / 3
-        self.number = BF16 if self.precision == "bf16" else FP32  # of what goes into a product
-        # What runs through all layers is fp32, but on CPUs FastDropout (support/common/kernels.py) rounds it.
-        self.stream = self.number if self.cpu and self.config.dropout else FP32
-        # A dropout keeps what it multiplied with; on GPUs only what it dropped.
-        self.dropped = (self.number if self.cpu else 1) if self.config.dropout else 0
+        flops = self.sentences * transformer_flops(self.config, lengths, lengths)
+        if not self.recompute:
+            return flops, flops
+        # The layers, which are all but the projection to the vocabulary, go forward twice.
+        without_projection = replace(self.config, vocab_size=1)
+        layers = self.sentences * transformer_flops(without_projection, lengths, lengths)
+        return flops, flops + layers / 3
 
 
-def layer_activations(job: Job, sentences: int, attentions: int) -> float:
-    """What a layer with so many attentions keeps of `sentences` pairs for its backward pass.
+def layer_activations(step: TrainingStep, sentences: int, attentions: int) -> float:
+    """Returns the bytes that a layer keeps of `sentences` pairs for its backward pass.
 
-    A norm, a product and an attention keep their inputs, ReLU its result. What two of them keep is
-    there once; but where autocast changes fp32 to bf16, it does so for each product anew.
+    attentions: 1 in an encoder layer, 2 in a decoder layer. Norms, matrix products and
+    attention keep their inputs, ReLU its result. A tensor that two of them keep is there once,
+    but autocast makes a new bf16 copy of an fp32 tensor for every product.
     """
-    d, heads, number, stream = job.config.d_model, job.config.heads, job.number, job.stream
-    copies = (2 * number, number) if stream != number else (stream, stream)
-    # Into the norm; into the products; q, k, v, and what attention returns.
-    attention = d * (stream + copies[0] + 4 * number + job.dropped)
-    if job.cpu and job.precision == "bf16":  # `short_attention`: weights of a query
-        attention += number * heads * max(32, job.length)
-    else:  # fused: the sum that divides them
-        attention += FP32 * heads
-    feed_forward = d * (stream + copies[1] + job.dropped) + number * job.config.d_ff
-    return sentences * job.length * (attentions * attention + feed_forward)
-
-
-def activations(job: Job, sentences: int, weight: int = FP32) -> float:
-    """The most that is kept for the backward pass of a micro-batch of `sentences` pairs.
-
-    weight: bytes of a number of the embedding's gradient, which the loss works out at once.
-    """
-    config, tokens = job.config, sentences * job.length
-    decoder = layer_activations(job, sentences, 2)
-    if job.recompute:  # each layer's input; all of the last one
-        kept = 2 * config.layers * tokens * config.d_model * job.stream + decoder
+    d = step.config.d_model
+    number = step.compute_bytes
+    residual = step.residual_bytes
+    if residual == number:
+        qkv_inputs = residual
+        feed_forward_input = residual
     else:
-        kept = config.layers * (layer_activations(job, sentences, 1) + decoder)
-    # Dropout of the embeddings, the last norms' inputs, what the decoder attends to, the loss.
-    memory = job.stream if job.stream == job.number else 0
-    kept += tokens * config.d_model * (2 * job.dropped + 2 * job.stream + memory + job.number)
-    return kept + weight * config.vocab_size * config.d_model
+        qkv_inputs = 2 * number
+        feed_forward_input = number
+    # The norm's input, the products' inputs, q, k, v, the result, and the dropout.
+    attention = d * (residual + qkv_inputs + 4 * number + step.dropout_bytes)
+    if step.cpu and step.precision == "bf16":  # `cpu_bf16_attention` keeps a query's weights
+        attention += number * step.config.heads * max(32, step.length)
+    else:  # fused attention keeps the log-sum-exp of its scores
+        attention += FP32 * step.config.heads
+    feed_forward = d * (residual + feed_forward_input + step.dropout_bytes)
+    feed_forward += number * step.config.d_ff
+    return sentences * step.length * (attentions * attention + feed_forward)
+
+
+def activations(step: TrainingStep, sentences: int, weight_bytes: int = FP32) -> float:
+    """Returns the most bytes that are kept for the backward pass of a micro-batch.
+
+    sentences: pairs in the micro-batch. weight_bytes: of a number in the embedding's gradient,
+    which the loss computes during the forward pass.
+    """
+    config = step.config
+    tokens = sentences * step.length
+    decoder_layer = layer_activations(step, sentences, attentions=2)
+    if step.recompute:  # the input of each layer, and all of the last layer
+        inputs = 2 * config.layers * tokens * config.d_model * step.residual_bytes
+        kept = inputs + decoder_layer
+    else:
+        encoder_layer = layer_activations(step, sentences, attentions=1)
+        kept = config.layers * (encoder_layer + decoder_layer)
+    # The embeddings' dropouts, the inputs of the last two norms, and the input of the loss.
+    per_number = 2 * step.dropout_bytes + 2 * step.residual_bytes + step.compute_bytes
+    if step.residual_bytes == step.compute_bytes:  # else a layer has counted its bf16 copy
+        per_number += step.residual_bytes  # the encoder's output, which the decoder attends to
+    kept += tokens * config.d_model * per_number
+    return kept + weight_bytes * config.vocab_size * config.d_model
+
+
+def temporary_memory(step: TrainingStep, shards: int, sentences: int) -> float:
+    """Returns the bytes of whole layers, copies and gradients that exist for a short time."""
+    config = step.config
+    number = step.compute_bytes
+    tokens = sentences * step.length
+    weight_bytes = number if shards else FP32  # of the parameters that products read
+    embedding = config.vocab_size * config.d_model
+    layer_gradients = tokens * (
+        2 * number * config.d_ff + 2 * step.residual_bytes * config.d_model
+    )
+    copies = 0
+    if shards:
+        copies = weight_bytes * step.units[0]  # gathered first and freed last
+        largest_layer = max(step.units[1:])
+        layer_gradients += largest_layer * (
+            GATHERED_LAYERS * weight_bytes + weight_bytes + FP32
+        )
+    elif number != FP32:
+        copies = number * (step.parameters - embedding)  # autocast's
+    # The peak is at one of three places: the logits and softmax of some rows; the gradient of
+    # the embedding; or the gradients of a layer's activations.
+    softmax_bytes = number if step.cpu else number + 2 * FP32
+    logits = min(LOSS_ROWS, tokens) * config.vocab_size * softmax_bytes + number * embedding
+    return copies + max(logits, weight_bytes * embedding, layer_gradients)
 
 
 def memory(
-    job: Job, shards: int, sentences: int, accumulate: int, base: float = 0.0
+    step: TrainingStep, shards: int, sentences: int, accumulate: int, base: float = 0.0
 ) -> tuple[dict[str, float], float]:
-    """What the largest process needs, by part, and the most of it that is there at one time.
+    """Returns the bytes that the largest process needs, by part, and the peak of their sum.
 
-    shards: processes that share the parameters (FSDP); 0: each has all (DDP). sentences: pairs in
-    a micro-batch. base: what Python and PyTorch take before there is a model.
+    shards: processes that share the parameters (FSDP); 0: each has all of them (DDP).
+    sentences: pairs in a micro-batch. base: bytes of Python and PyTorch without a model.
     """
-    config, number, tokens = job.config, job.number, sentences * job.length
-    weight = number if shards else FP32  # of what the products find
-    embedding, rest, layer = (
-        config.vocab_size * config.d_model,
-        job.units[0],
-        max(job.units[1:]),
-    )
-    share = job.parameters / max(1, shards)
+    weight_bytes = step.compute_bytes if shards else FP32
+    share = step.parameters / max(1, shards)
+    # FSDP keeps whole gradients until those of the last micro-batch are exchanged.
+    gradients = step.parameters if accumulate > 1 else share
     parts = {
         "parameters": FP32 * share,
-        # FSDP keeps whole gradients until the last micro-batch's are sent.
-        "gradients": FP32 * (job.parameters if accumulate > 1 else share),
+        "gradients": FP32 * gradients,
         "optimizer state": MOMENTS * FP32 * share,
-        "activations": activations(job, sentences, weight),
+        "activations": activations(step, sentences, weight_bytes),
+        "all else": base + temporary_memory(step, shards, sentences),
     }
-    # What comes and goes is largest in one of three places: logits and softmax of some rows; the
-    # gradient of the embedding; the gradients of a layer's activations.
-    softmax = number if job.cpu else number + 2 * FP32
-    logits = min(LOSS_ROWS, tokens) * config.vocab_size * softmax + number * embedding
-    gradients = tokens * (2 * number * config.d_ff + 2 * job.stream * config.d_model)
-    if shards:
-        held = weight * rest  # gathered first, dropped last
-        gradients += layer * (GATHERED * weight + weight + FP32)
-    else:
-        held = (
-            number * (job.parameters - embedding) if number != FP32 else 0
-        )  # autocast's copies
-    parts["all else"] = base + held + max(logits, weight * embedding, gradients)
-    if shards and accumulate == 1:  # shards of gradients come last
-        after = parts["gradients"] + base + rest * (2 * weight + FP32)
-        before = parts["activations"] + parts["all else"]
-        return parts, parts["parameters"] + parts["optimizer state"] + max(before, after)
-    return parts, sum(parts.values())
+    if not shards or accumulate > 1:
+        return parts, sum(parts.values())
+    # The sharded gradients come into being when the activations are no longer needed.
+    backward = parts["activations"] + parts["all else"]
+    last_exchange = parts["gradients"] + base + step.units[0] * (2 * weight_bytes + FP32)
+    peak = parts["parameters"] + parts["optimizer state"] + max(backward, last_exchange)
+    return parts, peak

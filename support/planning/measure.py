@@ -1,78 +1,104 @@
-"""What this machine's CPU reaches, found in some seconds: the numbers that a plan needs of it.
+"""Measures in some seconds what this machine's CPU reaches, for an estimate.
 
-    kind = measure(job, processes=2)                       # a Kind, in the place of KINDS["cpu"]
+    hardware = measure(step, processes=2)  # in the place of HARDWARE["cpu"]
 
-Each process has one thread. As many compute side by side as there are cores, since they share
-caches and memory; all of them exchange.
+Each process has one thread. As many processes compute side by side as there are cores, since
+they share caches and memory; all of them exchange.
 """
 
 import json
 import os
+import re
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn.utils import clip_grad_norm_
 
-from model import Transformer, initialize
+from model import ModelConfig, Transformer, initialize
 from support.common.errors import UserError
 from support.common.hardware import available_cores, matrix_rate, peak_memory
-from support.common.kernels import speed_up
+from support.common.kernels import configure_backends, speed_up
+from support.common.paths import ROOT
 from support.distributed.rendezvous import store_on_loopback
-from support.planning.estimate import ADAM, Kind, Plan
-from support.planning.footprint import FP32, Job
+from support.planning.estimate import ADAM_BYTES, HARDWARE, Estimate, Hardware
+from support.planning.footprint import FP32, TrainingStep
 
 REPEATS = 7
 EXCHANGED = 2**22  # numbers: 16 MiB, some of DDP's buckets
+TINY = TrainingStep(ModelConfig(300, layers=1, d_model=32, d_ff=64), 4, 32, cpu=True)
+
+
+@dataclass
+class Timings:
+    """What rank 0 measures: seconds, and the peak rate in FLOP/s."""
+
+    step: float = 0.0  # forward and backward pass of all sentences of the step
+    quarter: float = 0.0  # of a quarter of them
+    adam: float = 0.0
+    peak_flops: float = 0.0
+    latency: float = 0.0  # an all-reduce of 16 bytes; this and the following: several processes
+    all_reduce: float = 0.0  # of EXCHANGED numbers
+    all_gather: float = 0.0  # of the largest unit, with the copy that FSDP makes
+    reduce_scatter: float = 0.0
 
 
 def median_seconds(call: Callable[[], None]) -> float:
-    """The time of a call, which is made once before to warm up."""
+    """Returns the median time of a call, after one call to warm up."""
     call()
     times = []
     for _ in range(REPEATS):
-        began = time.perf_counter()
+        start = time.perf_counter()
         call()
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     return statistics.median(times)
 
 
 def seconds_after_computing(exchange: Callable[[], None]) -> float:
-    """What an exchange adds to some computing, as in a step.
+    """Returns the seconds that an exchange adds to some computing, as in a training step.
 
-    Right after another one it would be faster: there caches still hold what it takes, and all
-    processes come at the same time.
+    Right after another exchange it would be faster: the caches would hold its tensors, and all
+    processes would start it at the same time.
     """
     factor = torch.randn(1024, 1024)
 
     def seconds(call: Callable[[], None]) -> float:
         dist.barrier()
-        began = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(REPEATS):
             factor @ factor
             call()
-        return (time.perf_counter() - began) / REPEATS
+        return (time.perf_counter() - start) / REPEATS
 
-    more = [seconds(exchange) - seconds(lambda: None) for _ in range(REPEATS)]
-    return max(1e-6, statistics.median(more))
+    differences = [seconds(exchange) - seconds(lambda: None) for _ in range(REPEATS)]
+    return max(1e-6, statistics.median(differences))
 
 
-def compute(job: Job) -> dict[str, float]:
-    """Seconds of a whole and of a quarter of a step's sentences, there and back; of AdamW."""
+def quarter(step: TrainingStep) -> int:
+    """Returns the number of sentences in a quarter of the step, at least one."""
+    return max(1, step.sentences // 4)
+
+
+def time_computing(step: TrainingStep) -> Timings:
+    """Measures the forward and backward pass, and AdamW."""
     torch.manual_seed(0)
-    bf16 = job.precision == "bf16"
-    model = speed_up(Transformer(job.config), "cpu", bf16)
+    bf16 = step.precision == "bf16"
+    configure_backends()
+    model = speed_up(Transformer(step.config), "cpu", bf16)
     initialize(model, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
-    def pass_through(sentences: int) -> None:
-        ids = torch.randint(3, job.config.vocab_size, (sentences, job.length))
+    def forward_backward(sentences: int) -> None:
+        ids = torch.randint(3, step.config.vocab_size, (sentences, step.length))
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             loss, _ = model(ids, ids, ids)
         (loss / ids.numel()).backward()
@@ -81,107 +107,137 @@ def compute(job: Job) -> dict[str, float]:
         clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-    few = max(1, job.sentences // 4)
-    return {
-        "whole": median_seconds(lambda: pass_through(job.sentences)),
-        "few": median_seconds(lambda: pass_through(few)),
-        "adam": median_seconds(adam),
-        "peak": matrix_rate("cpu", job.precision),
-    }
-
-
-def exchange(processes: int, layer: int) -> dict[str, float]:
-    """Seconds of all-reduces; of what FSDP does with a layer of so many numbers, with copies."""
-    all_gather, reduce_scatter = (
-        getattr(dist, new, None) or getattr(dist, old)  # by PyTorch's version
-        for new, old in (
-            ("all_gather_single", "all_gather_into_tensor"),
-            ("reduce_scatter_single", "reduce_scatter_tensor"),
-        )
+    return Timings(
+        step=median_seconds(lambda: forward_backward(step.sentences)),
+        quarter=median_seconds(lambda: forward_backward(quarter(step))),
+        adam=median_seconds(adam),
     )
-    few, many = torch.zeros(4), torch.zeros(EXCHANGED)
-    shard = torch.zeros(-(-layer // processes))
-    whole, copy = torch.zeros(2, len(shard) * processes)
 
-    def gather() -> None:
-        all_gather(whole, shard)
+
+def time_exchanges(timings: Timings, processes: int, unit: int) -> None:
+    """Adds the exchanges to `timings`; unit: numbers in the largest unit that FSDP gathers."""
+    small = torch.zeros(4)
+    large = torch.zeros(EXCHANGED)
+    shard = torch.zeros(-(-unit // processes))  # rounded up
+    whole = torch.zeros(len(shard) * processes)
+    copy = torch.zeros_like(whole)
+
+    def all_gather() -> None:
+        dist.all_gather_single(whole, shard)
         copy.copy_(whole)
 
-    def scatter() -> None:
+    def reduce_scatter() -> None:
         whole.copy_(copy)
-        reduce_scatter(shard, whole)
+        dist.reduce_scatter_single(shard, whole)
 
-    calls = {
-        "latency": lambda: dist.all_reduce(few),
-        "exchange": lambda: dist.all_reduce(many),
-        "gather": gather,
-        "scatter": scatter,
-    }
-    return {name: seconds_after_computing(call) for name, call in calls.items()}
+    timings.latency = seconds_after_computing(lambda: dist.all_reduce(small))
+    timings.all_reduce = seconds_after_computing(lambda: dist.all_reduce(large))
+    timings.all_gather = seconds_after_computing(all_gather)
+    timings.reduce_scatter = seconds_after_computing(reduce_scatter)
 
 
-def worker(rank: int, processes: int, port: int, job: Job, path: str) -> None:
-    """One process of `measure`; rank 0 writes what it found to `path`."""
+def worker(rank: int, processes: int, port: int, step: TrainingStep, path: str) -> None:
+    """Measures in one of the processes; rank 0 writes its Timings to `path`."""
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=processes, timeout=timedelta(hours=1)
-    )  # while cores take turns at a large model
-
-    found = {"base": peak_memory() * 2**20}
+    hour = timedelta(hours=1)  # a large model, while processes take turns on the cores
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=processes, timeout=hour)
     dist.barrier()
+    timings = Timings()
     if rank < available_cores():
-        found |= compute(job)
+        timings = time_computing(step)
+        timings.peak_flops = matrix_rate("cpu", step.precision)
     dist.barrier()
     if processes > 1:
-        found |= exchange(processes, max(job.units))
+        time_exchanges(timings, processes, max(step.units))
     if rank == 0:
-        with open(path, "w") as file:
-            json.dump(found, file)
+        Path(path).write_text(json.dumps(asdict(timings)))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def measure(job: Job, processes: int) -> Kind:
-    """The rates of this machine's CPU while so many processes train on it. Raises UserError."""
+def take_timings(step: TrainingStep, processes: int) -> Timings:
+    """Starts the processes and returns what rank 0 measured. Raises UserError."""
     store = store_on_loopback()
     with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
         try:
-            mp.spawn(worker, (processes, store.port, job, file.name), nprocs=processes)
+            mp.spawn(worker, (processes, store.port, step, file.name), nprocs=processes)
         except (mp.ProcessExitedException, mp.ProcessRaisedException) as problem:
-            said = str(problem).strip().splitlines()[-1]  # of a traceback the error itself
-            raise UserError(f"--measure: {said[:200]} (out of memory?)") from problem
-        found = json.load(file)
-    # A straight line through both times: what a sentence takes, and what a pass takes besides. By
-    # noise alone a sentence could seem to take less than at the peak, or even nothing.
-    more = job.sentences - max(1, job.sentences // 4)
-    sentence = (
-        (found["whole"] - found["few"]) / more if more else found["whole"] / job.sentences
+            message = str(problem).strip().splitlines()[-1]  # the last line of a traceback
+            raise UserError(f"--measure: {message[:200]} (out of memory?)") from problem
+        return Timings(**json.load(file))
+
+
+def base_memory() -> float:
+    """Returns the bytes that a process needs to train a tiny model: Python and PyTorch."""
+    command = "from support.planning.measure import print_base; print_base()"
+    done = subprocess.run(
+        [sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    fastest = job.flops / job.sentences / found["peak"]  # without --recompute, as measured
+    return float(done.stdout)
+
+
+def print_base() -> None:
+    """Imports a training script, trains a tiny model, and prints the peak memory in bytes."""
+    import train_fsdp  # noqa: F401, for its weight
+
+    torch.set_num_threads(1)
+    time_computing(TINY)
+    try:  # what getrusage returns includes the peak of the process that started this one
+        status = Path("/proc/self/status").read_text()
+        kib = int(re.search(r"VmHWM:\s*(\d+)", status)[1])
+    except OSError:
+        kib = peak_memory() * 2**10
+    print(kib * 2**10)
+
+
+def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Hardware:
+    """Returns the Hardware with which an estimate of `step` comes to these timings."""
+    # A straight line through both times gives the seconds of a sentence, and those of a pass
+    # besides. Noise alone could make a sentence faster than the peak allows, or even free.
+    sentence = timings.step / step.sentences
+    if step.sentences > quarter(step):
+        rest = step.sentences - quarter(step)
+        sentence = (timings.step - timings.quarter) / rest
+    fastest = step.flops / step.sentences / timings.peak_flops  # measured without --recompute
     sentence = max(fastest, sentence)
-    besides = max(0.0, found["whole"] - job.sentences * sentence)
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    kind = Kind(
-        memory=machine / processes,
-        rate=found["peak"],
+    overhead = max(0.0, timings.step - step.sentences * sentence)
+    machine_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    network = HARDWARE["cpu"]  # guesses: one machine cannot measure it
+    hardware = Hardware(
+        memory=machine_memory / processes,
+        peak_flops=timings.peak_flops,
         efficiency=fastest / sentence,
-        memory_rate=ADAM * job.parameters / found["adam"],
-        inside=1.0,
-        reached=1.0,
-        adapter=1.25e9,
-        adapters=1,
-        hop_between=2e-4,  # guesses, as in KINDS
-        launch=besides / 2 / job.config.layers,
-        precision=job.precision,
+        memory_bandwidth=ADAM_BYTES * step.parameters / timings.adam,
+        node_bandwidth=1.0,
+        bandwidth_efficiency=1.0,
+        adapter_bandwidth=network.adapter_bandwidth,
+        adapters=network.adapters,
+        network_latency=network.network_latency,
+        launch=overhead / 2 / step.config.layers,
+        precision=step.precision,
         cpu=True,
         cores=available_cores(),
-        base=found["base"],
+        base_memory=base,
     )
     if processes == 1:
-        return kind
-    hop, ring = found["latency"] / 2 / (processes - 1), 2 * (processes - 1) / processes
-    sent = found["exchange"] - found["latency"]
-    kind = replace(kind, hop=hop, inside=ring * FP32 * EXCHANGED / max(sent, 1e-6))
-    half = Plan(job, kind, "fsdp", 1, processes, 1).collective(FP32 * max(job.units), 1)
-    return replace(kind, gather=found["gather"] / half, scatter=found["scatter"] / half)
+        return hardware
+    sent = 2 * (processes - 1) / processes * FP32 * EXCHANGED  # bytes
+    seconds = max(timings.all_reduce - timings.latency, 1e-6)
+    hardware = replace(
+        hardware,
+        node_latency=timings.latency / 2 / (processes - 1),
+        node_bandwidth=sent / seconds,
+    )
+    estimate = Estimate(step, hardware, "fsdp", 1, processes, 1)
+    half_all_reduce = estimate.all_gather(FP32 * max(step.units))
+    return replace(
+        hardware,
+        gather_factor=timings.all_gather / half_all_reduce,
+        scatter_factor=timings.reduce_scatter / half_all_reduce,
+    )
+
+
+def measure(step: TrainingStep, processes: int) -> Hardware:
+    """Returns this machine's CPU while so many processes train on it. Raises UserError."""
+    return fit(take_timings(step, processes), base_memory(), step, processes)

@@ -1,4 +1,7 @@
-"""What a process's memory holds in training, and what it sends: counted, and by the formula."""
+"""What a process holds in memory and sends while it trains: counted, and by the formula."""
+
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,115 +12,144 @@ from support.common.hardware import peak_memory
 PARTS = ("parameters", "gradients", "optimizer_state", "activations", "all_else")
 
 
-def mine(tensor: Tensor) -> Tensor:
-    """The tensor itself, or of one in shards that of this process."""
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Returns this rank's shard of a DTensor, and another tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def bytes_of(tensors) -> int:
-    """The bytes of the storages of tensors; one that several of them share counts once."""
-    storages = [mine(tensor).untyped_storage() for tensor in tensors]
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Returns the bytes that tensors occupy. A storage that several share counts once."""
+    storages = [local_tensor(tensor).untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-class Counter:
-    """Counts, in this process, the bytes of each part of the memory at its largest."""
+class MemoryCounter:
+    """Counts the bytes of each part of this process's memory at its largest, in `bytes`.
+
+    It hooks into the model and the optimizer until `finish` is called.
+    """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer):
-        self.model, self.optimizer, self.bytes, self.kept = model, optimizer, {}, {}
-        self.saved = torch.autograd.graph.saved_tensors_hooks(self.keep, lambda tensor: tensor)
-        self.hook = optimizer.register_step_pre_hook(self.count_gradients)
-        self.counting = False
+        self.model = model
+        self.optimizer = optimizer
+        self.bytes = dict.fromkeys(PARTS, 0)
+        self.saved_storages: dict[int, torch.UntypedStorage] = {}  # by address
+        self.saving = torch.autograd.graph.saved_tensors_hooks(
+            self.note_saved, lambda tensor: tensor
+        )
+        self.hooks = [
+            model.register_forward_pre_hook(self.begin_forward, prepend=True),
+            model.register_forward_hook(self.end_forward),
+            optimizer.register_step_pre_hook(self.count_gradients),
+        ]
 
-    def begin_phase(self, name: str) -> None:
-        """Counts what autograd keeps of a forward pass for the backward pass, parameters apart.
+    @torch.compiler.disable
+    def begin_forward(self, *_: Any) -> None:
+        """Starts to note what autograd saves, unless this is an evaluation."""
+        if torch.is_grad_enabled():
+            self.saving.__enter__()
 
-        With bf16 that has also the copies in bf16 that autocast makes of the parameters.
+    @torch.compiler.disable
+    def end_forward(self, *_: Any) -> None:
+        """Counts what was saved, without the parameters.
+
+        With bf16 it includes the copies in bf16 that autocast makes of the parameters.
         """
-        if name == "forward" and self.hook:
-            self.saved.__enter__()
-            self.counting = True
-        elif self.counting:
-            self.saved.__exit__()
-            self.counting = False
-            # Layers that FSDP has gathered, used and dropped are empty by now.
-            weights = {
-                mine(weight).untyped_storage().data_ptr() for weight in self.model.parameters()
-            }
-            self.at_least(
-                "activations",
-                sum(storage.nbytes() for at, storage in self.kept.items() if at not in weights),
-            )
-            self.kept.clear()
+        if not torch.is_grad_enabled():
+            return
+        self.saving.__exit__()
+        # Layers that FSDP has gathered, used and freed are empty by now.
+        parameters = {
+            local_tensor(weight).untyped_storage().data_ptr()
+            for weight in self.model.parameters()
+        }
+        activations = [
+            storage.nbytes()
+            for address, storage in self.saved_storages.items()
+            if address not in parameters
+        ]
+        self.saved_storages.clear()
+        self.bytes["activations"] = max(self.bytes["activations"], sum(activations))
 
-    def keep(self, tensor: Tensor) -> Tensor:
-        storage = mine(tensor).untyped_storage()
-        self.kept[storage.data_ptr()] = storage
+    def note_saved(self, tensor: Tensor) -> Tensor:
+        """Notes the storage of a tensor that autograd saves."""
+        storage = local_tensor(tensor).untyped_storage()
+        self.saved_storages[storage.data_ptr()] = storage
         return tensor
 
-    def count_gradients(self, *_) -> None:
+    def count_gradients(self, *_: Any) -> None:
+        """Counts the gradients, just before the optimizer uses them."""
         gradients = [
             weight.grad for weight in self.model.parameters() if weight.grad is not None
         ]
-        self.at_least("gradients", bytes_of(gradients))
-
-    def at_least(self, part: str, counted: int) -> None:
-        self.bytes[part] = max(self.bytes.get(part, 0), counted)
+        self.bytes["gradients"] = max(self.bytes["gradients"], storage_bytes(gradients))
 
     def finish(self) -> None:
-        """Ends the counting: "all else" is the process's peak memory less the parts.
+        """Removes the hooks, and counts the rest.
 
-        Parts are at their largest at different moments: where they are more than that, it is 0.
+        "all_else" is the peak memory less the parts. Since these are at their largest at
+        different moments, their sum may exceed the peak; then it is 0.
         """
-        self.hook.remove()
-        self.hook = None
+        for hook in self.hooks:
+            hook.remove()
         state = [
             value
             for values in self.optimizer.state.values()
             for value in values.values()
             if isinstance(value, Tensor)
         ]
-        self.bytes["parameters"] = bytes_of(self.model.parameters())
-        self.bytes["optimizer_state"] = bytes_of(state)
+        self.bytes["parameters"] = storage_bytes(self.model.parameters())
+        self.bytes["optimizer_state"] = storage_bytes(state)
         total = round(peak_memory() * 2**20)
-        counted = {part: self.bytes[part] for part in PARTS[:4]}
-        self.bytes = counted | {
-            "all_else": max(0, total - sum(counted.values())),
-            "total": total,
-        }
+        self.bytes["all_else"] = max(0, total - sum(self.bytes.values()))
+        self.bytes["total"] = total
 
-    def formula(self, micro_batches: int, precision: str, world_size: int) -> dict:
-        """What theory says of one process: bytes of parts in fp32 with Adam, and bytes it sends.
 
-        An all-gather or a reduce-scatter of B bytes over n processes sends B (n - 1) / n, an
-        all-reduce twice as much. A layer in shards is gathered twice for each micro-batch, all else
-        once; gradients are summed once a step, in fp32. Frozen layers are gathered once, but the
-        highest: FSDP fetches it ahead, as if the backward pass came to it.
-        """
-        layers = self.model.layers()
-        frozen = sum(not next(layer.parameters()).requires_grad for layer in layers)
-        layers = {
-            id(weight)
-            for layer in layers[max(0, frozen - 1) :]
-            for weight in layer.parameters()
-        }
-        width = 2 if precision == "bf16" else 4  # bytes of a number that is gathered
-        found, sent = dict.fromkeys(PARTS[:3], 0.0), 0.0
-        for weight in self.model.parameters():
-            shards, copies = 1, world_size
-            if isinstance(weight, DTensor):
-                sizes = zip(weight.placements, weight.device_mesh.shape)
-                copies = max([size for place, size in sizes if place.is_replicate()], default=1)
-                shards = weight.device_mesh.size() // copies
-            mean = weight.numel() / shards  # numbers that a process has of it
-            found["parameters"] += 4 * mean
-            gathers = micro_batches * (2 if id(weight) in layers else 1)
-            sent += (shards - 1) * mean * gathers * width
-            if weight.requires_grad:
-                found["gradients"] += 4 * mean
-                found["optimizer_state"] += 8 * mean
-                sent += 4 * mean * (shards - 1 + 2 * (copies - 1) / copies)
-        return {
-            "memory": {part: round(size) for part, size in found.items()},
-            "sent": round(sent),
-        }
+def shards_and_copies(weight: Tensor, world_size: int) -> tuple[int, int]:
+    """Returns how many shards a weight has, and how many ranks have the same shard."""
+    if not isinstance(weight, DTensor):
+        return 1, world_size
+    copies = 1
+    for placement, size in zip(weight.placements, weight.device_mesh.shape):
+        if placement.is_replicate():
+            copies = size
+    return weight.device_mesh.size() // copies, copies
+
+
+def formula(model: nn.Module, micro_batches: int, precision: str, world_size: int) -> dict:
+    """Returns the bytes that one rank should hold in memory, and those it should send a step.
+
+    "memory" has the parameters, the gradients and Adam's state, all in fp32. An all-gather or a
+    reduce-scatter of B bytes over n ranks sends B (n - 1) / n, an all-reduce twice as much. A
+    sharded layer is gathered twice for each micro-batch, everything else once. Gradients are
+    summed once a step, in fp32. Frozen layers are gathered once, except for the highest: FSDP
+    prefetches it as if the backward pass came to it.
+    """
+    layers = model.layers()
+    num_frozen = sum(not next(layer.parameters()).requires_grad for layer in layers)
+    gathered_twice = {
+        id(weight)
+        for layer in layers[max(0, num_frozen - 1) :]
+        for weight in layer.parameters()
+    }
+    gathered_width = 2 if precision == "bf16" else 4  # bytes of a number
+    memory = dict.fromkeys(("parameters", "gradients", "optimizer_state"), 0.0)
+    sent = 0.0
+    for weight in model.parameters():
+        shards, copies = shards_and_copies(weight, world_size)
+        numbers = weight.numel() / shards  # that a rank keeps of it, on average
+        memory["parameters"] += 4 * numbers
+        gathers = micro_batches
+        if id(weight) in gathered_twice:
+            gathers *= 2
+        sent += (shards - 1) * numbers * gathers * gathered_width
+        if weight.requires_grad:
+            memory["gradients"] += 4 * numbers
+            memory["optimizer_state"] += 8 * numbers
+            reduce_scatter = shards - 1
+            all_reduce = 2 * (copies - 1) / copies
+            sent += 4 * numbers * (reduce_scatter + all_reduce)
+    return {
+        "memory": {part: round(size) for part, size in memory.items()},
+        "sent": round(sent),
+    }

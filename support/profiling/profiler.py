@@ -1,179 +1,207 @@
-"""What --profile leaves in logs/RUN/: a few steps of every process, recorded by torch.profiler.
+"""What --profile leaves in logs/RUN/: a few steps of every rank, recorded by torch.profiler.
 
-    trace.json.gz     all that was recorded, for https://ui.perfetto.dev; a group for each process
-    step.csv, .png    one of the steps: what each process did, and what went over the network
-    profile.json      memory, and bytes sent in that step, counted and by the formula
-    memory.png        a picture of the memory
+    trace-rank0.json.gz ...   all that a rank recorded, for https://ui.perfetto.dev
+    step.csv, step.png        one of the steps: what each process did, and what was exchanged
+    profile.json              memory, and bytes sent in that step: counted, and by the formula
+    memory.png                a plot of the memory
 
-Who waits for whom on several nodes is only as right as their clocks agree. Without --profile there
-is none of this, in the loop nor around it.
+On several nodes, who waits for whom is only as right as their clocks agree. Without --profile,
+none of this code is imported.
 """
 
 import gzip
 import importlib.util
 import json
 import os
-import tempfile
 from collections import Counter
-from functools import wraps
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from support.common.errors import UserError
 from support.common.files import write_json
-from support.profiling import memory, memory_picture, step_picture
-from support.profiling.spans import combine, write_step
+from support.profiling import memory_plot, step_plot
+from support.profiling.memory import MemoryCounter, formula
+from support.profiling.spans import combine, write_spans
 from support.profiling.timeline import find_step, read_events
-from support.profiling.trace import write_trace
 
 WARM_UP = 5  # steps, in which memory is counted
-SETTLE = 1  # step, since the profiler's first one is slow
+SETTLE = 1  # step that is recorded but not used, because the profiler's first one is slow
 RECORDED = 3  # steps; the one in the middle is drawn
 
 
 class Profile:
-    """Records steps of this process; at their end rank 0 writes what it has from all of them.
+    """Records steps of this rank. After the last one, rank 0 writes the results of all ranks.
 
-    step: the last one that was done. Raises UserError where there is nothing to record, or nobody to
-    draw it.
+    Hooks of the model and of autograd mark in the trace where the phases of a step begin:
+    "batch", "forward" and "backward" for each micro-batch, then "optimizer", which includes
+    what is exchanged before it. DistributedDataParallel and torch.compile keep the hooks of the
+    model that they wrap.
     """
 
-    def __init__(self, run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int):
-        self.run, self.step, first = run, step, step + WARM_UP + SETTLE + 1
+    def __init__(
+        self,
+        args: Any,
+        folder: Path,
+        rank: int,
+        world_size: int,
+        last_step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        step: int,
+    ):
+        """Registers the hooks. Raises UserError if there would be nothing to record or to draw.
+
+        Args:
+            args: the settings of the run.
+            folder: the folder of the run. On other nodes it is created for their traces.
+            last_step: the last step of the run.
+            step: how many steps were done before, 0 for a new run.
+        """
+        first = step + WARM_UP + SETTLE + 1
         self.recorded = range(first, first + RECORDED)
-        if run.args.benchmark:
-            raise UserError("--profile with --benchmark: that leaves nothing in logs/")
+        self.drawn = self.recorded[RECORDED // 2]
+        if args.benchmark:
+            raise UserError("--profile saves files, and --benchmark saves none: drop one")
         if not importlib.util.find_spec("matplotlib"):
-            raise UserError("--profile: it draws with matplotlib: pip install matplotlib")
-        if self.recorded[-1] > run.last:
+            raise UserError("--profile draws with matplotlib: pip install matplotlib")
+        if self.recorded[-1] > last_step:
             raise UserError(
-                f"--profile records steps {first} to {self.recorded[-1]}; "
-                f"the last one of this run is {run.last}"
+                f"--profile records steps {first} to {self.recorded[-1]}, but the last step of "
+                f"this run is {last_step}: raise --steps or --epochs"
             )
-        self.memory = memory.Counter(model, optimizer)
-        self.seconds, self.profiler, self.marks = {}, None, []
-        # Where the passes begin: this way the pages do not have to say it.
-        self.batches, self.backward = run.task.batches, torch.Tensor.backward
-        run.task.batches = self.marked_batches
-        torch.Tensor.backward = self.marked_backward()
+        self.args = args
+        self.folder = folder
+        self.rank = rank
+        self.world_size = world_size
+        self.model = model
+        self.step = step
+        self.micro_batch = 0  # how many of the step are done
+        self.seconds = 0.0  # of the step that is drawn
+        self.profiler: profile | None = None
+        self.step_range = ExitStack()
+        self.memory = MemoryCounter(model, optimizer)
+        self.hooks = [
+            model.register_forward_pre_hook(self.begin_forward, prepend=True),
+            model.register_forward_hook(self.begin_backward),
+        ]
 
-    # --- What the pages call
+    # --- Called by the hooks
 
-    def marked_batches(self, *args):
-        """The task's batches: once one is there, a forward pass begins."""
-        for batch in self.batches(*args):
-            self.begin_phase("forward")
-            yield batch
-        self.begin_phase("optimizer")
+    def mark(self, phase: str) -> None:
+        """Marks in the trace that a phase begins. It lasts until the next mark."""
+        with record_function(phase):
+            pass
 
-    def marked_backward(self):
-        @wraps(self.backward)
-        def backward(*args, **kwargs):
-            self.begin_phase("backward")
-            self.backward(*args, **kwargs)
-            self.begin_phase("batch")
+    @torch.compiler.disable
+    def begin_forward(self, *_: Any) -> None:
+        """Called before the model's forward pass."""
+        if torch.is_grad_enabled():  # else it is an evaluation
+            self.mark("forward")
 
-        return backward
+    @torch.compiler.disable
+    def begin_backward(
+        self, model: nn.Module, inputs: tuple, output: tuple[Tensor, Tensor]
+    ) -> None:
+        """Called after the model's forward pass, with its loss."""
+        if torch.is_grad_enabled():
+            self.mark("backward")
+            loss, _ = output
+            loss.register_hook(self.await_backward)
 
-    def begin_phase(self, name: str) -> None:
-        """One phase of a step ends, and another begins."""
-        self.memory.begin_phase(name)
-        if self.marks:  # the step's, and then its phase's
-            self.end_marks(1)
-            self.begin_mark(name)
+    def await_backward(self, gradient: Tensor) -> None:
+        """Called when the backward pass starts at the loss."""
+        engine = torch.autograd.Variable._execution_engine
+        # DDP and FSDP queue callbacks for the end of the backward pass, too, and wait in them
+        # for what is exchanged. One that is queued by a callback runs after all of these.
+        engine.queue_callback(lambda: engine.queue_callback(self.end_backward))
 
-    def begin_mark(self, name: str) -> None:
-        self.marks.append(record_function(name))
-        self.marks[-1].__enter__()
+    def end_backward(self) -> None:
+        """Called at the very end of the backward pass."""
+        self.micro_batch += 1
+        is_last = self.micro_batch == self.args.accumulate
+        self.mark("optimizer" if is_last else "batch")
 
-    def end_marks(self, kept: int = 0) -> None:
-        while len(self.marks) > kept:
-            self.marks.pop().__exit__(None, None, None)
-
-    # --- What the run calls
+    # --- Called by the run
 
     def begin_step(self) -> None:
-        """The next step begins now; said again, it begins only now."""
-        if self.step + 1 == self.recorded[0] - SETTLE and not self.profiler:
-            os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # else it says that it starts
-            gpu = [ProfilerActivity.CUDA] * (self.run.args.device == "cuda")
-            self.profiler = profile(activities=[ProfilerActivity.CPU, *gpu], record_shapes=True)
+        """Begins the next step. After an evaluation it is called again for the same step."""
+        number = self.step + 1
+        if number == self.recorded[0] - SETTLE and not self.profiler:
+            os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # otherwise it logs to stderr
+            activities = [ProfilerActivity.CPU]
+            if self.args.device == "cuda":
+                activities.append(ProfilerActivity.CUDA)
+            self.profiler = profile(activities=activities, record_shapes=True)
             self.profiler.start()
-        if self.profiler:
-            self.end_marks()
-            self.begin_mark(f"step {self.step + 1}")
-            self.begin_mark("batch")
+        self.micro_batch = 0
+        self.step_range.close()
+        self.step_range.enter_context(record_function(f"step {number}"))
+        self.mark("batch")
 
     def end_step(self, step: int, seconds: float) -> bool:
-        """A step is done, and took so long. Returns whether it was the last to be recorded.
+        """Ends a step that took so long. Returns whether the recording is over.
 
-        Then it is a collective: rank 0 gets what all have recorded.
+        If so, it is a collective: rank 0 receives the results of all ranks and writes them.
         """
-        self.end_marks()
-        self.step, self.seconds[step] = step, seconds
+        self.step_range.close()
+        self.step = step
+        if step == self.drawn:
+            self.seconds = seconds
         if step == self.recorded[0] - SETTLE - 1:
             self.memory.finish()
         if step < self.recorded[-1]:
             return False
         self.profiler.stop()
-        self.run.task.batches, torch.Tensor.backward = self.batches, self.backward
-        everyone = [None] * self.run.world_size if self.run.rank == 0 else None
-        dist.gather_object(self.mine(), everyone)
-        if everyone:
-            self.write(everyone)
+        for hook in self.hooks:
+            hook.remove()
+        results = [None] * self.world_size if self.rank == 0 else None
+        dist.gather_object(self.result(), results)
+        if self.rank == 0:
+            self.write(results)
         return True
 
-    def mine(self) -> dict:
-        """What this process has recorded."""
-        with tempfile.TemporaryDirectory() as folder:
-            self.profiler.export_chrome_trace(f"{folder}/trace.json")
-            trace = Path(folder, "trace.json").read_bytes()
-        events = read_events(json.loads(trace))
-        return {
-            "trace": gzip.compress(trace),
-            "memory": self.memory.bytes,
-            "steps": [find_step(events, step, self.run.world_size) for step in self.recorded],
-        }
+    # --- The results
 
-    def write(self, everyone: list[dict]) -> None:
-        """Writes the files of the run's folder; everyone: what each process has recorded."""
-        run, folder = self.run, self.run.folder
-        steps = list(zip(*(each["steps"] for each in everyone)))
-        spans = [combine(processes) for processes in steps]
-        write_trace(
-            folder / "trace.json.gz",
-            [each["trace"] for each in everyone],
-            [
-                (min(step.start for step in processes), of_step)
-                for processes, of_step in zip(steps, spans)
-            ],
-        )
-        drawn = RECORDED // 2
-        write_step(spans[drawn], self.recorded[drawn], folder / "step.csv")
-        sent = [sum(each.sent for each in step.exchanges) for step in steps[drawn]]
-        formula = self.memory.formula(run.args.accumulate, run.args.precision, run.world_size)
-        largest = max(everyone, key=lambda each: each["memory"]["total"])
-        kinds = Counter()
-        for each in steps[drawn][0].exchanges:
-            kinds[each.what] += each.bytes
-        write_json(
-            folder / "profile.json",
-            {
-                "step": self.recorded[drawn],
-                "seconds": self.seconds[self.recorded[drawn]],
-                "memory": {
-                    "process": everyone.index(largest),
-                    "counted": largest["memory"],
-                    "formula": formula["memory"],
-                },
-                "sent": {"counted": round(max(sent)), "formula": formula["sent"]},
-                "exchanged": kinds,
+    def result(self) -> dict:
+        """Writes the trace of this rank, and returns what rank 0 needs of it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"trace-rank{self.rank}.json.gz"
+        self.profiler.export_chrome_trace(str(path))
+        with gzip.open(path) as file:
+            events = read_events(json.load(file))
+        step = find_step(events, self.drawn, self.world_size)
+        return {"step": step, "memory": self.memory.bytes}
+
+    def write(self, results: list[dict]) -> None:
+        """Writes the results of all ranks, in their order, to the folder of the run."""
+        steps = [result["step"] for result in results]
+        write_spans(combine(steps), self.drawn, self.folder / "step.csv")
+        memory_of_ranks = [result["memory"] for result in results]
+        largest = max(memory_of_ranks, key=lambda memory: memory["total"])
+        theory = formula(self.model, self.args.accumulate, self.args.precision, self.world_size)
+        sent = [sum(exchange.sent for exchange in step.exchanges) for step in steps]
+        exchanged: Counter[str] = Counter()
+        for exchange in steps[0].exchanges:
+            exchanged[exchange.collective] += exchange.bytes
+        content = {
+            "step": self.drawn,
+            "seconds": self.seconds,
+            "memory": {
+                "process": memory_of_ranks.index(largest),
+                "counted": largest,
+                "formula": theory["memory"],
             },
+            "sent": {"counted": round(max(sent)), "formula": theory["sent"]},
+            "exchanged": exchanged,
+        }
+        write_json(self.folder / "profile.json", content)
+        step_plot.draw_steps([step_plot.read_step(self.folder)], self.folder / "step.png")
+        memory_plot.draw_memory(
+            [memory_plot.read_memory(self.folder)], self.folder / "memory.png"
         )
-        step_picture.draw([step_picture.read(folder)], folder / "step.png")
-        memory_picture.draw([memory_picture.read(folder)], folder / "memory.png")
-        run.say(f"{folder}: step.png, memory.png; trace.json.gz is for https://ui.perfetto.dev")

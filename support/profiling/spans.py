@@ -1,14 +1,16 @@
-"""A step of all processes, laid out for a table and a picture.
+"""A step of all ranks, laid out for a table and a plot.
 
-    write_step(combine([step of each process]), 8, path)
+    write_spans(combine([step of each rank]), 8, path)
 
-A process has two lanes. In "computing" one span follows the other from the step's begin to its end:
-its phases, cut where nothing is computed. There it is "waiting" until the last process comes to an
-exchange; from then on the exchange is "exposed". In "network" are the exchanges, one by one.
+A process has two lanes. In "computing" the spans follow each other from the beginning of the
+step to its end: its phases, interrupted where nothing is computed. There the process is "waiting"
+until the last rank joins the exchange; from then on the exchange is "exposed". The lane "network"
+has the exchanges.
 """
 
 import csv
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,98 +18,129 @@ from support.profiling.timeline import Step
 
 
 class Span(NamedTuple):
-    """A part of a step, as step.csv has it."""
+    """A part of a step, a row of step.csv."""
 
-    process: int
+    process: int  # its rank
     lane: str  # computing or network
-    what: str  # a phase, waiting, exposed; all-reduce, all-gather, reduce-scatter
-    of: str  # FSDP's layer, DDP's bucket
-    start: float  # seconds, since the first process has begun the step
+    activity: str  # a phase, waiting, exposed; all-reduce, all-gather, reduce-scatter
+    unit: str  # whose tensor is exchanged: an FSDP layer or a DDP bucket
+    start: float  # seconds since the first process began the step
     seconds: float
-    bytes: int
+    bytes: int  # of the tensor that is exchanged
+
+
+class Interval(NamedTuple):
+    """A span of one lane, in nanoseconds of the machine's clock. It may be empty."""
+
+    activity: str
+    start: int
+    end: int
+    unit: str = ""
+    bytes: int = 0
 
 
 def combine(steps: list[Step]) -> list[Span]:
-    """The spans of a step; steps: of every process, by rank, with clocks that agree."""
-    zero, spans = min(step.start for step in steps), []
-    joined = when_all_joined(steps)
-
-    def add(
-        process: int, lane: str, what: str, of: str, start: int, end: int, size: int
-    ) -> None:
-        if start < end:
-            spans.append(
-                Span(process, lane, what, of, (start - zero) / 1e9, (end - start) / 1e9, size)
-            )
-
-    for process, step in enumerate(steps):
-        ends = [start for start, _ in step.phases[1:]] + [step.end]
-        for (start, what), end in zip(step.phases, ends):
-            for first, last, i in step.stalls:
-                first, last = max(first, start), min(last, end)
-                if first < last:
-                    middle = min(max(joined[process][i], first), last)
-                    add(process, "computing", what, "", start, first, 0)
-                    add(process, "computing", "waiting", "", first, middle, 0)
-                    add(process, "computing", "exposed", "", middle, last, 0)
-                    start = last
-            add(process, "computing", what, "", start, end, 0)
-        free = 0  # from when on the network is
-        for each, all_in in sorted(
-            zip(step.exchanges, joined[process]), key=lambda pair: pair[0].end
-        ):
-            start = max(each.start, free)
-            middle = min(max(start, all_in), each.end)
-            add(process, "network", "waiting", each.of, start, middle, each.bytes)
-            add(process, "network", each.what, each.of, middle, each.end, each.bytes)
-            free = each.end
+    """Returns the spans of a step. steps: that of every rank, by clocks that agree."""
+    zero = min(step.start for step in steps)
+    all_joined = when_all_joined(steps)
+    spans = []
+    for rank, step in enumerate(steps):
+        lanes = {
+            "computing": computing_lane(step, all_joined[rank]),
+            "network": network_lane(step, all_joined[rank]),
+        }
+        for lane, intervals in lanes.items():
+            for activity, start, end, unit, size in intervals:
+                if start < end:
+                    begin, seconds = (start - zero) / 1e9, (end - start) / 1e9
+                    spans.append(Span(rank, lane, activity, unit, begin, seconds, size))
     return spans
 
 
-def when_all_joined(steps: list[Step]) -> list[list[int]]:
-    """For each process when the last one that takes part came to its exchanges.
+def computing_lane(step: Step, all_joined: list[int]) -> Iterator[Interval]:
+    """Yields the phases of a rank, with the times in which it waits cut out of them.
 
-    An exchange of as many processes as there are shards joins neighbours, with the same quotient
-    rank // shards; one across these groups joins ranks with the same remainder.
+    all_joined: for each exchange, when the last rank joined it.
     """
-    keys, latest, n = [], defaultdict(int), len(steps)
+    phase_ends = [phase.start for phase in step.phases[1:]] + [step.end]
+    for phase, phase_end in zip(step.phases, phase_ends):
+        start = phase.start
+        for stall in step.stalls:
+            stall_start = max(stall.start, start)
+            stall_end = min(stall.end, phase_end)
+            if stall_start < stall_end:
+                joined = min(max(all_joined[stall.exchange], stall_start), stall_end)
+                yield Interval(phase.name, start, stall_start)
+                yield Interval("waiting", stall_start, joined)
+                yield Interval("exposed", joined, stall_end)
+                start = stall_end
+        yield Interval(phase.name, start, phase_end)
+
+
+def network_lane(step: Step, all_joined: list[int]) -> Iterator[Interval]:
+    """Yields the exchanges of a rank one by one, each after the wait for other ranks."""
+    previous_end = 0
+    by_end = sorted(zip(step.exchanges, all_joined), key=lambda pair: pair[0].end)
+    for exchange, last_join in by_end:
+        start = max(exchange.start, previous_end)
+        joined = min(max(start, last_join), exchange.end)
+        yield Interval("waiting", start, joined, exchange.unit, exchange.bytes)
+        yield Interval(exchange.collective, joined, exchange.end, exchange.unit, exchange.bytes)
+        previous_end = exchange.end
+
+
+def when_all_joined(steps: list[Step]) -> list[list[int]]:
+    """Returns for each rank when the last rank of the group joined its exchanges.
+
+    Ranks that shard the model among themselves are neighbours: rank // group size is the same.
+    An all-reduce across these groups is of ranks with the same remainder.
+    """
+    world_size = len(steps)
+    last_join: dict[tuple, int] = defaultdict(int)
+    keys_of_rank = []
     for rank, step in enumerate(steps):
-        counts, mine = defaultdict(int), []
-        for each in step.exchanges:
-            across = each.what == "all-reduce" and each.size < n
-            place = rank % (n // each.size) if across else rank // each.size
-            group = (each.size, across, place)
-            mine.append((group, counts[group]))
-            counts[group] += 1
-            latest[mine[-1]] = max(latest[mine[-1]], each.start)
-        keys.append(mine)
-    return [[latest[key] for key in mine] for mine in keys]
+        num_exchanges: dict[tuple, int] = defaultdict(int)  # of a group, so far
+        keys = []
+        for exchange in step.exchanges:
+            size = exchange.group_size
+            is_across = exchange.collective == "all-reduce" and size < world_size
+            group_index = rank % (world_size // size) if is_across else rank // size
+            group = (size, is_across, group_index)
+            key = (*group, num_exchanges[group])
+            num_exchanges[group] += 1
+            last_join[key] = max(last_join[key], exchange.start)
+            keys.append(key)
+        keys_of_rank.append(keys)
+    return [[last_join[key] for key in keys] for keys in keys_of_rank]
 
 
-def write_step(spans: list[Span], step: int, path: Path) -> None:
-    """Writes the spans of a step as a table."""
+def write_spans(spans: list[Span], step: int, path: Path) -> None:
+    """Writes the spans of a step as a table, in CSV."""
     with open(path, "w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["step", *Span._fields])
         for span in spans:
-            table.writerow(
-                [step, *span[:4], f"{span.start:.6f}", f"{span.seconds:.6f}", span.bytes]
-            )
+            rounded = span._replace(start=f"{span.start:.6f}", seconds=f"{span.seconds:.6f}")
+            table.writerow([step, *rounded])
 
 
-def read_step(path: Path) -> tuple[int, list[Span]]:
-    """The step's number, and its spans. Raises OSError, ValueError, KeyError and IndexError."""
+def read_spans(path: Path) -> tuple[int, list[Span]]:
+    """Returns the number of the step and its spans.
+
+    Raises OSError, ValueError, KeyError and IndexError.
+    """
     with open(path, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    return int(rows[0]["step"]), [
+    spans = [
         Span(
             int(row["process"]),
             row["lane"],
-            row["what"],
-            row["of"],
+            row["activity"],
+            row["unit"],
             float(row["start"]),
             float(row["seconds"]),
             int(row["bytes"]),
         )
         for row in rows
     ]
+    return int(rows[0]["step"]), spans

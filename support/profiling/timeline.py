@@ -1,4 +1,4 @@
-"""A step of one process, found in what torch.profiler has recorded of it.
+"""Finds one step of one rank in what torch.profiler has recorded of it.
 
 step = find_step(read_events(trace), 8, world_size)    # trace: a Chrome trace, as a dict
 """
@@ -7,243 +7,310 @@ import math
 import re
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-PHASES = (
-    "batch",
-    "forward",
-    "backward",
-    "optimizer",
-)  # support/profiling/profiler.py marks them,
-DELAY = "network delay"  # and support/distributed/delay.py this
-SHORT = 20_000  # ns: a process that does nothing for less is not said to wait
-EXCHANGES = {
+PHASES = ("batch", "forward", "backward", "optimizer")  # profiler.py marks where they begin
+DELAY = "network delay"  # the range that support/distributed/delay.py records
+MIN_STALL = 20_000  # ns; shorter pauses do not count as waiting
+COLLECTIVES = {
     "c10d::allreduce_": "all-reduce",
     "c10d::_allgather_base_": "all-gather",
     "c10d::_reduce_scatter_base_": "reduce-scatter",
 }
-WIDTHS = {"double": 8, "long": 8, "int": 4, "float": 4, "bfloat16": 2, "half": 2}  # bytes
-GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+DTYPE_BYTES = {"double": 8, "long": 8, "int": 4, "float": 4, "bfloat16": 2, "half": 2}
+GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 class Event(NamedTuple):
-    """What took time; start and end in nanoseconds of the machine's clock."""
+    """A range of the trace; start and end are in nanoseconds of the machine's clock."""
 
     start: int
     end: int
     name: str
-    kind: str  # cpu_op, user_annotation, kernel, cuda_runtime ...
-    thread: int  # of what ran on a GPU: its stream
+    category: str  # cpu_op, user_annotation, kernel, cuda_runtime ...
+    thread: int  # of GPU work: its stream
     args: dict
 
 
 class Exchange(NamedTuple):
-    """One exchange, as one process saw it."""
+    """A collective operation, as one rank saw it."""
 
-    start: int  # when it began to take part
+    start: int  # when this rank joined
     end: int
-    what: str
-    of: str  # FSDP's layer, DDP's bucket
+    collective: str
+    unit: str  # whose tensor it is: an FSDP layer, a DDP bucket, or "" where neither is known
     bytes: int  # of the whole tensor
-    sent: float  # bytes that this process has sent
-    size: int  # processes that take part
+    sent: float  # bytes that this rank sent
+    group_size: int  # ranks that take part
 
 
-class Step(NamedTuple):
-    """One step of one process."""
+class Phase(NamedTuple):
+    """A phase of a step; it lasts until the next one begins."""
+
+    start: int
+    name: str
+
+
+class Stall(NamedTuple):
+    """A time in which a rank does nothing but wait for an exchange."""
 
     start: int
     end: int
-    phases: list[tuple[int, str]]  # when it starts, its name
-    stalls: list[tuple[int, int, int]]  # start, end, for which exchange
+    exchange: int  # its index in the step
+
+
+class Step(NamedTuple):
+    """One step of one rank."""
+
+    start: int
+    end: int
+    phases: list[Phase]
+    stalls: list[Stall]
     exchanges: list[Exchange]
 
 
 def read_events(trace: dict) -> list[Event]:
-    """The events of a trace, as export_chrome_trace writes it; one comes before those inside it."""
-    base, found = int(trace.get("baseTimeNanoseconds", 0)), []
-    for event in trace["traceEvents"]:
-        if event.get("ph") == "X" and event.get("cat") not in ("Trace", "gpu_user_annotation"):
-            start = base + round(1000 * event["ts"])
-            found.append(
-                Event(
-                    start,
-                    start + round(1000 * event["dur"]),
-                    event["name"],
-                    event.get("cat", ""),
-                    event["tid"],
-                    event.get("args", {}),
-                )
-            )
-    return sorted(found, key=lambda event: (event.start, -event.end))
+    """Returns the ranges of a Chrome trace by start, each before those inside it."""
+    base = int(trace.get("baseTimeNanoseconds", 0))
+    events = []
+    for entry in trace["traceEvents"]:
+        category = entry.get("cat", "")
+        if entry.get("ph") != "X" or category in ("Trace", "gpu_user_annotation"):
+            continue
+        start = base + round(1000 * entry["ts"])  # from microseconds
+        end = start + round(1000 * entry["dur"])
+        args = entry.get("args", {})
+        events.append(Event(start, end, entry["name"], category, entry["tid"], args))
+    return sorted(events, key=lambda event: (event.start, -event.end))
 
 
 def find_step(events: list[Event], number: int, world_size: int) -> Step:
-    """The step that the annotation "step NUMBER" encloses.
+    """Returns the step that the range "step NUMBER" encloses.
 
-    On a GPU a phase begins with the first kernel that was launched in it, and the step ends with
-    the first kernel of the next.
+    On a GPU a phase begins with the first kernel that was launched in it, and the step ends
+    with the first kernel of the next step.
     """
-    mark = [event for event in events if event.name == f"step {number}"][-1]  # begun last
-    inside = [event for event in events if mark.start <= event.start < mark.end]
-    launches = {
-        event.args.get("correlation"): event.start
-        for event in events
-        if event.kind in ("cuda_runtime", "cuda_driver")
-    }
-    on_gpu = sorted(
-        (
-            (launches[event.args["correlation"]], event)
-            for event in events
-            if event.kind in GPU and event.args.get("correlation") in launches
-        ),
-        key=lambda pair: pair[0],
-    )
-    kernels = [(launch, event) for launch, event in on_gpu if not is_nccl(event)]
-    busy = [event for event in events if event.kind in GPU and not is_nccl(event)]
-    busy = busy or operations(inside, mark.thread)
+    # A step that was interrupted by an evaluation has begun twice. The last range counts.
+    step = [event for event in events if event.name == f"step {number}"][-1]
+    inside = [event for event in events if step.start <= event.start < step.end]
+    launched = gpu_events_by_launch(events)
+    kernels = [(launch, event) for launch, event in launched if not is_nccl(event)]
+    nccl = [(launch, event) for launch, event in launched if is_nccl(event)]
 
-    def at(time: int) -> int:
-        """When the GPU, if there is one, comes to what the process launches from this time on."""
+    def execution_time(time: int) -> int:
+        """Returns when the GPU, if any, starts on what is launched from this time on."""
         return min((event.start for launch, event in kernels if launch >= time), default=time)
 
-    marked = [
-        event for event in inside if event.name in PHASES and event.kind == "user_annotation"
+    marks = [
+        event
+        for event in inside
+        if event.name in PHASES and event.category == "user_annotation"
     ]
-    phases = [(at(event.start), event.name) for event in marked]
-    phases[0] = (at(mark.start), phases[0][1])
-    exchanges = find_exchanges(
-        inside,
-        [pair for pair in on_gpu if is_nccl(pair[1])],
-        [event for event in marked if event.name == "backward"],
-        world_size,
-    )
+    phases = [Phase(execution_time(mark.start), mark.name) for mark in marks]
+    phases[0] = Phase(execution_time(step.start), marks[0].name)
+    ends = [mark.start for mark in marks[1:]] + [step.end]
+    backward_passes = [
+        (mark.start, end) for mark, end in zip(marks, ends) if mark.name == "backward"
+    ]
+    exchanges = find_exchanges(inside, nccl, backward_passes, world_size)
+    busy = [
+        event for event in events if event.category in GPU_CATEGORIES and not is_nccl(event)
+    ]
+    if not busy:
+        busy = cpu_operations(inside, step.thread)
     delays = [event for event in inside if event.name == DELAY]
     return Step(
-        at(mark.start), at(mark.end), phases, find_stalls(busy, exchanges, delays), exchanges
+        execution_time(step.start),
+        execution_time(step.end),
+        phases,
+        find_stalls(busy, exchanges, delays),
+        exchanges,
     )
 
 
 def is_nccl(event: Event) -> bool:
+    """Returns whether a GPU event is one of NCCL's kernels."""
     return "nccl" in event.name.lower()
 
 
-def operations(events: list[Event], thread: int) -> list[Event]:
-    """What a thread computes; autograd's nodes only where nothing is in them, as they may wait."""
-    mine = [event for event in events if event.thread == thread]
-    following = [event.start for event in mine[1:]] + [math.inf]
-    return [
-        event
-        for event, then in zip(mine, following)
-        if event.kind == "cpu_op"
-        and "c10d" not in event.name
-        and (event.end <= then or "::" in event.name and "autograd::" not in event.name)
-    ]
-
-
-def nested(events: list[Event]):
-    """Each event, and those around it in its thread, the outermost first."""
-    threads = defaultdict(list)
+def gpu_events_by_launch(events: list[Event]) -> list[tuple[int, Event]]:
+    """Returns what ran on the GPU, each after the time of its launch, in that order."""
+    launch_times = {
+        event.args.get("correlation"): event.start
+        for event in events
+        if event.category in ("cuda_runtime", "cuda_driver")
+    }
+    launched = []
     for event in events:
-        around = threads[event.thread]
-        while around and around[-1].end <= event.start:
-            around.pop()
-        yield event, around
-        around.append(event)
+        correlation = event.args.get("correlation")
+        if event.category in GPU_CATEGORIES and correlation in launch_times:
+            launched.append((launch_times[correlation], event))
+    return sorted(launched, key=lambda pair: pair[0])
+
+
+def cpu_operations(events: list[Event], thread: int) -> list[Event]:
+    """Returns the operations that a thread computes.
+
+    A node of autograd counts only if nothing is nested in it, because its hooks may wait.
+    """
+    in_thread = [event for event in events if event.thread == thread]
+    next_starts = [event.start for event in in_thread[1:]] + [math.inf]
+    operations = []
+    for event, next_start in zip(in_thread, next_starts):
+        if event.category != "cpu_op" or "c10d" in event.name:
+            continue
+        is_leaf = event.end <= next_start
+        is_node = "::" not in event.name or "autograd::" in event.name
+        if is_leaf or not is_node:
+            operations.append(event)
+    return operations
+
+
+def nested(events: list[Event]) -> Iterator[tuple[Event, list[Event]]]:
+    """Yields each event with those that enclose it in its thread, the outermost first."""
+    open_events: dict[int, list[Event]] = defaultdict(list)
+    for event in events:
+        outer = open_events[event.thread]
+        while outer and outer[-1].end <= event.start:
+            outer.pop()
+        yield event, outer
+        outer.append(event)
 
 
 def find_exchanges(
-    events: list[Event], nccl: list[tuple[int, Event]], backward: list[Event], world_size: int
+    events: list[Event],
+    nccl: list[tuple[int, Event]],
+    backward_passes: list[tuple[int, int]],
+    world_size: int,
 ) -> list[Exchange]:
-    """The exchanges of a step, in the order in which the process asked for them.
+    """Returns the exchanges of a step, in the order in which the rank asked for them.
 
-    events: of the process, with those of Gloo's threads; nccl: NCCL's kernels, each after the time
-    of its launch; backward: the backward passes. DDP's exchanges are those within them.
+    Args:
+        events: those of the step, with Gloo's threads.
+        nccl: NCCL's kernels, each after the time of its launch.
+        backward_passes: when they start and end. DDP's buckets are exchanged within them.
+        world_size: how many ranks there are. One rank alone exchanges nothing.
     """
-    gloo, found, shards, delay = defaultdict(list), [], world_size, None
+    if world_size == 1:
+        return []
+    gloo = gloo_operations(events)
+    exchanges = []
+    shards = world_size  # ranks that share one copy of the model
+    buckets = 0
+    for i, (event, outer) in enumerate(nested(events)):
+        if event.name not in COLLECTIVES:
+            continue
+        collective = COLLECTIVES[event.name]
+        unit = fsdp_layer(outer)
+        output_size = input_size = count_numbers(event, 0)
+        group_size = world_size
+        if collective != "all-reduce":
+            input_size = count_numbers(event, 1)
+            shards = max(output_size, input_size) // min(output_size, input_size)
+            group_size = shards
+        elif unit:  # the ranks that have the same shard sum its gradients
+            group_size = world_size // shards
+        elif any(start <= event.start < end for start, end in backward_passes):
+            buckets += 1
+            unit = f"bucket {buckets}"
+        carrier = find_carrier(event, input_size, gloo, nccl)
+        following = [other for other in events[i : i + 5] if other.start < event.end]
+        size = max(output_size, input_size) * bytes_per_number([carrier, *following])
+        start = carrier.start
+        if carrier.category not in GPU_CATEGORIES:
+            delays = [other for other in following if other.name == DELAY]
+            if delays:
+                start = delays[0].start
+        # Gloo implements a reduce-scatter as an all-reduce.
+        is_all_reduce = collective == "all-reduce" or carrier.name == "gloo:all_reduce"
+        passes = 2 if is_all_reduce else 1
+        sent = passes * size * (group_size - 1) / group_size
+        exchanges.append(Exchange(start, carrier.end, collective, unit, size, sent, group_size))
+    return exchanges
+
+
+def gloo_operations(events: list[Event]) -> dict[int, list[Event]]:
+    """Returns what Gloo's threads carried out, by how many numbers went in."""
+    operations = defaultdict(list)
     for event in events:
         if event.name.startswith("gloo:"):
-            gloo[numbers_in(event, 0)].append(event)
-    for i, (event, around) in enumerate(nested(events)):
-        delay = event if event.name == DELAY else delay
-        if event.name not in EXCHANGES or world_size == 1:
-            continue
-        what, of, size = EXCHANGES[event.name], layer(around), world_size
-        taken, given = numbers_in(event, 0), numbers_in(event, 0 if what == "all-reduce" else 1)
-        if what != "all-reduce":
-            size = shards = max(given, taken) // min(given, taken)
-        elif of:  # among those that have the same shard
-            size = world_size // shards
-        elif any(outer.start <= event.start < outer.end for outer in backward):
-            of = f"bucket {1 + sum(other.of.startswith('bucket') for other in found)}"
-        kernels = [kernel for launch, kernel in nccl if event.start <= launch < event.end]
-        carried = (kernels or gloo[given] or [event]).pop(0)
-        within = [other for other in events[i : i + 5] if other.start < event.end]
-        whole = max(given, taken) * width([carried, *within])
-        # Gloo does a reduce-scatter as an all-reduce, which sends twice as much.
-        twice = what == "all-reduce" or carried.name == "gloo:all_reduce"
-        start = delay.start if delay and not kernels else carried.start
-        found.append(
-            Exchange(
-                start,
-                carried.end,
-                what,
-                of,
-                whole,
-                (1 + twice) * whole * (size - 1) / size,
-                size,
-            )
-        )
-        delay = None
-    return found
+            operations[count_numbers(event, 0)].append(event)
+    return operations
 
 
-def layer(around: list[Event]) -> str:
-    """FSDP's layer whose work the innermost event is; "all else" for what is in no layer."""
-    names = [re.fullmatch(r"FSDP::\w+(?: \((.+)\))?", event.name) for event in around]
-    return next((match[1] or "all else" for match in reversed(names) if match), "")
+def find_carrier(
+    request: Event,
+    input_size: int,
+    gloo: dict[int, list[Event]],
+    nccl: list[tuple[int, Event]],
+) -> Event:
+    """Returns what carried an exchange out: NCCL's kernel, or an operation taken from `gloo`.
+
+    Where neither was recorded, it is the request itself.
+    """
+    for launch, kernel in nccl:
+        if request.start <= launch < request.end:
+            return kernel
+    if gloo[input_size]:
+        return gloo[input_size].pop(0)
+    return request
 
 
-def numbers_in(event: Event, i: int) -> int:
-    """How many numbers an operation's i-th tensor has, or all tensors of its i-th list."""
+def fsdp_layer(outer: list[Event]) -> str:
+    """Returns the layer that FSDP works on inside these events, or "" outside of FSDP.
+
+    For parameters that are in no layer, it is "all else".
+    """
+    for event in reversed(outer):
+        match = re.fullmatch(r"FSDP::\w+(?: \((.+)\))?", event.name)
+        if match:
+            return match[1] or "all else"
+    return ""
+
+
+def count_numbers(event: Event, i: int) -> int:
+    """Returns how many numbers an operation's i-th argument has: a tensor or a list of them."""
     dims = event.args["Input Dims"][i]
-    return sum(map(math.prod, dims)) if dims and isinstance(dims[0], list) else math.prod(dims)
+    is_list = bool(dims) and isinstance(dims[0], list)
+    return sum(map(math.prod, dims)) if is_list else math.prod(dims)
 
 
-def width(events: list[Event]) -> int:
-    """Bytes of one of the numbers that are exchanged, by the first event that says their type."""
+def bytes_per_number(events: list[Event]) -> int:
+    """Returns the size of the numbers exchanged, from the first event that names their type."""
     for event in events:
         for name in [*event.args.get("Input type", []), event.args.get("dtype", "")]:
-            for part in name.lower().removeprefix("c10::").split()[:1]:
-                if part in WIDTHS:
-                    return WIDTHS[part]
+            words = name.lower().removeprefix("c10::").split()
+            if words and words[0] in DTYPE_BYTES:
+                return DTYPE_BYTES[words[0]]
     return 4
 
 
 def find_stalls(
     busy: list[Event], exchanges: list[Exchange], delays: list[Event]
-) -> list[tuple[int, int, int]]:
-    """When a process does nothing until an exchange ends, or until a slow network begins with it.
+) -> list[Stall]:
+    """Returns when a rank has nothing to do until an exchange ends, or until its delay is over.
 
-    Returns start, end, and the number of the exchange.
+    busy: the events in which it computes, by start.
     """
     starts = [event.start for event in busy]
+    # Of the first n events: when all of them have ended.
     ends = [0, *accumulate((event.end for event in busy), max)]
-    found, until = [], 0
-    waits = [
-        (max(exchange.start, ends[bisect_left(starts, exchange.end)]), exchange.end, i)
-        for i, exchange in enumerate(exchanges)
-    ]
-    waits += [
-        (delay.start, delay.end, i)
-        for delay in delays
-        for i, exchange in enumerate(exchanges)
-        if exchange.start == delay.start
-    ]
-    for start, end, i in sorted(waits, key=lambda wait: wait[1]):
-        start = max(start, until)
-        if end - start > SHORT:
-            found.append((start, end, i))
-            until = end
-    return found
+    waits = []
+    for i, exchange in enumerate(exchanges):
+        idle_since = ends[bisect_left(starts, exchange.end)]
+        waits.append(Stall(max(exchange.start, idle_since), exchange.end, i))
+        waits += [
+            Stall(delay.start, delay.end, i)
+            for delay in delays
+            if delay.start == exchange.start
+        ]
+    stalls = []
+    last_end = 0
+    for wait in sorted(waits, key=lambda wait: wait.end):
+        start = max(wait.start, last_end)
+        if wait.end - start > MIN_STALL:
+            stalls.append(Stall(start, wait.end, wait.exchange))
+            last_end = wait.end
+    return stalls

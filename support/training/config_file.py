@@ -1,123 +1,105 @@
-"""Flags from a YAML or JSON file."""
+"""Flags from a file: configs/NAME.yaml, one's own YAML or JSON, or a run's config.json."""
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 from support.common.errors import UserError, first_line
-
-# What belongs to a machine: a run that goes on does not remember it.
-MACHINE_FLAGS = {
-    "device",
-    "replicas",
-    "sharded",
-    "hardware_tflops",
-    "delay_ms",
-    "netem",
-    "profile",
-}
-# In a run's record: where it was made, and which run it was, not what kind.
-NOT_TAKEN = MACHINE_FLAGS - {"replicas", "sharded"} | {
-    "name",
-    "resume",
-    "config",
-    "folder",
-    "threads",
-}
-# The model's shape. With --pretrained it is recorded, but comes from the published weights.
-SHAPE = ("layers", "d_model", "heads", "d_ff", "norm", "patch", "stem_channels", "vocab_size")
-SCRIPT_FLAGS = {"procs", "sharded", "replicas"}  # other pages pass them over
+from support.training.settings import SCRIPT_FLAGS, Settings, flags_of, type_of
 
 
-def read_config(path: str, kinds: dict, init: str = "") -> dict:
-    """The flags that a file gives, by name; headings in it, such as `model:`, mean nothing.
+def read_config(path: str, settings: type[Settings], pretrained: str = "") -> dict[str, Any]:
+    """Returns the flags that a file gives, by name. Raises UserError.
 
-    kinds: of each flag its type, or the words it may be. A run's config.json has a "mode", and its
-    flags under "flags". init: what --pretrained says; beside it a record's shape means nothing. Raises
-    UserError.
+    Headings in the file, such as `model:`, have no meaning. A run's config.json starts another
+    run with the same flags: what belongs to its machine or to itself alone is not taken, nor is
+    the model's shape if the weights are published ones. pretrained: what the command line
+    names.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        raise UserError(
-            f"--config {path}: cannot be read "
-            f"({getattr(problem, 'strerror', None) or 'not UTF-8'})"
-        ) from problem
-    try:
-        if path.endswith(".json"):
-            content = json.loads(text, object_pairs_hook=once)
-        else:
-            import yaml  # comes with tokenizers
-
-            class Loader(yaml.SafeLoader):
-                """Refuses a name given twice, of which YAML would take the last."""
-
-            Loader.add_constructor(
-                "tag:yaml.org,2002:map",
-                lambda loader, node: once(loader.construct_pairs(node, deep=True)),
-            )
-            content = yaml.load(text, Loader) or {}
-    except ImportError:
-        raise UserError(
-            f"--config {path}: PyYAML is not installed here: pip install pyyaml"
-        ) from None
-    except Exception as problem:  # YAML's errors are of many lines
-        mark, what = getattr(problem, "problem_mark", None), getattr(problem, "problem", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise UserError(
-            f"--config {path}{line}: {what or first_line(problem, 200)}"
-        ) from problem
-    passed_over, flags = SCRIPT_FLAGS - kinds.keys(), {}
-    if isinstance(content, dict) and {"mode", "flags"} <= content.keys():  # a run's record
-        content, passed_over = content["flags"], passed_over | NOT_TAKEN
-        init = init or isinstance(content, dict) and content.get("pretrained")
-        passed_over |= set(SHAPE if init else ())
+    content = load_file(path)
+    known = flags_of(settings)
+    ignored = SCRIPT_FLAGS - known.keys()
+    if isinstance(content, dict) and {"mode", "flags"} <= content.keys():
+        content = content["flags"]
+        ignored |= {name for name, field in known.items() if not field.metadata["copied"]}
+        if isinstance(content, dict) and (pretrained or content.get("pretrained")):
+            ignored |= {name for name, field in known.items() if field.metadata["is_shape"]}
     if not isinstance(content, dict):
-        raise UserError(f"--config {path}: no flags in it")
-    for heading, inner in content.items():
-        # A heading with nothing under it.
-        if inner is None and str(heading).replace("-", "_") not in kinds:
+        raise UserError(f"--config {path}: it has no flags")
+    flags: dict[str, Any] = {}
+    for key, value in without_headings(content, known):
+        name = str(key).replace("-", "_")
+        if name in ignored:
             continue
-        for name, value in inner.items() if isinstance(inner, dict) else [(heading, inner)]:
-            name = str(name).replace("-", "_")
-            if name in passed_over:
-                continue
-            if name not in kinds:
-                raise UserError(
-                    f"--config {path}: there is no flag {name!r}; --help lists them"
-                )
-            if name == "config" and value:
-                raise UserError(f"--config {path}: it names another file; only one is read")
-            if name in flags:
-                raise UserError(f"--config {path}: {name} is given twice")
-            flags[name] = checked(path, name, value, kinds[name])
+        if name not in known:
+            raise UserError(
+                f"--config {path}: there is no flag {name!r}; --help lists the flags"
+            )
+        if name == "config" and value:
+            raise UserError(f"--config {path}: it names another file; only one is read")
+        if name in flags:
+            raise UserError(f"--config {path}: {name} is given twice")
+        flags[name] = convert(path, known[name], value)
     return flags
 
 
-def once(pairs: list[tuple]) -> dict:
-    """The pairs as a dict. Raises ValueError for a name that comes twice."""
-    names = [name for name, _ in pairs]
-    if len(found := dict(pairs)) < len(names):
-        raise ValueError(f"{max(names, key=names.count)} is given twice")
-    return found
-
-
-def checked(path: str, name: str, value, kind):
-    """The value of a flag, as the command line would have it. Raises UserError."""
-    if isinstance(kind, tuple):
-        if isinstance(value, bool):
-            value = "yes" if value else "no"  # YAML takes these words for bools
-        if value in kind:
-            return value
-    elif kind is float and isinstance(value, str | int) and not isinstance(value, bool):
+def load_file(path: str) -> Any:
+    """Returns what a YAML or JSON file holds. Raises UserError, which names the line."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = getattr(problem, "strerror", None) or "not UTF-8"
+        raise UserError(f"--config {path}: cannot be read ({reason})") from problem
+    if path.endswith(".json"):
         try:
-            return float(value)  # YAML takes 1e-3 for text
+            return json.loads(text)
+        except ValueError as problem:
+            raise UserError(f"--config {path}: {first_line(problem, 200)}") from problem
+    try:
+        import yaml
+    except ImportError:
+        raise UserError(f"--config {path} needs a package: pip install pyyaml") from None
+    try:
+        return yaml.safe_load(text) or {}
+    except (yaml.YAMLError, ValueError) as problem:
+        mark = getattr(problem, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        reason = getattr(problem, "problem", None) or first_line(problem, 200)
+        raise UserError(f"--config {path}{line}: {reason}") from problem
+
+
+def without_headings(content: dict, known: dict[str, dataclasses.Field]):
+    """Yields (name, value) of all flags, also of those below a heading."""
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from value.items()
+        elif value is not None or str(key).replace("-", "_") in known:  # else: an empty heading
+            yield key, value
+
+
+def convert(path: str, field: dataclasses.Field, value: Any) -> Any:
+    """Returns the value that a file gives to a flag, with the flag's type. Raises UserError."""
+    choices = field.metadata["choices"]
+    expected = type_of(field)
+    if choices:
+        if isinstance(value, bool):  # YAML reads yes and no as true and false
+            value = "yes" if value else "no"
+        if value in choices:
+            return value
+        raise UserError(
+            f"--config {path}: {field.name} is {value!r}, not one of {', '.join(choices)}"
+        )
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if expected is float and (is_number or isinstance(value, str)):
+        try:
+            return float(value)  # YAML reads 1e-3 as text
         except (ValueError, OverflowError):
             pass
-    elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+    elif expected is int:
+        if is_number and isinstance(value, int):
+            return value
+    elif isinstance(value, expected):  # bool or str
         return value
-    wanted = (
-        "one of " + ", ".join(kind)
-        if isinstance(kind, tuple)
-        else ("text, unless it is put in quotes" if kind is str else kind.__name__)
-    )
-    raise UserError(f"--config {path}: {name} is {value!r}, not {wanted}")
+    wanted = "text (put it in quotes)" if expected is str else expected.__name__
+    raise UserError(f"--config {path}: {field.name} is {value!r}, not {wanted}")

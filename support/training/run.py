@@ -1,285 +1,409 @@
-"""A run: its log and checkpoints in logs/RUN/, and what it shows while it goes on."""
+"""A run: its steps, its log and checkpoints in logs/RUN/, and the progress that it shows."""
 
+import dataclasses
 import hashlib
 import json
 import math
 import socket
 import sys
 import time
+import uuid
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from support.common import checkpoint
-from support.common.errors import UserError, reader_may_leave
-from support.common.hardware import device_name
-from support.common.paths import CACHE
+from support.common.errors import UserError, ignore_closed_stdout
+from support.common.hardware import device_name, peak_memory
+from support.common.run_folder import lock_folder
 from support.distributed import weights
 from support.distributed.collectives import all_gather_objects, broadcast_object
 from support.distributed.rendezvous import agree
-from support.profiling.profiler import Profile
-from support.training import report
-from support.training.log import Log
-from support.training.mfu import peak_rate
-from support.training.schedule import learning_rate
+from support.training import summary
+from support.training.metrics_log import COLUMNS, MetricsLog
+from support.training.optim import learning_rate
+from support.training.settings import Settings
+from support.training.tasks import Task
+from support.training.throughput import Throughput, peak_rate
 
-COLUMNS = [
-    "step",
-    "epoch",
-    "seconds",
-    "tokens",
-    "train_loss",
-    "learning_rate",
-    "grad_norm",
-    "tokens_per_second",
-    "mfu",
-    "valid_loss",
-]  # and then the task's own figures
-SUMS = ("nll", "targets", "tokens", "examples", "seconds")
+
+@dataclass
+class EpochSums:
+    """Sums over the steps of the epoch that is going on."""
+
+    nll: float = 0.0
+    targets: int = 0
+    tokens: int = 0
+    examples: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Progress:
+    """How far a run has come. It travels in the checkpoint."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    nll: float = 0.0  # since the last row of metrics.csv, like targets
+    targets: int = 0
+    best: list[float] = field(default_factory=lambda: [-math.inf, -math.inf])
+    since_best: int = 0  # evaluations since the best one
+    epoch: EpochSums = field(default_factory=EpochSums)
+    evaluated: dict[str, float] = field(
+        default_factory=dict
+    )  # the last evaluation of the epoch
+    epochs: list[dict[str, Any]] = field(default_factory=list)  # a record of each that is done
+    wandb_id: str = ""
+
+    @staticmethod
+    def load(saved: dict[str, Any]) -> "Progress":
+        """Returns the progress that a checkpoint holds."""
+        return Progress(**saved | {"epoch": EpochSums(**saved["epoch"])})
 
 
 class Run:
-    """Counts what a run does, in every process; rank 0 also keeps logs/RUN/ and shows progress."""
+    """Counts what a run does, in every rank; rank 0 also keeps logs/RUN/ and shows progress."""
 
-    def __init__(self, args, task, rank: int, world_size: int):
-        self.args, self.task, self.rank, self.world_size = args, task, rank, world_size
-        self.folder, self.writes = Path(args.folder), rank == 0 and not args.benchmark
-        self.last = args.steps or args.epochs * task.epoch_steps
-        self.eval_every = args.eval_every or task.epoch_steps
+    def __init__(self, args: Settings, task: Task, rank: int, world_size: int):
+        self.args = args
+        self.task = task
+        self.rank = rank
+        self.world_size = world_size
+        self.folder = Path(args.folder)
+        self.writes = rank == 0 and not args.benchmark
+        self.epoch_steps = len(task.batches)
+        self.last = args.steps or args.epochs * self.epoch_steps
+        self.eval_every = args.eval_every or self.epoch_steps
         self.save_every = args.save_every or self.eval_every
         self.sharded = getattr(args, "sharded", False)  # a flag of train_fsdp.py
-        self.options = weights.PARTS if self.sharded else weights.WHOLE
-        self.columns = [*COLUMNS, *(f"valid_{name}" for name in task.figures)]
-        # Travels in the checkpoint. nll and targets: the sums since the last row of metrics.csv;
-        # epoch: those of the epoch that is going on; epochs: a record of each that is done.
-        self.progress = {
-            "seconds": 0.0,
-            "tokens": 0,
-            "nll": 0.0,
-            "targets": 0,
-            "best": [-1.0, 0.0],
-            "since_best": 0,
-            "epoch": dict.fromkeys(SUMS, 0),
-            "evaluated": {},
-            "epochs": [],
-        }
-        self.peak = peak_rate(args, rank, world_size, CACHE)  # FLOP/s
-        self.timed = []  # (tokens/s, MFU) of each row
-        self.since = [0.0, 0, 0.0]  # seconds, tokens, FLOPs since a row
-        self.row = self.bar = self.log = self.profile = None
-        self.say(report.beginning(self))
+        self.state_dict_options = weights.SHARDED if self.sharded else weights.FULL
+        self.columns = [*COLUMNS, *(f"valid_{name}" for name in task.metrics)]
+        self.progress = Progress()
+        self.throughput = Throughput(peak_rate(args, rank, world_size))
+        self.unread: Tensor | None = (
+            None  # nll, and norms, of steps that were not read back yet
+        )
+        self.row: dict[str, Any] | None = None  # of metrics.csv, to be written
+        self.bar: Any = None  # tqdm's
+        self.log: MetricsLog | None = None
+        self.profile: Any = None
+        self.say(summary.beginning(self))
 
     # --- Beginning and going on
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Puts the checkpoint that the run goes on from into all processes; returns its step, or 0.
+        """Restores the checkpoint that the run goes on from in all ranks, and returns its step.
 
-        Rank 0 reads it and sends the weights; with --sharded each process reads its own part. All
-        processes must have the same data.
+        Rank 0 reads it and sends the weights; with --sharded each rank reads its own shard. A
+        new run begins at step 0. All ranks must have the same data.
         """
-        task = self.task.saved()
-        agree(data=hashlib.sha256(json.dumps(task, sort_keys=True).encode()).hexdigest())
-        places = all_gather_objects((socket.gethostname(), device_name(self.args.device)))
-        if self.writes:
-            self.log = Log(
-                self.folder, self.flags(), task["config"], model, self.columns, places
-            )
-            self.log.claim(is_new=not self.args.saved)
-        found, start = None, (0, self.progress, "")
-        if self.rank == 0 and self.args.saved:
-            found = checkpoint.load_run(self.folder, hasattr(self.args, "sharded"))
-            if found["step"] > self.last:
-                raise UserError(f"{self.folder} is at step {found['step']} already")
-            parts = str(self.folder / found["sharded"]) if "sharded" in found else ""
-            start = found["step"], self.progress | found["progress"], parts
-        step, self.progress, parts = broadcast_object(start)
+        saved_task = self.task.saved()
+        digest = hashlib.sha256(json.dumps(saved_task, sort_keys=True).encode()).hexdigest()
+        agree(data=digest)
+        self.open_folder(model, saved_task["config"])
+        step = 0
         if self.args.saved:
-            weights.restore(model, optimizer, found, parts)
-            self.stop_if_no_better(step)
-        elif self.task.weights:  # published ones, to begin with
-            random = weights.full_state_dict(model)
-            weights.load_full_state_dict(
-                model, random | self.task.weights if self.rank == 0 else None
-            )
+            step = self.restore_checkpoint(model, optimizer)
+        elif self.task.weights:
+            self.load_published_weights(model, self.task.weights)
             self.task.weights = None  # the model has them now
+        self.progress.wandb_id = self.progress.wandb_id or uuid.uuid4().hex[:8]
         if self.args.profile:
-            self.profile = Profile(self, model, optimizer, step)
-        if self.writes:
-            self.log.open(self.args, self.progress, step, self.last)
+            from support.profiling.profiler import Profile
+
+            self.profile = Profile(
+                self.args,
+                self.folder,
+                self.rank,
+                self.world_size,
+                self.last,
+                model,
+                optimizer,
+                step,
+            )
+        if self.log:
+            self.log.open(self.args, step, self.last, self.progress.wandb_id)
         if self.rank == 0 and sys.stderr.isatty():
             from tqdm import tqdm
 
             self.bar = tqdm(total=self.last, initial=step, unit="step", dynamic_ncols=True)
-        self.began = time.perf_counter() - self.progress["seconds"]
+        self.began = time.perf_counter() - self.progress.seconds
         self.begin_step()
         return step
 
+    def open_folder(self, model: nn.Module, config: dict[str, Any]) -> None:
+        """Locks the run's folder, and collects what config.json says of the run."""
+        host_and_device = (socket.gethostname(), device_name(self.args.device))
+        hosts_and_devices = all_gather_objects(host_and_device)
+        if not self.writes:
+            return
+        flags = self.args.flags()
+        self.log = MetricsLog(
+            self.folder, flags, config, model, self.columns, hosts_and_devices
+        )
+        self.lock = lock_folder(self.folder, is_new=not self.args.saved)
+
+    def restore_checkpoint(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Restores last.pt in all ranks, and returns its step."""
+        found = None
+        step, progress, shards = 0, {}, ""
+        if self.rank == 0:
+            found = checkpoint.load_run(self.folder, hasattr(self.args, "sharded"))
+            step = found["step"]
+            progress = found["progress"]
+            if "sharded" in found:
+                shards = str(self.folder / found["sharded"])
+            if step > self.last:
+                raise UserError(f"{self.folder} is at step {step} already")
+        step, progress, shards = broadcast_object((step, progress, shards))
+        self.progress = Progress.load(progress)
+        weights.restore(model, optimizer, found, shards)
+        self.stop_if_no_better(step)
+        return step
+
+    def load_published_weights(self, model: nn.Module, published: dict[str, Tensor]) -> None:
+        """Loads the weights that the task brings along. The others stay random."""
+        state = weights.full_state_dict(model)
+        weights.load_full_state_dict(model, state | published if self.rank == 0 else None)
+
     def begin_step(self) -> None:
-        """Here begins the time of the next step."""
+        """Starts the clock of the next step."""
         if self.profile:
             self.profile.begin_step()
-        self.mark = time.perf_counter()
-
-    def flags(self) -> dict:
-        """The flags, as config.json and the checkpoint have them."""
-        return {
-            name: value
-            for name, value in vars(self.args).items()
-            if name not in ("saved", "folder")
-        }
+        self.step_began = time.perf_counter()
 
     # --- After each step
 
     def should_evaluate(self, step: int) -> bool:
-        """Whether the model is evaluated after this step."""
-        return not self.args.benchmark and (step % self.eval_every == 0 or step == self.last)
+        """Returns whether the model is evaluated after this step."""
+        is_due = step % self.eval_every == 0 or step == self.last
+        return is_due and not self.args.benchmark
 
     def should_save(self, step: int, stopping: bool) -> bool:
-        """Whether a checkpoint is written after this step."""
-        due = step % self.save_every == 0 or step == self.last or stopping
-        return due and not self.args.benchmark
+        """Returns whether a checkpoint is written after this step."""
+        is_due = step % self.save_every == 0 or step == self.last or stopping
+        return is_due and not self.args.benchmark
 
-    def record(self, step: int, nll: float, targets: int, norm: float) -> None:
-        """One step is done: its loss and targets, over all processes, and its gradient's norm.
+    def should_log(self, step: int) -> bool:
+        """Returns whether this step ends a row of metrics.csv."""
+        ends_row = step % self.args.log_every == 0 or step % self.eval_every == 0
+        return ends_row or step == self.last
 
-        Raises UserError where the loss or the gradient is not a number, which ends the run.
+    def record(self, step: int, nll: Tensor, targets: int, norm: Tensor) -> None:
+        """Counts a step. Only where it ends a row or an epoch does it wait for the device.
+
+        nll: this rank's sum over the step's targets; targets: of all ranks; norm: the
+        gradient's. A collective. Raises UserError where the loss or the gradient is not finite,
+        which ends the run.
         """
-        seconds = time.perf_counter() - self.mark
+        examples, tokens, flops = self.task.size(step - 1)
+        values = torch.stack([nll.double(), norm.double()])
+        self.unread = values if self.unread is None else self.unread + values
+        ends_epoch = step % self.epoch_steps == 0
+        if self.should_log(step) or ends_epoch:
+            self.read_back(step)
+        seconds = time.perf_counter() - self.step_began
         if self.profile and self.profile.end_step(step, seconds):
             self.profile = None
-        if not math.isfinite(nll + norm):
-            self.close()
-            what = "gradient" if math.isfinite(nll) else "loss"
-            saved = (self.folder / "last.pt").is_file() and not self.args.benchmark
-            kept = f"{self.folder}/last.pt is from before" if saved else "nothing was saved"
-            raise UserError(
-                f"step {step}: the {what} is not finite; {kept} "
-                f"(a lower --lr, a longer --warmup or --precision fp32 may help)"
+            self.say(
+                f"{self.folder}: step.png, memory.png; "
+                f"open trace-rank*.json.gz with https://ui.perfetto.dev"
             )
-        progress, (examples, tokens, flops) = self.progress, self.task.size(step - 1)
-        progress["tokens"] += tokens
-        progress["nll"] += nll
-        progress["targets"] += targets
-        self.since = [a + b for a, b in zip(self.since, (seconds, tokens, flops))]
-        for name, more in zip(SUMS, (nll, targets, tokens, examples, seconds)):
-            progress["epoch"][name] += more
-        loss, speed = progress["nll"] / progress["targets"], self.since[1] / self.since[0]
+        self.throughput.add(seconds, tokens, flops)
+        self.progress.tokens += tokens
+        self.progress.targets += targets
+        self.progress.epoch.targets += targets
+        self.progress.epoch.tokens += tokens
+        self.progress.epoch.examples += examples
+        self.progress.epoch.seconds += seconds
+        if self.should_log(step):
+            self.end_row(step, float(norm))
         if self.bar is not None:
-            self.bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s", refresh=False)
             self.bar.update()
-        if step % self.args.log_every == 0 or step % self.eval_every == 0 or step == self.last:
-            progress["seconds"] = time.perf_counter() - self.began
-            self.timed.append((speed, self.since[2] / self.since[0] / self.peak))
-            self.row = {
-                "step": step,
-                "epoch": -(-step // self.task.epoch_steps),
-                "seconds": f"{progress['seconds']:.2f}",
-                "tokens": progress["tokens"],
-                "train_loss": f"{loss:.6f}",
-                "learning_rate": f"{learning_rate(step, self.args, self.last):.4e}",
-                "grad_norm": f"{norm:.6f}",
-                "tokens_per_second": f"{speed:.0f}",
-                "mfu": f"{self.timed[-1][1]:.4f}",
-            }
-            self.since, progress["nll"], progress["targets"] = [0.0, 0, 0.0], 0.0, 0
         if not self.should_evaluate(step):
-            self.write_row(step, {})
+            self.end_step(step, {})
         self.begin_step()
 
-    def save_best(self, step: int, model: nn.Module, figures: dict[str, float]) -> None:
-        """After an evaluation: the best weights go to best.pt, the latest to step-N.pt.
+    def read_back(self, step: int) -> None:
+        """Adds up the losses that are still on the devices, over all ranks."""
+        if self.unread is None:
+            return
+        dist.all_reduce(self.unread)
+        nll, norms = self.unread.tolist()
+        self.unread = None
+        if not math.isfinite(nll + norms):
+            self.refuse_step(step, "gradient" if math.isfinite(nll) else "loss")
+        self.progress.nll += nll
+        self.progress.epoch.nll += nll
 
-        The best have the highest first figure on the validation part, and of those the lowest loss.
-        A collective: where the processes have parts of the weights, rank 0 gathers them.
-        """
-        whole = weights.full_state_dict(model)
-        columns = ("loss", *self.task.figures)
-        self.progress["evaluated"] = {
-            f"valid_{name}" if name in columns else name: value
-            for name, value in figures.items()
+    def refuse_step(self, step: int, quantity: str) -> None:
+        """Raises UserError for a loss or a gradient that is not finite."""
+        self.close()
+        hint = "Nothing was saved."
+        if (self.folder / "last.pt").is_file() and not self.args.benchmark:
+            hint = f"The last good checkpoint is {self.folder}/last.pt."
+        raise UserError(
+            f"The {quantity} is not finite at step {step}. {hint} "
+            f"Try a lower --lr, a longer --warmup or --precision fp32."
+        )
+
+    def end_row(self, step: int, norm: float) -> None:
+        """Works out a row of metrics.csv, of the steps since the last one."""
+        progress = self.progress
+        progress.seconds = time.perf_counter() - self.began
+        speed, mfu = self.throughput.end_row()
+        loss = progress.nll / progress.targets
+        self.row = {
+            "step": step,
+            "epoch": self.epoch_of(step),
+            "seconds": f"{progress.seconds:.2f}",
+            "tokens": progress.tokens,
+            "train_loss": f"{loss:.6f}",
+            "learning_rate": f"{learning_rate(step, self.args, self.last):.4e}",
+            "grad_norm": f"{norm:.6f}",
+            "tokens_per_second": f"{speed:.0f}",
+            "mfu": f"{mfu:.4f}",
         }
-        self.write_row(step, self.progress["evaluated"])
-        reached = [figures[self.task.figures[0]], -figures["loss"]]
-        self.progress["since_best"] += 1
-        if reached > self.progress["best"]:
-            self.progress |= {"best": reached, "since_best": 0}
+        progress.nll = 0.0
+        progress.targets = 0
+        if self.bar is not None:
+            self.bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s", refresh=False)
+
+    def epoch_of(self, step: int) -> int:
+        """Returns the number of the epoch that a step is in, from 1."""
+        return math.ceil(step / self.epoch_steps)
+
+    # --- Evaluations and checkpoints
+
+    def save_best(self, step: int, model: nn.Module, metrics: dict[str, float]) -> None:
+        """Saves the weights of an evaluation: the best in best.pt, the latest in step-N.pt.
+
+        The best have the highest first metric on the validation part, and of those the lowest
+        loss. A collective: rank 0 gathers the weights.
+        """
+        state = weights.full_state_dict(model)
+        in_log = ("loss", *self.task.metrics)
+        self.progress.evaluated = {
+            f"valid_{name}" if name in in_log else name: value
+            for name, value in metrics.items()
+        }
+        self.end_step(step, self.progress.evaluated)
+        score = [metrics[self.task.metrics[0]], -metrics["loss"]]
+        self.progress.since_best += 1
+        if score > self.progress.best:
+            self.progress.best = score
+            self.progress.since_best = 0
             if self.writes:
-                best = self.content(step, whole) | {"averaged": 1}
-                checkpoint.save(self.folder / "best.pt", best)
-        if self.writes and self.args.average_checkpoints > 1:  # as many as will be averaged
-            checkpoint.save(self.folder / f"step-{step:07d}.pt", self.content(step, whole))
-            for old in sorted(self.folder.glob("step-[0-9]*.pt"))[
-                : -self.args.average_checkpoints
-            ]:
-                old.unlink()
+                content = self.content(step, state) | {"averaged": 1}
+                checkpoint.save(self.folder / "best.pt", content)
+        if self.writes and self.args.average_checkpoints > 1:
+            checkpoint.save(self.folder / f"step-{step:07d}.pt", self.content(step, state))
+            for path in self.evaluation_checkpoints()[: -self.args.average_checkpoints]:
+                path.unlink()
         self.stop_if_no_better(step)
         self.begin_step()
 
+    def evaluation_checkpoints(self) -> list[Path]:
+        """Returns the files with the weights of the last evaluations, oldest first."""
+        return sorted(self.folder.glob("step-[0-9]*.pt"))
+
     def stop_if_no_better(self, step: int) -> None:
-        """Makes this step the last if --patience is over: the figures are the same everywhere."""
-        if 0 < self.args.patience <= self.progress["since_best"]:
+        """Makes this step the last one if --patience is over, in all ranks alike."""
+        if 0 < self.args.patience <= self.progress.since_best:
             self.say(f"step {step}: no better for {self.args.patience} evaluations")
             self.last = step
 
-    def save_checkpoint(self, step: int, model: dict, optimizer: dict) -> None:
-        """Writes last.pt, what a run goes on from; with --sharded every process writes its part."""
+    def save_checkpoint(self, step: int, model_state: dict, optimizer_state: dict) -> None:
+        """Writes last.pt, which a run goes on from; with --sharded each rank its shard."""
+        self.read_back(step)
+        shards = ""
         if self.sharded:
-            name = f"sharded-{step:07d}"
-            weights.save_sharded(self.folder, name, model, optimizer)
-            model = {}
-        if self.writes:
-            self.progress["seconds"] = time.perf_counter() - self.began
-            more = {"sharded": name} if self.sharded else {"optimizer": optimizer}
-            checkpoint.save(self.folder / "last.pt", self.content(step, model) | more)
-            checkpoint.remove_sharded(self.folder, more.get("sharded", ""))
+            shards = f"sharded-{step:07d}"
+            weights.save_sharded(self.folder, shards, model_state, optimizer_state)
+        if self.log:
+            self.progress.seconds = time.perf_counter() - self.began
+            if shards:
+                content = self.content(step, {}) | {"sharded": shards}
+            else:
+                content = self.content(step, model_state) | {"optimizer": optimizer_state}
+            checkpoint.save(self.folder / "last.pt", content)
+            checkpoint.remove_sharded(self.folder, shards)
             self.log.note_saved()
         self.begin_step()
 
-    def content(self, step: int, model: dict[str, Tensor]) -> dict:
-        """What every mode's checkpoint file holds."""
+    def content(self, step: int, model_state: dict[str, Tensor]) -> dict[str, Any]:
+        """Returns what the checkpoint files of every script hold."""
         return {
             "step": step,
-            "model": model,
+            "model": model_state,
             "task": self.task.saved(),
-            "flags": self.flags(),
-            "progress": self.progress,
+            "flags": self.args.flags(),
+            "progress": dataclasses.asdict(self.progress),
         }
 
     # --- The log
 
-    def write_row(self, step: int, evaluated: dict[str, float]) -> None:
-        """Ends a step: writes its row of metrics.csv, if any, and its epoch's record at its end."""
-        if step % self.task.epoch_steps == 0:
-            self.progress["epochs"].append(report.of_epoch(self, step))
-            self.progress |= {"epoch": dict.fromkeys(SUMS, 0), "evaluated": {}}
-        row, self.row = self.row, None
-        if not (row and self.writes):
+    def end_step(self, step: int, evaluated: dict[str, float]) -> None:
+        """Writes the row of metrics.csv that ends with this step, and its epoch's record."""
+        if step % self.epoch_steps == 0:
+            self.progress.epochs.append(self.epoch_record(step))
+            self.progress.epoch = EpochSums()
+            self.progress.evaluated = {}
+        row = self.row
+        self.row = None
+        if not (row and self.log):
             return
         self.log.write(row | {name: f"{value:.6f}" for name, value in evaluated.items()})
-        if evaluated or self.bar is None and step % (10 * self.args.log_every) == 0:
-            gone = self.progress["seconds"]
-            found = "".join(
-                f", {name.replace('_', ' ')} {round(evaluated[name], 4):.4g}"
-                for name in self.columns
-                if name in evaluated
-            )
-            self.say(
-                f"step {step}/{self.last}, epoch {row['epoch']}: "
-                f"loss {float(row['train_loss']):.3f}{found}, "
-                f"{int(row['tokens_per_second']):,} tokens/s, {report.minutes(gone)} gone, "
-                f"{report.minutes((self.last - step) * gone / step)} left"
-            )
+        is_shown = self.bar is None and step % (10 * self.args.log_every) == 0
+        if evaluated or is_shown:
+            self.show(row, evaluated)
+
+    def epoch_record(self, step: int) -> dict[str, Any]:
+        """Returns what summary.json says of the epoch that a step is in."""
+        epoch = self.progress.epoch
+        return {
+            "epoch": self.epoch_of(step),
+            "step": step,
+            "train_loss": epoch.nll / epoch.targets,
+            **self.progress.evaluated,
+            "examples": epoch.examples,
+            "tokens": epoch.tokens,
+            "seconds": round(epoch.seconds, 2),
+            "samples_per_second": round(epoch.examples / epoch.seconds, 1),
+            "tokens_per_second": round(epoch.tokens / epoch.seconds),
+            "memory_mib": round(peak_memory()),
+        }
+
+    def show(self, row: dict[str, Any], evaluated: dict[str, float]) -> None:
+        """Prints a line with the run's progress."""
+        step = row["step"]
+        seconds = self.progress.seconds
+        remaining = (self.last - step) * seconds / step
+        loss = float(row["train_loss"])
+        parts = [f"step {step}/{self.last}, epoch {row['epoch']}: loss {loss:.3f}"]
+        shown = [name for name in self.columns if name in evaluated]
+        parts += [f"{name.replace('_', ' ')} {round(evaluated[name], 4):.4g}" for name in shown]
+        parts.append(f"{int(row['tokens_per_second']):,} tokens/s")
+        parts.append(f"{summary.minutes(seconds)} gone")
+        parts.append(f"{summary.minutes(remaining)} left")
+        self.say(", ".join(parts))
 
     def say(self, text: str) -> None:
-        """A line from rank 0, above the progress bar."""
-        if self.rank == 0:
-            with reader_may_leave():
-                (self.bar.write if self.bar is not None else print)(text)
+        """Prints a line from rank 0, above the progress bar."""
+        if self.rank > 0:
+            return
+        with ignore_closed_stdout():
+            if self.bar is None:
+                print(text)
+            else:
+                self.bar.write(text)
 
     def close(self) -> None:
-        """Ends what this run has open."""
+        """Closes the log and the progress bar."""
         if self.bar is not None:
             self.bar.close()
         if self.log:
@@ -288,12 +412,12 @@ class Run:
     # --- The end
 
     def finish(self, step: int, model: nn.Module, stopping: bool) -> None:
-        """Says where a stopped run goes on, or sums up one that has reached its last step."""
+        """Says how a stopped run goes on, or scores and sums up one that has ended."""
         if self.args.benchmark:
-            report.benchmark(self)
+            summary.benchmark(self)
         elif stopping:
-            report.stopped(self, step)
+            self.say(summary.how_to_resume(self, step))
         else:
-            report.finish(self, model)
+            summary.finish(self, model)
         self.close()
-        dist.barrier()  # torchrun ends all once one leaves in error
+        dist.barrier()  # torchrun ends all ranks once one of them leaves with an error

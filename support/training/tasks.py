@@ -1,65 +1,115 @@
-"""Which task `--data` asks for; support/translation/task.py has the interface of a task."""
+"""What is trained: the interface of a task, and which task the flags ask for.
 
-from support.classification import task as classification
-from support.classification.labelled import is_labelled
+The training scripts and the run know no more of a task than what `Task` says. Its two
+implementations are support/translation/task.py and support/classification/task.py.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from data import Batches
 from support.common.errors import UserError
-from support.translation import task as translation
+from support.common.paths import ROOT
+from support.corpora.pairs import find_corpus
+from support.corpora.task_type import task_type
+from support.training.settings import Settings, flags_of, option
+from support.translation.task import Translation, model_config
 
-FOR_CLASSIFIERS = (
-    "pretrained",
-    "pool",
-    "freeze",
-    "class_weights",
-    "head_lr",
-    "text",
-    "image_size",
-    "patch",
-    "stem_channels",
-    "token_dropout",
-    "crop",
-    "flip",
-)
+CONFIGS = ROOT / "configs"
 
 
-def find_task(args) -> translation.Translation | classification.Classification:
-    """The task of a run, with its data ready to train on. Raises UserError.
+class Task(Protocol):
+    """What is trained, on which data, and how it is judged."""
 
-    args.saved: what the task left in the checkpoint that the run goes on from, else None.
-    """
-    if is_labelled(args.data, args.label) or (args.saved or {}).get("kind") == "classification":
-        return classification.Classification(args, args.saved)
-    return translation.Translation(args, args.saved)
+    weights: dict[str, Tensor] | None  # published weights to begin with, by name
+
+    @property
+    def batches(self) -> Batches:
+        """The batches of training."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics of an evaluation; the first decides which weights are best."""
+
+    @property
+    def speed_unit(self) -> str:
+        """What tokens_per_second counts."""
+
+    def model(self) -> nn.Module:
+        """Returns the model, not yet initialized: model(*batch) gives sums (loss, nll)."""
+
+    def size(self, step: int) -> tuple[int, int, float]:
+        """Returns the examples, the tokens and the FLOPs of a whole step."""
+
+    def evaluate(
+        self, model: nn.Module, part: str, rank: int, world_size: int, final: bool = False
+    ) -> dict[str, float]:
+        """Returns the loss and the metrics of "valid" or "test", equal in all ranks.
+
+        A collective: every example is evaluated once, by one rank. final: as at the end of the
+        run.
+        """
+
+    def report(
+        self, model: nn.Module, rank: int, world_size: int, folder: Path
+    ) -> tuple[dict[str, Any], str]:
+        """Scores the test part. Returns entries of summary.json, and text to show."""
+
+    def saved(self) -> dict[str, Any]:
+        """Returns what the checkpoint holds of the task: tensors, numbers and text."""
 
 
-def presets(flags: dict) -> dict:
-    """What is best for the corpus that the flags name, where that was tried. Raises UserError."""
-    task = classification if is_labelled(flags["data"], flags["label"]) else translation
-    return task.presets(flags)
+def find_task(args: Settings) -> Task:
+    """Returns the task of a run, with its data ready to train on. Raises UserError."""
+    if type_of_task(args.data, args.label, args.saved) == "translation":
+        return Translation(args, args.saved)
+    from support.classification.task import Classification
+
+    pretrained = None
+    if args.pretrained and not args.saved:
+        from support.pretrained.pretrained import read_folder
+
+        pretrained = read_folder(args.pretrained, image_size=args.image_size)
+    return Classification(args, args.saved, pretrained)
 
 
-def check(args, defaults: dict) -> None:
-    """Raises UserError for flags that no task can be made from, before anything is started.
+def type_of_task(data: str, label: str, saved: Mapping | None = None) -> str:
+    """Returns "translation" or "classification". saved: what a checkpoint holds of the task."""
+    if saved and saved["kind"] == "classification":
+        return "classification"
+    return task_type(data, label)
 
-    defaults: what each flag is where nobody asks for anything.
-    """
+
+def base_config(flags: dict[str, Any]) -> Path | None:
+    """Returns the file in configs/ that a new run begins with, if any. Raises UserError."""
+    if type_of_task(flags["data"], flags["label"]) == "translation":
+        corpus = find_corpus(
+            flags["data"], flags["valid"], flags["test"], flags["src"], flags["tgt"]
+        )
+        name = corpus.name
+    else:
+        from support.classification.task import config_name
+
+        name = config_name(flags)
+    path = CONFIGS / f"{name}.yaml"
+    return path if path.is_file() else None
+
+
+def check_task(args: Settings, defaults: dict[str, Any]) -> None:
+    """Raises UserError for flags that the task has no use for, and for an impossible model."""
     if args.saved:
         return
-    asked = {
-        name: f"--{name.replace('_', '-')}"
-        for name, default in defaults.items()
-        if getattr(args, name) != default
-    }
-    if is_labelled(args.data, args.label):
-        for name in asked.keys() & {"src", "tgt"}:
-            raise UserError(
-                f"{asked[name]} is for translation; {args.data} is to be classified"
-            )
-    else:
-        for name in FOR_CLASSIFIERS:
-            if name in asked:
-                raise UserError(
-                    f"{asked[name]} is for classifiers; {args.data} is to be translated "
-                    f"(--label names a column of classes)"
-                )
-    if not args.pretrained:  # a classifier has such layers, too
-        translation.model_config(args, args.vocab_size)
+    task = type_of_task(args.data, args.label)
+    for name, field in flags_of(type(args)).items():
+        other = field.metadata["task"]
+        if other in ("", task) or getattr(args, name) == defaults[name]:
+            continue
+        hint = ""
+        if task == "translation":
+            hint = "; to classify a table, name its column of classes with --label"
+        raise UserError(f"{option(name)} is for {other}, but {args.data} is for {task}{hint}")
+    if not args.pretrained:
+        model_config(args, args.vocab_size)

@@ -1,37 +1,37 @@
-"""Where the metrics go besides metrics.csv, if asked for: TensorBoard and Weights & Biases."""
+"""Where the metrics go besides metrics.csv, if asked for: TensorBoard, Weights & Biases."""
 
 import json
-import uuid
 from pathlib import Path
+from typing import Any
 
 from support.common.errors import UserError
 
 
 class Trackers:
-    """The trackers of a run; a resumed run goes on in the record that it began.
+    """The trackers of a run. A resumed run goes on in the records that it began.
 
-    After a crash the steps since the checkpoint come again, with the same values: TensorBoard
-    forgets the first ones, W&B the second. W&B's key comes from the environment or from its own
+    After a crash, the steps since the checkpoint come again with the same values: TensorBoard
+    drops the first ones, W&B the second. W&B takes its key from the environment or from its own
     login.
     """
 
-    def __init__(self, args, folder: Path, about: dict, progress: dict, step: int):
-        """about: of the run; progress: travels in the checkpoint; step: the last one done."""
-        self.board = self.online = None
+    def __init__(self, args, folder: Path, about: dict[str, Any], wandb_id: str, step: int):
+        """about: what config.json says; wandb_id: of the run; step: the last one done."""
+        self.tensorboard = None
+        self.wandb_run = None
         if args.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.board = SummaryWriter(str(folder), purge_step=step + 1)
-            self.board.add_text("config", json.dumps(about, indent=1), step)
+            self.tensorboard = SummaryWriter(str(folder), purge_step=step + 1)
+            self.tensorboard.add_text("config", json.dumps(about, indent=1), step)
         if args.wandb:
             import wandb
 
-            progress.setdefault("wandb", uuid.uuid4().hex[:8])
             try:
-                self.online = wandb.init(
+                self.wandb_run = wandb.init(
                     project=args.wandb,
                     name=folder.name,
-                    id=progress["wandb"],
+                    id=wandb_id,
                     resume="allow",
                     dir=str(folder),
                     config=about,
@@ -40,14 +40,16 @@ class Trackers:
                 raise UserError(f"--wandb: {problem}") from problem
 
     def track(self, step: int, values: dict[str, float]) -> None:
-        if self.board:
+        """Adds the values of a step, by name."""
+        if self.tensorboard:
             for name, value in values.items():
-                self.board.add_scalar(name, value, step)
-        if self.online:
-            self.online.log(values, step=step)
+                self.tensorboard.add_scalar(name, value, step)
+        if self.wandb_run:
+            self.wandb_run.log(values, step=step)
 
     def close(self) -> None:
-        if self.board:
-            self.board.close()
-        if self.online:
-            self.online.finish()
+        """Ends the records."""
+        if self.tensorboard:
+            self.tensorboard.close()
+        if self.wandb_run:
+            self.wandb_run.finish()

@@ -1,7 +1,7 @@
-"""Decoding with beam.py on all cores, with a process for each, or on the GPU.
+"""Decoding with beam.py on all cores, in a process for each, or on a GPU.
 
 pool = Pool(models, beam=4, n_best=1, procs=2)
-answers = translate_lines(bpe, lines, longest, pool.search)
+answers = translate_lines(bpe, lines, max_tokens, pool.search)
 """
 
 import atexit
@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -20,12 +20,14 @@ import torch
 
 from model import Transformer
 from support.common.errors import UserError
-from support.common.kernels import keep_memory, speed_up
-from support.translation.beam import translate_batch
+from support.common.kernels import configure_backends, keep_freed_memory, speed_up
+from support.translation.beam import Hypothesis, translate_batch
+
+Batch = list[list[int]]  # token ids of sentences, longest first
 
 
 class Pool:
-    """Models, of which several form an ensemble, ready to decode."""
+    """Models, of which several form an ensemble, and the processes that decode with them."""
 
     def __init__(
         self,
@@ -36,62 +38,72 @@ class Pool:
         device: str = "cpu",
         bf16: bool = False,
     ):
-        """procs: processes, on a CPU; device: cpu or cuda; bf16: whether to multiply in bf16."""
+        """procs: processes on a CPU; device: "cpu" or "cuda"; bf16: multiply matrices in it."""
+        configure_backends()
+        keep_freed_memory()  # now, so that forked processes inherit it
         models = [speed_up(model.to(device), device, bf16).eval() for model in models]
-        self.here = partial(search_batch, models, beam, n_best, bf16)
-        self.procs, self.executor = procs if device == "cpu" else 1, None
-        keep_memory()  # before the processes are forked
+        self.search_batch = partial(search_batch, models, beam, n_best, bf16)
+        self.procs = procs if device == "cpu" else 1
+        self.executor = None
 
-    def search(self, batches: list[list[list[int]]]) -> Iterator[list]:
-        """Gives for each batch of token ids what `beam_search` gives.
+    def search(self, batches: list[Batch]) -> Iterator[list[list[Hypothesis]]]:
+        """Yields for each batch what `beam_search` returns.
 
-        The first call with several batches starts the processes. Raises UserError where one dies.
+        The first call with several batches starts the processes. Raises UserError if one dies.
         """
         procs = min(self.procs, len(batches))
-        if procs > 1 and not self.executor:
-            # A fork has the models at once; but what multiplies on macOS does not survive one.
-            context = multiprocessing.get_context(
-                "fork" if sys.platform == "linux" else "spawn"
-            )
-            given = os.getpid(), self.here
-            self.executor = ProcessPoolExecutor(procs, context, start_worker, given)
-            atexit.register(self.executor.shutdown)  # so it is not collected before
+        if procs <= 1:
+            yield from map(self.search_batch, batches)
+            return
+        if self.executor is None:
+            self.executor = start_processes(procs, self.search_batch)
         try:
-            if procs > 1:
-                yield from self.executor.map(search_there, batches)
-            else:
-                yield from map(self.here, batches)
+            yield from self.executor.map(run_in_process, batches)
         except BrokenProcessPool:
             raise UserError(
-                "a process that translated has died (out of memory?); fewer: --procs N"
+                "a process that translated has died, perhaps out of memory; "
+                "use fewer of them: --procs N"
             ) from None
 
 
 def search_batch(
-    models: list[Transformer], beam: int, n_best: int, bf16: bool, batch: list[list[int]]
-) -> list:
-    """What `beam_search` gives for one batch of token ids, longest first."""
+    models: list[Transformer], beam: int, n_best: int, bf16: bool, batch: Batch
+) -> list[list[Hypothesis]]:
+    """Returns what `beam_search` returns for a batch of token ids."""
     model, *others = models
     with torch.autocast(model.embedding.weight.device.type, torch.bfloat16, enabled=bf16):
         return translate_batch(model, batch, beam, n_best, others)
 
 
-def start_worker(parent: int, given: partial) -> None:
-    """Makes a process ready: one thread, Ctrl-C left to the parent, an end when that is gone."""
-    global here
-    here = given
+# --- Processes --------------------------------------------------------------------------------
+
+
+def start_processes(procs: int, search: Callable) -> ProcessPoolExecutor:
+    """Returns an executor whose processes call `search` in `run_in_process`."""
+    # A fork has the models at once; but macOS's matrix library does not survive one.
+    method = "fork" if sys.platform == "linux" else "spawn"
+    context = multiprocessing.get_context(method)
+    executor = ProcessPoolExecutor(procs, context, set_up_process, (os.getpid(), search))
+    atexit.register(executor.shutdown)  # also keeps it from being collected before
+    return executor
+
+
+def set_up_process(parent: int, search: Callable) -> None:
+    """Prepares a process of the pool: one thread, Ctrl-C left to the parent."""
+    global process_search
+    process_search = search
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=exit_with_parent, args=(parent,), daemon=True).start()
 
 
-def end_with(parent: int) -> None:
-    """Ends this process when its parent is gone, which may have been killed."""
+def exit_with_parent(parent: int) -> None:
+    """Ends this process when its parent is gone, which SIGKILL may have ended."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
 
 
-def search_there(batch: list[list[int]]) -> list:
-    """In a process of the pool: what `start_worker` was given, called with a batch."""
-    return here(batch)
+def run_in_process(batch: Batch) -> list[list[Hypothesis]]:
+    """Calls the `search` that `set_up_process` was given."""
+    return process_search(batch)

@@ -220,9 +220,14 @@ def copied() -> list[tuple[Path, str]]:
     for line in instructions("COPY"):
         *sources, target = [word for word in shlex.split(line) if not word.startswith("--")]
         for source in sources:
-            files = kept & set(ROOT.glob(source))
+            folder = ROOT / source
+            if folder.is_dir():
+                files = kept & set(folder.rglob("*"))
+                found += [(path, f"{target}/{path.relative_to(folder)}") for path in files]
+            else:
+                files = kept & set(ROOT.glob(source))
+                found += [(path, f"{target}{path.name}") for path in files]
             assert files, f"COPY {source}: nothing to copy"
-            found += [(path, f"{target}{path.name}") for path in files]
     return found
 
 
@@ -239,7 +244,7 @@ def test_the_image_holds_all_that_the_scripts_import(tmp_path):
         ]
         return {str(path.relative_to(folder)) for path in found}
 
-    scripts = files(ROOT, "*.py", "support/*/*.py", "configs/*.yaml")
+    scripts = files(ROOT, "*.py", "support/**/*.py", "support/**/*.gz", "configs/*.yaml")
     assert files(app, "**/*") == {"requirements.txt", "constraints.txt", *scripts}
     done = subprocess.run(
         [sys.executable, app / "train_ddp.py", "--help"],

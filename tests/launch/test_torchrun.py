@@ -120,8 +120,7 @@ def test_a_gpu_that_is_not_there(tmp_path, mode):
     errors = ends(run)[1]
     assert run.returncode != 0
     assert [line for line in errors.splitlines() if line.startswith("error:")] == [
-        "error: --device cuda: there is no GPU here that PyTorch can use; "
-        "--device cpu does without"
+        "error: --device cuda: PyTorch finds no GPU that it can use; use --device cpu instead"
     ]
     assert not (tmp_path / "logs").exists()
 
@@ -149,8 +148,7 @@ def test_more_processes_than_gpus(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     with pytest.raises(
         UserError,
-        match="--nproc-per-node 4: there are 2 GPUs here, one for each process; "
-        "--device cpu does without",
+        match="--nproc-per-node 4: each process needs a GPU, and this machine has 2; start fewer",
     ):
         complete(parse_arguments(""))
 
@@ -169,7 +167,10 @@ def test_a_node_that_has_fewer_gpus_than_rank_0s(monkeypatch, gpus):
     if gpus == 2:
         assert share_arguments(parsed, store, store, 1, 2).device == "cuda"
     else:
-        with pytest.raises(UserError, match="--nproc-per-node 2: there are 1 GPUs here"):
+        with pytest.raises(
+            UserError,
+            match="--nproc-per-node 2: each process needs a GPU, and this machine has 1;",
+        ):
             share_arguments(parsed, store, store, 1, 2)
 
 
@@ -442,7 +443,7 @@ def test_a_process_that_translates_alone_keeps_the_others_waiting_for_a_batch_at
     """With FSDP rank 0 alone translates, and may take longer for it than --timeout."""
     (tmp_path / "slow.py").write_text("""
 import sacrebleu, time                                     # the former is slow to import
-from support.translation import beam
+from support.translation import lines
 from support.translation import task as translation
 from support.training.flags import parse_arguments
 from support.distributed.launch import torchrun
@@ -451,7 +452,7 @@ translate_batch = translation.translate_batch
 def slowly(*args):
     time.sleep(2.2)
     return translate_batch(*args)
-beam.sort_into_batches.__defaults__ = 10, 4096             # 6 batches of the 60 sentences
+lines.sort_into_batches.__defaults__ = 10, 4096            # 6 batches of the 60 sentences
 translation.translate_batch = slowly
 torchrun(train, parse_arguments("", sharded=(bool, False, ""), replicas=(int, 1, "")))
 """)

@@ -335,7 +335,7 @@ def test_bad_flags_are_answered_in_one_line(tmp_path, train):
     "flags, expected",
     [
         (["--d-model", "250", "--heads", "4"], "d_model 250 cannot be split over 4 heads"),
-        (["--device", "cuda"], "--device cuda: this script trains on cpu only"),
+        (["--device", "cuda"], "--device cuda: this script runs on cpu only"),
         (["--resume", "logs/nothing"], "logs/nothing/last.pt: no such file"),
         (["--batch-tokens", "0"], "--batch-tokens 0: it must be from 1 to"),
         (["--seed", "-1"], "--seed -1: it must be from 0 to"),

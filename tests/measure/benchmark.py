@@ -8,7 +8,7 @@ JoeyNMT 2.3 (pip install joeynmt) or MarianMT (pip install transformers). torch.
 is timed with this project's batches, loop and processes, and with the tutorials' recipe: one
 process, padded batches of 128 sentences as they come. Peers with one process run with and
 without our settings of glibc's allocator. Prints a table of the medians; --write keeps every
-run in logs/benchmark/training.csv.
+run in logs/reference/benchmark/training.csv.
 """
 
 import argparse
@@ -81,8 +81,8 @@ def target_speed(said: str, share: float) -> float:
 
 
 def write_table(found: dict) -> None:
-    """Every run so far, as logs/benchmark/training.csv."""
-    path = Path("logs/benchmark/training.csv")
+    """Every run so far, as logs/reference/benchmark/training.csv."""
+    path = Path("logs/reference/benchmark/training.csv")
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")

@@ -34,7 +34,8 @@ MODEL = shlex.split(
 
 def write(folder: Path, millions: list[str]) -> None:
     """FOLDER/N.de and FOLDER/N.en for each N million pairs."""
-    from support.corpora.phrasebook import corpus
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from phrasebook.generate import corpus
 
     most = min(MILLION, round(max(map(float, millions)) * MILLION))
     pairs = corpus(train=most, valid=0, test=0)["train"]
@@ -47,8 +48,8 @@ def write(folder: Path, millions: list[str]) -> None:
             for turn in range(-(-left // most)):
                 random.Random(turn).shuffle(pairs)
                 these = pairs[: left - turn * most]
-                de.writelines(german + "\n" for german, _ in these)
-                en.writelines(english + "\n" for _, english in these)
+                de.writelines(german + "\n" for german, _, _ in these)
+                en.writelines(english + "\n" for _, english, _ in these)
 
 
 def encode(prefix: str) -> None:

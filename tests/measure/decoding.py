@@ -31,7 +31,7 @@ from model import Transformer
 from support.common.hardware import available_cores
 from support.corpora.pairs import read_parallel
 from support.ctranslate.engine import Engine
-from support.translation.beam import sort_into_batches
+from support.translation.lines import sort_into_batches
 from support.translation.task import bleu, load_translator
 from translate import Translator, parse_arguments
 

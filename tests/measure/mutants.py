@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 MODULES = {  # (what of it: all if none is named, tests)
     "model.py": ((), "test_model test_fast test_classifier"),
     "support/common/kernels.py": (
-        ("speed_up", "fast_precision", "FastDropout", "SummedCrossEntropy"),
+        ("speed_up", "fast_precision", "ByteDropout", "FusedCrossEntropy"),
         "test_fast test_model",
     ),
     "data.py": (("Pairs", "group_by_length", "Batches"), "test_data"),

@@ -36,7 +36,8 @@ def write_corpus(folder: Path) -> list[str]:
     sys.path.insert(0, str(ROOT))
     from support.corpora import phrasebook
 
-    pairs = phrasebook.corpus(train=4000, valid=40, test=40)
+    sizes = {"train": 4000, "valid": 40, "test": 40}
+    pairs = {part: phrasebook.pairs(part)[:size] for part, size in sizes.items()}
     for part in pairs:
         for side, ending in enumerate(("de", "en")):
             lines = "".join(pair[side] + "\n" for pair in pairs[part])

@@ -15,7 +15,7 @@ many steps: metrics.csv, weights, optimizer, summary and translations must be eq
 bit, and the same files must exist. Each printed line is checked too: a process that is called
 dead was killed or stopped, a step that is called saved is in the file, and a loss is that of
 the undisturbed run. Lines of PyTorch are not checked. Full disks need root, for a small tmpfs.
---write keeps the table as logs/benchmark/soak.md.
+--write keeps the table as logs/reference/benchmark/soak.md.
 """
 
 import argparse
@@ -584,7 +584,9 @@ def main() -> None:
         "--kinds", default="", help="a pattern: only what it matches happens [all]"
     )
     parser.add_argument("--seed", type=int, default=1, help="of what happens, and when [1]")
-    parser.add_argument("--write", action="store_true", help="write logs/benchmark/soak.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write logs/reference/benchmark/soak.md"
+    )
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without cleaning up
     modes, began, table, after = args.modes.split(","), time.time(), [], []
@@ -627,7 +629,7 @@ def main() -> None:
             "| mode | what happened | times | what came of it |",
             "| --- | --- | --- | --- |",
         ]
-        (ROOT / "logs/benchmark/soak.md").write_text(
+        (ROOT / "logs/reference/benchmark/soak.md").write_text(
             "\n".join([*head, *table, "", *(f"- {line}" for line in after)]) + "\n"
         )
 

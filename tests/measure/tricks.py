@@ -9,7 +9,7 @@ there are two runs: one with all of them, and one in which this one is replaced 
 other computes, so that other load on the machine affects both alike. Prints the medians of both
 speeds and of their ratio, without the first quarter of the steps. The first row, of two equal
 runs, shows the precision of the measurement. --write keeps all speeds in
-logs/benchmark/tricks.csv. --cpu counts rank 0's CPU time in place of the elapsed time, for a
+logs/reference/benchmark/tricks.csv. --cpu counts rank 0's CPU time in place of the elapsed time, for a
 machine that others use too.
 """
 
@@ -87,10 +87,10 @@ CHANGES = {  # trick: (what is instead, how, flags)
         put(fast, "F", SimpleNamespace(scaled_dot_product_attention=model.scaled_dot_product)),
         ["--precision", "fp32"],
     ),
-    "attention written out in bf16": ("PyTorch's", put(fast, "short_attention", SDPA), []),
+    "attention written out in bf16": ("PyTorch's", put(fast, "cpu_bf16_attention", SDPA), []),
     "attention for short sentences": (
         "as model.py writes it",
-        put(fast, "short_attention", model.scaled_dot_product),
+        put(fast, "cpu_bf16_attention", model.scaled_dot_product),
         [],
     ),
     "oneDNN's plans for all shapes": (  # seen from the second epoch on
@@ -98,15 +98,15 @@ CHANGES = {  # trick: (what is instead, how, flags)
         lambda: os.environ.update(ONEDNN_PRIMITIVE_CACHE_CAPACITY="1024"),
         [],
     ),
-    "glibc's memory as it is": ("memory that it keeps", fast.keep_memory, []),
+    "glibc's memory as it is": ("memory that it keeps", fast.keep_freed_memory, []),
     "random bits of dropout 64 at a time": (
         "nn.Dropout",
-        put(fast, "FastDropout", torch.nn.Dropout),
+        put(fast, "ByteDropout", torch.nn.Dropout),
         [],
     ),
     "a loss that keeps no logits": (
         "written plainly",
-        put(fast, "SummedCrossEntropy", SimpleNamespace(apply=model.cross_entropy)),
+        put(fast, "FusedCrossEntropy", SimpleNamespace(apply=model.cross_entropy)),
         [],
     ),
     "sentences of like length together": (
@@ -227,7 +227,7 @@ def main() -> None:
                 flush=True,
             )
     if given.write:
-        path = Path("logs/benchmark/tricks.csv")
+        path = Path("logs/reference/benchmark/tricks.csv")
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "w", newline="") as file:
             rows = csv.writer(file, lineterminator="\n")

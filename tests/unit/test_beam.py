@@ -9,13 +9,9 @@ import torch.nn.functional as F
 from data import BOS, EOS, PAD
 from model import ModelConfig, Transformer, initialize
 from support.common.kernels import speed_up
-from support.translation.beam import (
-    alignment,
-    beam_search,
-    sort_into_batches,
-    translate_batch,
-    translate_lines,
-)
+from support.translation.attention_plot import alignment
+from support.translation.beam import beam_search, translate_batch
+from support.translation.lines import sort_into_batches, translate_lines
 
 CONFIG = dict(vocab_size=50, layers=2, d_model=32, heads=4, d_ff=64, dropout=0.0, max_length=32)
 
@@ -212,8 +208,8 @@ def test_alignment_is_what_the_last_layer_attends_with(src):
 
 def test_batches_are_of_like_length_longest_first():
     sentences = [[7] * n for n in (3, 1, 2, 3, 500, 2)]
-    assert sort_into_batches(sentences, most=2) == [[4, 0], [3, 2], [5, 1]]
-    assert sort_into_batches(sentences, tokens=600) == [[4], [0, 3, 2, 5, 1]]
+    assert sort_into_batches(sentences, max_sentences=2) == [[4, 0], [3, 2], [5, 1]]
+    assert sort_into_batches(sentences, max_tokens=600) == [[4], [0, 3, 2, 5, 1]]
     assert sort_into_batches([]) == []
 
 

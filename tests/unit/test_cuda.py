@@ -1,4 +1,4 @@
-"""--device cuda where there is no GPU: the pages, with the tensors of two GPUs kept on the CPU; the models, on another device."""
+"""--device cuda without a GPU: the tensors of two GPUs are kept on the CPU, or on "meta"."""
 
 import json
 import os
@@ -14,24 +14,45 @@ from support.classification.classifier import Classifier, ClassifierConfig
 from support.common.kernels import speed_up
 from support.translation.beam import Decoder
 
-# Python runs this before a script. What is a GPU's is made on the CPU, and Gloo is in NCCL's place.
+# Python runs this before a script. It makes a GPU's tensors on the CPU; Gloo replaces NCCL.
 TWO_GPUS = """
 import os
 if "RANK" in os.environ:
-    import torch, torch.distributed as dist, torch.distributed.device_mesh as mesh
+    import torch, torch.distributed as dist, torch.distributed.device_mesh as device_mesh
+
+    def to_cpu(value):
+        if isinstance(value, torch.device) and value.type == "cuda":
+            return "cpu"
+        return value
+
     class OnCPU(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
+            kwargs = dict(kwargs or {})
             if function is not torch.device:
-                args = ["cpu" if isinstance(x, torch.device) and x.type == "cuda" else x for x in args]
-                kwargs = {name: "cpu" if name == "device" and x and "cuda" in str(x) else x for name, x in (kwargs or {}).items()}
-            return function(*args, **kwargs or {})
+                args = [to_cpu(value) for value in args]
+                if "cuda" in str(kwargs.get("device")):
+                    kwargs["device"] = "cpu"
+            return function(*args, **kwargs)
+
+    def init_process_group(backend, start=dist.init_process_group, **kwargs):
+        start({"cpu:gloo,cuda:nccl": "gloo"}[backend], **kwargs)
+
+    def init_device_mesh(device, shape, make=device_mesh.init_device_mesh, **kwargs):
+        return make({"cuda": "cpu"}[device], shape, **kwargs)
+
+    def set_device(device):
+        print(f"process {os.environ['RANK']} has {device}", flush=True)
+
     OnCPU().__enter__()
-    for name, answer in dict(is_available=True, device_count=2, get_device_name="H100", get_device_capability=(9, 0), is_bf16_supported=True).items():
-        setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
-    torch.cuda.set_device = lambda device: print(f"process {os.environ['RANK']} has {device}", flush=True)
+    torch.cuda.is_available = lambda: True
+    torch.cuda.device_count = lambda: 2
+    torch.cuda.get_device_name = lambda *_: "H100"
+    torch.cuda.get_device_capability = lambda *_: (9, 0)
+    torch.cuda.is_bf16_supported = lambda *_, **__: True
+    torch.cuda.set_device = set_device
     torch.Tensor.pin_memory = torch.Tensor.clone
-    dist.init_process_group = lambda backend, start=dist.init_process_group, **how: start({"cpu:gloo,cuda:nccl": "gloo"}[backend], **how)
-    mesh.init_device_mesh = lambda kind, shape, make=mesh.init_device_mesh, **how: make({"cuda": "cpu"}[kind], shape, **how)
+    dist.init_process_group = init_process_group
+    device_mesh.init_device_mesh = init_device_mesh
 """
 
 
@@ -83,21 +104,19 @@ def test_a_run_on_two_gpus_comes_to_its_end(tmp_path, corpus_flags, mode):
 def test_models_make_all_their_tensors_where_their_input_is():
     shape = dict(layers=1, d_model=16, heads=2, d_ff=32)
     with torch.device("meta"):  # the other device that is everywhere
-        ids, pictures, label, weight = (
-            torch.ones(3, 5).long(),
-            torch.ones(3, 3, 8, 8),
-            torch.ones(3).long(),
-            torch.ones(3),
-        )
+        ids = torch.ones(3, 5).long()
+        images = torch.ones(3, 3, 8, 8)
+        label = torch.ones(3).long()
+        weight = torch.ones(3)
         translator = speed_up(Transformer(ModelConfig(40, **shape)), "cuda", bf16=True)
-        picture = dict(
+        vision = dict(
             patch=4, image_size=8, stem_channels=4, num_prefix_tokens=1, positions="learned"
         )
-        readers = [
-            (Classifier(ClassifierConfig(classes=3, **shape, **kind)), x)
-            for kind, x in ((dict(vocab_size=40), ids), (picture, pictures))
+        classifiers = [
+            (Classifier(ClassifierConfig(classes=3, **shape, **config)), x)
+            for config, x in ((dict(vocab_size=40), ids), (vision, images))
         ]
-    for model, x in readers:
+    for model, x in classifiers:
         speed_up(model, "cuda", bf16=True)(x, label, weight)[0].backward()
         assert all(parameter.grad.is_meta for parameter in model.parameters())
     assert (

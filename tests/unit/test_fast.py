@@ -8,11 +8,11 @@ from torch import nn
 
 from model import Attention, cross_entropy, scaled_dot_product
 from support.common.kernels import (
-    FastDropout,
-    SummedCrossEntropy,
+    ByteDropout,
+    FusedCrossEntropy,
+    cpu_bf16_attention,
     fast_precision,
-    keep_memory,
-    short_attention,
+    keep_freed_memory,
     speed_up,
 )
 
@@ -46,7 +46,7 @@ def test_pytorchs_attention_is_the_written_out_one(keys, dtype, tolerance):
 
 @pytest.mark.parametrize("all_padding", [False, True])  # then the written out one is taken
 @pytest.mark.parametrize("keys", [1, 7, 31, 32, 45])
-def test_short_attention_is_the_written_out_one(keys, all_padding):
+def test_cpu_bf16_attention_is_the_written_out_one(keys, all_padding):
     torch.manual_seed(0)
     q, k, v = (
         torch.randn(3, 4, n, 16, dtype=torch.bfloat16, requires_grad=True)
@@ -57,7 +57,7 @@ def test_short_attention_is_the_written_out_one(keys, all_padding):
     mask[0] &= not all_padding  # of a sentence
     with torch.autocast("cpu", torch.bfloat16):
         plain, fast = (
-            attend(q, k, v, mask) for attend in (scaled_dot_product, short_attention)
+            attend(q, k, v, mask) for attend in (scaled_dot_product, cpu_bf16_attention)
         )
     assert fast.dtype == plain.dtype == torch.bfloat16
     if all_padding:
@@ -96,7 +96,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean(p, bf16):
     torch.manual_seed(0)
     x = torch.ones(7999, 1001)  # no multiple of eight
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        y = FastDropout(p)(x)
+        y = ByteDropout(p)(x)
     assert y.dtype == (torch.bfloat16 if bf16 else torch.float32)
     deviation = (p * (1 - p) / x.numel()) ** 0.5  # of the share in so many draws
     dropped = float((y == 0).double().mean())
@@ -112,7 +112,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean(p, bf16):
 
 def test_dropout_has_the_gradient_of_what_it_kept_and_other_numbers_each_time():
     torch.manual_seed(0)
-    x, dropout = torch.randn(50, 40, requires_grad=True), FastDropout(0.3)
+    x, dropout = torch.randn(50, 40, requires_grad=True), ByteDropout(0.3)
     y = dropout(x)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(gradient, (y != 0) / 0.7)
@@ -125,8 +125,8 @@ def test_dropout_has_the_gradient_of_what_it_kept_and_other_numbers_each_time():
 
 def test_dropout_does_nothing_to_evaluate_or_with_p_0():
     x = torch.randn(5, 7)
-    assert FastDropout(0.3).eval()(x) is x
-    assert FastDropout(0.0)(x) is x
+    assert ByteDropout(0.3).eval()(x) is x
+    assert ByteDropout(0.0)(x) is x
 
 
 # --- The loss
@@ -148,7 +148,7 @@ def make_loss(tokens=10, vocab=20, d_model=8, dtype=torch.float64):
 def test_the_loss_and_its_gradients(tokens, block, smoothing, dtype):
     """With a factor from above, as dividing by the targets is one."""
     x, weight, target = make_loss(tokens, dtype=dtype)
-    fast = SummedCrossEntropy.apply(x, weight, target, smoothing, block)
+    fast = FusedCrossEntropy.apply(x, weight, target, smoothing, block)
     plain = cross_entropy(x, weight, target, smoothing)
     for found, expected in zip(fast, plain):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
@@ -182,7 +182,7 @@ def test_the_plain_loss_is_pytorchs(smoothing):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_in_bf16(smoothing):
-    """The gradients are near those in fp32, and smoothing's part, which is small, is in them."""
+    """The gradients are near those in fp32, and the small part of smoothing is in them."""
     torch.manual_seed(0)
     # The rows of weight have a mean, so that spreading a share over all of them shows in x's
     # gradient. The last 500 tokens are never targets, and so unlikely that in their gradient
@@ -194,7 +194,7 @@ def test_the_loss_in_bf16(smoothing):
     plain, expected = cross_entropy(x, weight, target, smoothing)
     d_x, d_weight = torch.autograd.grad(plain, [x, weight])
     with torch.autocast("cpu", torch.bfloat16):
-        loss, nll = SummedCrossEntropy.apply(x, weight, target, smoothing, 128)
+        loss, nll = FusedCrossEntropy.apply(x, weight, target, smoothing, 128)
     assert loss.dtype == nll.dtype == torch.float32
     assert float(loss.detach()) == pytest.approx(float(plain.detach()), rel=2e-3)
     assert float(nll) == pytest.approx(float(expected), rel=2e-3)
@@ -205,7 +205,7 @@ def test_the_loss_in_bf16(smoothing):
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("loss", [cross_entropy, SummedCrossEntropy.apply])
+@pytest.mark.parametrize("loss", [cross_entropy, FusedCrossEntropy.apply])
 def test_a_hopeless_token_is_reported_as_it_is(loss, bf16):
     """Nothing is clamped, and nothing overflows: its probability is exp(-600), 0 in fp32."""
     x, weight = torch.tensor([[600.0, 0.0]], requires_grad=True), torch.eye(2)
@@ -254,13 +254,13 @@ def test_which_parts_are_replaced(device, bf16):
     for module in model.modules():
         if isinstance(module, Attention):
             assert module.attend is (
-                F.scaled_dot_product_attention if fused else short_attention
+                F.scaled_dot_product_attention if fused else cpu_bf16_attention
             )
         if isinstance(module, nn.Dropout):
-            assert isinstance(module, FastDropout) == (device == "cpu") and module.p == 0.25
+            assert isinstance(module, ByteDropout) == (device == "cpu") and module.p == 0.25
     dropouts = sum(isinstance(module, nn.Dropout) for module in model.modules())
     assert dropouts == 1 + 2 * (2 + 3)  # embeddings; two layers of each kind
-    assert model.loss == SummedCrossEntropy.apply
+    assert model.loss == FusedCrossEntropy.apply
     assert all(weight is model.get_parameter(name) for name, weight in weights.items())
     other = make_model()  # one model is changed, not all of them
     assert (
@@ -291,4 +291,4 @@ def test_bf16_is_for_gpus_that_multiply_in_it(monkeypatch, capability, bf16):
 
 
 def test_memory_can_be_kept():
-    keep_memory()  # whatever the C library is
+    keep_freed_memory()  # whatever the C library is

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import data
 from model import ModelConfig, Transformer, initialize, scaled_dot_product, sinusoids
-from support.common.flops import flops
+from support.common.flops import transformer_flops
 from support.common.kernels import speed_up
 from support.training.flags import FLAGS
 
@@ -171,7 +171,7 @@ def test_the_flop_count_is_that_of_pytorchs_counter():
     with counter:
         model(src, tgt, tgt)[0].backward()
     unused = 3 * 2 * 2 * 64 * 4 * 2 * (20 * 20 - 20 * 21 / 2)
-    ours = flops(model.config, torch.full((4,), 30), torch.full((4,), 20))
+    ours = transformer_flops(model.config, torch.full((4,), 30), torch.full((4,), 20))
     assert counter.get_total_flops() == ours + unused
 
 

@@ -160,13 +160,15 @@ def test_a_step_that_was_begun_again():
 
 def test_a_slow_network():
     """--delay-ms: the wait before an exchange belongs to it."""
+    asked, carried = all_reduce(20, 10, (50, 55))
+    asked["dur"] = 30 * MS  # the wait is within the operator
     events = marks(("batch", 0), ("optimizer", 10), ("end", 60))
     events += [
         event("network delay", 20, 50, "user_annotation"),
         event("aten::mm", 10, 20),
         event("aten::mm", 55, 60),
     ]
-    spans = spans_of(*[{"traceEvents": events + all_reduce(50, 10, (50, 55))}] * 2)
+    spans = spans_of(*[{"traceEvents": [*events, asked, carried]}] * 2)
     assert seconds(spans) == {"batch": 0.01, "optimizer": 0.015, "exposed": 0.035}
     assert seconds(spans, 0, "network") == {"all-reduce": 0.035}
 

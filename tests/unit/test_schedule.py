@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from support.classification.classifier import Classifier, ClassifierConfig
-from support.training.schedule import learning_rate, parameter_groups
+from support.training.optim import learning_rate, parameter_groups
 
 
 def rates(schedule, warmup=4, last=12):

@@ -1,4 +1,4 @@
-"""translate.py as a user runs it: at a prompt, one sentence, files, scores, odd input, engines."""
+"""translate.py as a user runs it: prompt, one sentence, files, scores, odd input, engines."""
 
 import fcntl
 import io
@@ -37,7 +37,7 @@ def run(folder, *flags, **how):
 
 @pytest.fixture
 def answer(trained, monkeypatch, capsys):
-    """answer(*flags, lines=""): what translate.py prints, but in this process, which is quicker."""
+    """answer(*flags, lines=""): what translate.py prints, run in this process to save time."""
     monkeypatch.chdir(trained)
 
     def answer(*flags, lines=""):
@@ -114,7 +114,7 @@ def test_a_file_is_translated_in_order_on_all_cores(trained, pairs, answer):
     ],
 )
 def test_no_process_of_the_pool_outlives_it(trained, number):
-    lines = "".join(f"{i} Hunde laufen im Park.\n" for i in range(translate.AT_ONCE))
+    lines = "".join(f"{i} Hunde laufen im Park.\n" for i in range(translate.LINES_AT_ONCE))
     with subprocess.Popen(
         [sys.executable, str(ROOT / "translate.py"), "--procs", "2"],
         cwd=trained,
@@ -229,19 +229,22 @@ def test_what_does_not_go_together_is_refused(trained, tmp_path, answer):
             ["Hallo", "--checkpoint", best, "--checkpoint", tmp_path / "turned.pt"],
             "one vocabulary, direction",
         ),
-        (["Hallo", "--checkpoint", tmp_path / "last.pt"], "its weights are in parts"),
+        (["Hallo", "--checkpoint", tmp_path / "last.pt"], "its weights are sharded"),
         (["Hallo", "--n-best", "5"], "--n-best 5 with --beam 4"),
-        (["Hallo", "--beam", "0"], "--beam 0: it is at least 1"),
+        (["Hallo", "--beam", "0"], "--beam 0: it must be at least 1"),
         (["Hallo", "--beam", "300"], "--beam 300: more than half the vocabulary, 300"),
         (["Hallo", "--precision", "int8"], "invalid choice: 'int8'"),
-        ([*engine, "--checkpoint", best, "--checkpoint", best], "decodes one --checkpoint"),
-        ([*engine, "--attention", "a.png"], "without --attention"),
+        (
+            [*engine, "--checkpoint", best, "--checkpoint", best],
+            "decodes with one --checkpoint",
+        ),
+        ([*engine, "--attention", "a.png"], "leave out --attention"),
         (
             ["Hallo", "--attention", "a.png", "--checkpoint", best, "--checkpoint", best],
-            "one model's best",
+            "best translation of one model",
         ),
         ([*engine, "--precision", "bf16"], "in int8"),
-        (["Hallo", "--score", "a.de", "a.en"], "one thing at a time"),
+        (["Hallo", "--score", "a.de", "a.en"], "leave out the sentence"),
         (["--score", os.devnull + ".de", os.devnull], "cannot be read"),
     ]:
         with pytest.raises(UserError) as problem:
@@ -269,7 +272,7 @@ def test_a_picture_of_what_each_word_attends_to(trained, answer):
         assert "--attention" in str(problem.value) or problem.value.filename == wrong[0]
 
 
-# --- The other engine -----------------------------------------------------------------------------
+# --- The other engine -------------------------------------------------------------------------
 
 
 @pytest.mark.optional
@@ -285,7 +288,7 @@ def test_the_scores_of_ctranslate2_are_nearly_ours(small_corpus, answer):
 
 @pytest.fixture(scope="module")
 def copier():
-    """A model that has learned to copy; unlike the others here, it is sure of what it writes."""
+    """A model that has learned to copy, and unlike the others here is sure of its output."""
     pytest.importorskip("ctranslate2")
     model = Transformer(ModelConfig(30, layers=1, d_model=32, heads=2, d_ff=64, dropout=0.0))
     initialize(model, 1)
@@ -381,9 +384,7 @@ def test_a_conversion_that_cannot_be_written_is_said_in_one_line(tmp_path):
     (tmp_path / "best.pt").write_bytes(b"")
     (tmp_path / "best.ct2").mkdir()
     (tmp_path / "best.ct2" / "precious").write_bytes(b"somebody else's")
-    with pytest.raises(
-        UserError, match="best.ct2: the converted model cannot be written there"
-    ):
+    with pytest.raises(UserError, match="best.ct2: the converted model cannot be written"):
         Engine(tmp_path / "best.pt", make_model(), 1, 1, 1)
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["best.pt", "precious"]
 
@@ -395,7 +396,7 @@ def test_without_its_package_ctranslate2_is_refused(answer, monkeypatch):
         answer("Hallo", "--engine", "ctranslate2")
 
 
-# --- In a terminal --------------------------------------------------------------------------------
+# --- In a terminal ----------------------------------------------------------------------------
 
 
 class Terminal:
@@ -448,7 +449,7 @@ def test_the_prompt_answers_until_q_ctrl_d_or_ctrl_c(trained, end):
             terminal.write("\x1b[A\x1b[A")  # the arrow key: an earlier line
             assert "läuft" in terminal.read_until("läuft")
             terminal.write("\x15")
-        # A person takes as long; and input() misses a signal between its prompt and the waiting.
+        # As a person would; input() misses a signal between its prompt and its wait for input.
         time.sleep(0.5)
         terminal.write(end)
         assert terminal.process.wait(30) == 0

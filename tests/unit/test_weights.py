@@ -1,4 +1,4 @@
-"""Weights in copies and in parts, in two processes: they become whole, travel, and come back."""
+"""Replicated and sharded weights in two processes: gathered, broadcast, saved, restored."""
 
 import multiprocessing
 import os
@@ -24,7 +24,7 @@ from support.profiling import memory
 
 
 def in_forks(folder, part, procs=2) -> None:
-    """Calls part(rank) in so many forks of this process that share a Gloo group; waits a minute at most."""
+    """Calls part(rank) in `procs` forks that share a Gloo group, for at most a minute."""
 
     def one(rank):
         torch.set_num_threads(1)
@@ -52,7 +52,7 @@ def in_forks(folder, part, procs=2) -> None:
     assert [fork.exitcode for fork in forks] == [0] * procs
 
 
-def in_parts(seed=2) -> Transformer:
+def make_sharded(seed=2) -> Transformer:
     """`make_model`, as train_fsdp.py makes it."""
     with torch.device("meta"):
         model = Transformer(ModelConfig(**CONFIG))
@@ -63,7 +63,7 @@ def in_parts(seed=2) -> Transformer:
     return model
 
 
-BOTH = pytest.mark.parametrize("make", [make_model, in_parts])
+BOTH = pytest.mark.parametrize("make", [make_model, make_sharded])
 
 
 def take_a_step(model):
@@ -121,14 +121,14 @@ def test_all_get_the_weights_that_rank_0_has(tmp_path, make):
     in_forks(tmp_path, part)
 
 
-@pytest.mark.parametrize("make, into", [(make_model, in_parts), (in_parts, make_model)])
+@pytest.mark.parametrize("make, into", [(make_model, make_sharded), (make_sharded, make_model)])
 def test_a_checkpoint_of_copies_or_parts_goes_into_copies_and_parts(tmp_path, make, into):
     """Rank 0 alone has read it."""
 
     def part(rank):
         model = make(3)
         optimizer = take_a_step(model)
-        found, state = get_state_dict(model, optimizer, options=weights.WHOLE)
+        found, state = get_state_dict(model, optimizer, options=weights.FULL)
         other = into(4 + rank)
         its = torch.optim.AdamW(other.parameters(), lr=1.0)
         weights.restore(other, its, {"model": found, "optimizer": state} if rank == 0 else None)
@@ -139,12 +139,12 @@ def test_a_checkpoint_of_copies_or_parts_goes_into_copies_and_parts(tmp_path, ma
 
 def test_every_process_saves_its_part_and_reads_it_again(tmp_path):
     def part(rank):
-        model = in_parts(3)
+        model = make_sharded(3)
         optimizer = take_a_step(model)
         weights.save_sharded(
-            tmp_path, "parts", *get_state_dict(model, optimizer, options=weights.PARTS)
+            tmp_path, "parts", *get_state_dict(model, optimizer, options=weights.SHARDED)
         )
-        other = in_parts(4)
+        other = make_sharded(4)
         its = torch.optim.AdamW(other.parameters(), lr=1.0)
         weights.restore(other, its, None, str(tmp_path / "parts"))
         assert_equal(model, optimizer, other, its)
@@ -154,11 +154,11 @@ def test_every_process_saves_its_part_and_reads_it_again(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["cut", "missing", "no metadata"])
-def test_a_checkpoint_in_parts_that_is_not_whole_is_refused_in_one_line(tmp_path, wrong):
+def test_a_sharded_checkpoint_that_is_not_whole_is_refused_in_one_line(tmp_path, wrong):
     def part(rank):
-        model = in_parts(3)
+        model = make_sharded(3)
         optimizer = take_a_step(model)
-        state = get_state_dict(model, optimizer, options=weights.PARTS)
+        state = get_state_dict(model, optimizer, options=weights.SHARDED)
         weights.save_sharded(tmp_path, "parts", *state)
         dist.barrier()
         if rank == 0:
@@ -177,7 +177,7 @@ def test_a_checkpoint_in_parts_that_is_not_whole_is_refused_in_one_line(tmp_path
         assert "\n" not in str(problem.value)
         with pytest.raises(
             UserError,
-            match="file/parts: the checkpoint cannot be written .* the one from before is whole",
+            match="file/parts: the checkpoint cannot be written .* the previous one is intact",
         ):
             weights.save_sharded(tmp_path / "file", "parts", *state)
 
@@ -188,12 +188,13 @@ def test_what_does_not_fit_the_model_is_refused_in_one_line(tmp_path):
     def part(_):
         model = make_model()
         optimizer = take_a_step(model)
-        found, state = get_state_dict(model, optimizer, options=weights.WHOLE)
+        found, state = get_state_dict(model, optimizer, options=weights.FULL)
         wider = {name: torch.zeros(3, 3) for name in found}
         for wrong in ({"model": wider, "optimizer": state}, {"model": {}, "optimizer": state}):
             with pytest.raises(
                 UserError,
-                match=r"^the checkpoint does not fit the model \(.*(loading state_dict for|Missing).*\)$",
+                match=r"^the checkpoint does not fit the model "
+                r"\(.*(loading state_dict for|Missing).*\)$",
             ) as problem:
                 weights.restore(model, optimizer, wrong)
             assert "\n" not in str(problem.value) and len(str(problem.value)) < 250
@@ -212,7 +213,10 @@ def test_a_process_that_dies_meanwhile_is_no_fault_of_the_checkpoint(monkeypatch
 
 @pytest.mark.parametrize("frozen", [0, 1, 2, 3])
 def test_fsdp_gathers_a_classifiers_layers_twice_and_all_else_once(tmp_path, frozen):
-    """The layers below the lowest that learns only once, but for the one next to it, which is fetched in vain."""
+    """Layers below the lowest that learns are gathered once, but for the one next to it.
+
+    FSDP prefetches that one in vain.
+    """
 
     def part(_):
         model = Classifier(

@@ -1,0 +1,59 @@
+"""Rows of labelled tables: texts with their classes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from support.common.errors import UserError
+from support.corpora.tables import column_names, one_line, read_columns, read_rows
+
+TEXT_COLUMNS = ("text", "content", "sentence", "review", "body")  # the first found has the text
+
+
+def read_labelled_table(path: Path, text: str, label: str) -> Iterator[tuple[str, str]]:
+    """Yields (text, class) of each row. Raises UserError.
+
+    text: the columns with the text, separated by commas; "": the first of TEXT_COLUMNS; label: the
+    column with the class.
+    """
+    columns = [name.strip() for name in text.split(",")]
+    if not text:
+        columns = [find_text_column(path, label)]
+    is_empty = True
+    for number, (*texts, name) in read_columns(path, [*columns, label], "--text, --label"):
+        example = one_line(" ".join(texts))
+        class_name = " ".join(name.split())
+        if not class_name:
+            raise UserError(f"{path}, row {number}: it has no label")
+        if example:
+            is_empty = False
+        yield example, class_name
+    if is_empty:
+        raise UserError(f"{path}: the text column ({', '.join(columns)}) is empty")
+
+
+def find_text_column(path: Path, label: str) -> str:
+    """Returns the name of the column with the text. Raises UserError."""
+    names = column_names(path)
+    for name in TEXT_COLUMNS:
+        if name in names and name != label.lower():
+            return name
+    raise UserError(
+        f"{path}: no column {', '.join(TEXT_COLUMNS)}: --text says which it is; its columns: "
+        f"{', '.join(names)[:120]}"
+    )
+
+
+def read_numbered(path: Path, classes: list[str], line_end: str) -> Iterator[tuple[str, str]]:
+    """Yields (title and description, class) of each row of a file such as AG News's.
+
+    line_end: what stands for one in the text, "\\" or "\\n". Raises UserError.
+    """
+    class_of = {str(number): name for number, name in enumerate(classes, 1)}
+    for number, (label, *texts) in read_rows(path):
+        if label not in class_of or not texts:
+            raise UserError(
+                f"{path}, row {number}: {label[:40]!r} is no class from 1 to {len(classes)} with "
+                f"a text after it; to use a table with a header: --data FILE --label COLUMN"
+            )
+        text = " ".join(texts).replace(line_end, " ").replace("\\", " ")
+        yield one_line(text), class_of[label]

@@ -1,0 +1,89 @@
+"""Published weights made to fit a corpus: its classes, its lengths, another pooling."""
+
+from dataclasses import replace
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from support.classification.classifier import Classifier, ClassifierConfig
+from support.common.errors import UserError
+
+
+def adapt(
+    pretrained, args, corpus: str, classes: list[str], tokenizer: str
+) -> tuple[ClassifierConfig, dict[str, Tensor], str]:
+    """Returns the model's config, the weights that it begins with, and a line about them.
+
+    pretrained: as `read_folder` of support/pretrained/pretrained.py returns it; corpus: its
+    name; tokenizer: serialized, or "" for images. Weights of the last layer are kept if they
+    were made for these classes. Raises UserError where they do not fit.
+    """
+    is_text = bool(tokenizer)
+    if bool(pretrained.config.patch) == is_text:
+        model_modality = "texts" if pretrained.config.patch == 0 else "images"
+        modality = "texts" if is_text else "images"
+        raise UserError(
+            f"--pretrained loads a model of {model_modality}, but {corpus} has {modality}"
+        )
+    if is_text:
+        check_length(pretrained, args, tokenizer)
+    config = adapted_config(pretrained.config, args, len(classes))
+    with torch.device("meta"):  # names without memory
+        model = Classifier(config)
+    names = model.state_dict().keys()
+    weights = {name: value for name, value in pretrained.weights.items() if name in names}
+    left_out = list(pretrained.left_out)
+    left_out += [pretrained.names[name] for name in pretrained.weights.keys() - names]
+    if is_text and "positions" in weights:
+        weights["positions"] = weights["positions"][: args.max_length]
+    last_layer = f"head.{len(model.head) - 1}."
+    order = order_of_classes(pretrained, args, classes)
+    for name in [name for name in weights if name.startswith(last_layer)]:
+        if order and max(order) < len(weights[name]):
+            weights[name] = weights[name][order]
+        else:
+            left_out.append(pretrained.names[name])
+            del weights[name]
+    new = ", ".join(sorted(names - weights.keys())) or "no weights"
+    dropped = ", ".join(sorted(left_out)) or "none"
+    return config, weights, f"{args.pretrained}: new are {new}; left out: {dropped}"
+
+
+def check_length(pretrained, args, tokenizer: str) -> None:
+    """Raises UserError for a --max-length that the tokenizer or the positions do not allow."""
+    special_tokens = Tokenizer.from_str(tokenizer).num_special_tokens_to_add(False)
+    smallest = special_tokens + 1
+    largest = pretrained.config.max_length
+    if not smallest <= args.max_length <= largest:
+        raise UserError(
+            f"--max-length {args.max_length}: with the weights of {args.pretrained} it must be "
+            f"from {smallest} to {largest}"
+        )
+
+
+def adapted_config(config: ClassifierConfig, args, num_classes: int) -> ClassifierConfig:
+    """Returns the published shape with the flags of this run. Raises UserError."""
+    kwargs = {
+        "classes": num_classes,
+        "dropout": args.dropout,
+        "head_dropout": args.dropout,
+        "label_smoothing": args.label_smoothing,
+    }
+    if not config.patch:
+        kwargs["max_length"] = args.max_length
+    if args.pool == "mean":
+        kwargs |= {"pool": "mean", "head": ""}
+    try:
+        return replace(config, **kwargs)
+    except ValueError as problem:
+        raise UserError(str(problem)) from problem
+
+
+def order_of_classes(pretrained, args, classes: list[str]) -> list[int]:
+    """Returns where each class is in the published last layer; [] if it is made for others."""
+    if args.pool == "mean":  # it was trained on another pooling
+        return []
+    if not all(name in pretrained.labels for name in classes):
+        return []
+    return [pretrained.labels.index(name) for name in classes]

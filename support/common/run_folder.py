@@ -1,0 +1,97 @@
+"""The folder of a run, logs/NAME: its name, its lock, and nothing in it overwritten."""
+
+import contextlib
+import itertools
+import json
+import os
+import re
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from support.common.errors import UserError
+from support.common.paths import LOGS
+
+LOCK = ".lock"
+LOCK_TIMEOUT = 20  # seconds: a run that was just stopped may still be saving
+
+
+def check_name(name: str) -> str:
+    """Returns the name of a run, which has to stay within logs/. Raises UserError."""
+    name = name.removeprefix(f"{LOGS}/")
+    is_valid = re.fullmatch(r"[\w.+=,@-]+(/[\w.+=,@-]+)*", name) and ".." not in name.split("/")
+    if name and not is_valid:
+        raise UserError(
+            f"--name {name!r}: letters, digits and ._-+=,@ only; / for folders in logs/"
+        )
+    return name
+
+
+def make_folder(folder: Path, corpus: str) -> str:
+    """Makes the folder of a new run; a run without a name gets the next free logs/CORPUS-N."""
+    try:
+        LOGS.mkdir(exist_ok=True)
+        if folder == LOGS:
+            return make_numbered_folder(corpus)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = folder / "config.json"
+        was_saved = config.is_file() and json.loads(config.read_text()).get("saved")
+        if was_saved or (folder / "summary.json").is_file():
+            raise UserError(
+                f"{folder} is a run whose checkpoint last.pt is missing. It cannot go on, and "
+                f"is not overwritten: choose another --name"
+            )
+        return str(folder)
+    except OSError as problem:
+        path = problem.filename or folder
+        raise UserError(f"{path}: cannot be written ({problem.strerror})") from problem
+    except ValueError as problem:
+        raise UserError(f"{folder}/config.json is damaged; choose another --name") from problem
+
+
+def make_numbered_folder(corpus: str) -> str:
+    """Makes logs/CORPUS-1, or with the first number that is free, and returns it."""
+    prefix = re.sub(r"[^\w.+=,@-]", "-", corpus) or "run"  # easy to type after --resume
+    for number in itertools.count(1):
+        folder = LOGS / f"{prefix}-{number}"
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return str(folder)
+    raise AssertionError("unreachable")
+
+
+def lock_folder(folder: Path, is_new: bool) -> FileLock:
+    """Locks a run's folder until this process ends, so that two runs never write to it.
+
+    is_new: whether there was no checkpoint when the flags were read. Raises UserError if
+    another run is writing, if there is a checkpoint by now, or if the folder cannot be written.
+    """
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=LOCK_TIMEOUT, poll_interval=0.1)
+    except Timeout:
+        raise UserError(f"{folder}: another run is writing to it") from None
+    except NotImplementedError:  # a file system without locks
+        pass
+    except OSError as problem:
+        reason = problem.strerror or problem
+        raise UserError(f"{folder}: cannot be written ({reason})") from problem
+    if is_new and (folder / "last.pt").is_file():
+        raise UserError(f"{folder}: a run that was ending has just saved it; start again")
+    return lock
+
+
+def remove_if_empty(folder: str) -> None:
+    """Removes a run's folder, and then logs/, if nothing but a lock was written to it."""
+    if not folder:
+        return
+    path = Path(folder)
+    if not path.is_dir():
+        return
+    lock = FileLock(path / LOCK, timeout=0)  # another run may have it
+    with contextlib.suppress(OSError, Timeout, NotImplementedError), lock:
+        if os.listdir(path) == [LOCK]:
+            (path / LOCK).unlink()
+    for empty in (path, path.parent):
+        with contextlib.suppress(OSError):
+            empty.rmdir()

@@ -1,0 +1,71 @@
+"""Corpora that are fetched once, checked, and kept."""
+
+import gzip
+import hashlib
+import http.client
+import os
+import sys
+import tempfile
+import urllib.request
+import zlib
+from pathlib import Path
+
+from support.common.errors import UserError
+from support.common.paths import CACHE
+
+
+def sha256(path: Path, unpacked: bool = False) -> str:
+    """Returns a file's SHA-256 in hexadecimal, or "" if no whole file is there.
+
+    unpacked: of what a .gz file holds, because the same content can be packed differently.
+    """
+    is_packed = unpacked and path.suffix.lower() == ".gz"
+    open_file = gzip.open if is_packed else open
+    try:
+        with open_file(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    except (FileNotFoundError, EOFError, zlib.error, gzip.BadGzipFile):
+        return ""
+    except OSError as problem:
+        raise UserError(f"{path}: cannot be read ({problem.strerror})") from problem
+
+
+def download(
+    name: str, files: dict[str, tuple[int, str]], url: str, unpacked: bool = False
+) -> Path:
+    """Returns the folder with a corpus's files, which are fetched if they are not there.
+
+    files: of each its size in bytes and its SHA-256, which is checked each time; unpacked: see
+    `sha256`. The environment variable NAME_URL replaces `url`. Raises UserError.
+    """
+    folder = CACHE / name
+    variable = name.upper().replace("-", "_") + "_URL"
+    base = os.environ.get(variable, url).rstrip("/")
+    for file, (size, checksum) in files.items():
+        if sha256(folder / file, unpacked) == checksum:
+            continue
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            fetch(f"{base}/{file}", folder / file, size, checksum, unpacked)
+        except (OSError, http.client.HTTPException, ValueError) as problem:
+            raise UserError(
+                f"{name} cannot be fetched ({problem}); if you have its files, name their folder: "
+                f"--data ./FOLDER"
+            ) from problem
+    return folder
+
+
+def fetch(url: str, path: Path, size: int, checksum: str, unpacked: bool) -> None:
+    """Fetches a file. It gets its name only when it is whole and as expected."""
+    print(f"fetching {url}", file=sys.stderr)
+    with urllib.request.urlopen(url, timeout=30) as response:
+        content = response.read(size + 1)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        partial = Path(folder) / path.name
+        partial.write_bytes(content)
+        if sha256(partial, unpacked) != checksum:
+            raise UserError(
+                f"{url}: not the expected file (another SHA-256, of {len(content)} bytes); "
+                f"nothing was kept"
+            )
+        partial.rename(path)

@@ -1,0 +1,235 @@
+"""From the command line to the settings of a run.
+
+    command_line = parse_arguments(__doc__, Settings)  # in every process
+    args = command_line.complete()  # in rank 0, which sends it to the others
+
+The value of a flag is the first of these that there is: the command line's; the --config
+file's; with --resume, the one that the run was started with; the one in the corpus's file in
+configs/; the default.
+"""
+
+import argparse
+import importlib.util
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.common.checkpoint import load_run
+from support.common.errors import UserError
+from support.common.hardware import find_device
+from support.common.kernels import fast_precision
+from support.common.paths import LOGS
+from support.common.prompt import readable
+from support.common.run_folder import check_name, make_folder
+from support.training.config_file import read_config
+from support.training.settings import (
+    Settings,
+    check_limits,
+    defaults_of,
+    flags_of,
+    groups_of,
+    option,
+    type_of,
+)
+from support.training.tasks import base_config, check_task
+
+METAVARS = {str: "TEXT", int: "N", float: "X"}
+
+
+@dataclass
+class CommandLine:
+    """What a command line says."""
+
+    settings: type[Settings]
+    given: dict[str, Any]  # the flags that it names, by name
+
+    def complete(self, restarted: str = "") -> Settings:
+        """Returns the settings of the run, and makes the folder of a new one.
+
+        One process does this for all. restarted: the folder of the run that torchrun starts
+        again. Raises UserError.
+        """
+        check_encoding(self.given)
+        given = self.with_config_file()
+        folder = find_folder(given, restarted)
+        checkpoint = None
+        is_there = (folder / "last.pt").is_file() and folder != LOGS
+        if given.get("resume") or (is_there and not given.get("benchmark")):
+            checkpoint = load_run(folder, sharded="sharded" in flags_of(self.settings))
+        if checkpoint and given.get("resume"):
+            flags, config = self.resumed(given, checkpoint["flags"]), ""
+            asked = given
+        else:
+            flags, config = self.begun(given, checkpoint)
+            asked = flags
+        if checkpoint:
+            refuse_changes(self.settings, asked, checkpoint["flags"], folder)
+        args = self.settings(**flags)
+        args.saved = checkpoint["task"] if checkpoint else None
+        args.base_config = config
+        settle(args, defaults_of(self.settings))
+        if not args.benchmark:
+            args.folder = str(folder)
+            if not checkpoint:
+                corpus = Path(os.path.abspath(args.data)).name.split(".")[0]
+                args.folder = make_folder(folder, corpus)
+        return args
+
+    def with_config_file(self) -> dict[str, Any]:
+        """Returns the given flags, with those of the --config file below them."""
+        given = self.given
+        if not given.get("config"):
+            return given
+        in_file = read_config(given["config"], self.settings, given.get("pretrained", ""))
+        # Two flags may ask for the same in different words: the command line's goes first.
+        if "epochs" in given:
+            in_file["steps"] = 0
+        if "batch_tokens" in given:
+            in_file["batch_size"] = 0
+        return in_file | given
+
+    def resumed(self, given: dict[str, Any], stored: dict[str, Any]) -> dict[str, Any]:
+        """Returns all flags of a run that goes on. stored: those it began with."""
+        known = flags_of(self.settings)
+        kept = {
+            name: value
+            for name, value in stored.items()
+            if name in known and known[name].metadata["remembered"]
+        }
+        if "epochs" in given:
+            kept["steps"] = 0
+        return defaults_of(self.settings) | kept | given
+
+    def begun(
+        self, given: dict[str, Any], checkpoint: dict | None
+    ) -> tuple[dict[str, Any], str]:
+        """Returns all flags of a new run, or of one that --name names; and its config."""
+        defaults = defaults_of(self.settings)
+        path = base_config(defaults | given)
+        flags = dict(defaults)
+        if path:
+            flags |= read_config(str(path), self.settings)
+        if "batch_tokens" in given:
+            flags["batch_size"] = 0
+        if checkpoint:  # on another machine "auto" could select another precision
+            flags["precision"] = checkpoint["flags"]["precision"]
+        flags |= given
+        if flags["pretrained"]:
+            self.refuse_shape(given)
+        return flags, f"configs/{path.name}" if path else ""
+
+    def refuse_shape(self, given: dict[str, Any]) -> None:
+        """Raises UserError for flags that give published weights another shape."""
+        for name, field in flags_of(self.settings).items():
+            if name in given and field.metadata["is_shape"]:
+                source = "" if name in self.given else f"--config {given['config']}: "
+                raise UserError(
+                    f"{source}{option(name)} cannot be set with --pretrained: the weights have "
+                    f"a shape already"
+                )
+
+
+def parse_arguments(doc: str | None, settings: type[Settings]) -> CommandLine:
+    """Parses the command line of a training script. doc: the script's docstring."""
+    parser = argparse.ArgumentParser(
+        description=doc,
+        usage="%(prog)s [FLAGS]",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Defaults are in brackets. A corpus that has a file in configs/ begins with\n"
+        "its values, and so do all classifiers. A run names that file in its first line.",
+    )
+    parser.error = exit_with_usage  # type: ignore[method-assign, assignment]
+    for heading, fields in groups_of(settings).items():
+        group = parser.add_argument_group(heading)
+        for field in fields:
+            add_flag(group, field)
+    return CommandLine(settings, vars(parser.parse_args()))
+
+
+def exit_with_usage(message: str) -> None:
+    """Ends the program on a wrong flag. All processes do so, rank 0 first."""
+    if os.environ.get("RANK", "0") != "0":
+        time.sleep(4)
+    print(f"error: {message}; --help lists the flags", file=sys.stderr)
+    sys.exit(2)
+
+
+def add_flag(parser, field) -> None:
+    """Adds a flag to a parser or to a group of one. What is not given is not in the result."""
+    text = field.metadata["help"]
+    value_type = type_of(field)
+    if value_type is not bool and field.default != "":
+        text += f" [{field.default}]"
+    kwargs: dict[str, Any] = {"help": text, "default": argparse.SUPPRESS}
+    if value_type is bool:
+        kwargs["action"] = argparse.BooleanOptionalAction  # --no-FLAG undoes what is remembered
+    elif field.metadata["choices"]:
+        kwargs["choices"] = field.metadata["choices"]
+    else:
+        kwargs |= {"type": value_type, "metavar": METAVARS[value_type]}
+    parser.add_argument(option(field.name), **kwargs)
+
+
+def check_encoding(given: dict[str, Any]) -> None:
+    """Raises UserError for text that is not UTF-8, which could not be written down later."""
+    for name, value in given.items():
+        if isinstance(value, str) and readable(value) != value:
+            raise UserError(f"{option(name)} {value!r}: not UTF-8")
+
+
+def find_folder(given: dict[str, Any], restarted: str) -> Path:
+    """Returns the folder of the run, or LOGS if it has no name yet."""
+    if given.get("resume") and given.get("name"):
+        raise UserError(
+            "--resume and --name: one of them is enough; --name goes on with a run, too"
+        )
+    resume = given.get("resume") or restarted
+    if resume:
+        return Path(resume)
+    return LOGS / check_name(given.get("name", ""))
+
+
+def refuse_changes(
+    settings: type[Settings], asked: dict[str, Any], stored: dict[str, Any], folder: Path
+) -> None:
+    """Raises UserError for a flag that would make a run that goes on another run."""
+    for name, field in flags_of(settings).items():
+        if name not in asked or field.metadata["changeable"]:
+            continue
+        before = stored[name]
+        if asked[name] != before:
+            shown = "none" if before == "" else before
+            raise UserError(
+                f"{option(name)} {asked[name]}: {folder} was started with {shown}; "
+                f"--resume {folder} remembers a run's flags"
+            )
+
+
+def settle(args: Settings, defaults: dict[str, Any]) -> None:
+    """Replaces "auto" by what it stands for, and raises UserError for impossible flags."""
+    if args.benchmark:
+        args.steps = args.steps or 200
+        if args.resume:
+            raise UserError("--benchmark saves nothing, so it cannot --resume a run")
+    if args.head_lr and not args.lr:
+        raise UserError(
+            "--head-lr requires --lr > 0; to train only the head, use --freeze with all layers"
+        )
+    check_limits(type(args), args.flags())
+    for name in ("tensorboard", "wandb"):
+        if getattr(args, name) and not importlib.util.find_spec(name):
+            raise UserError(f"--{name} needs a package: pip install {name}")
+    args.device = find_device(args.device, args.DEVICES)
+    if args.precision == "auto":
+        args.precision = fast_precision(args.device)
+    replicas = getattr(args, "replicas", 1)
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    if world_size % replicas:
+        raise UserError(
+            f"--replicas {replicas}: {world_size} processes cannot be divided by it"
+        )
+    check_task(args, defaults)

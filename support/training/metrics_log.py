@@ -1,0 +1,124 @@
+"""The log of a run in logs/RUN/: config.json, metrics.csv, and what the trackers get."""
+
+import platform
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from support.common.errors import UserError
+from support.common.files import write_json
+from support.training.trackers import Trackers
+
+COLUMNS = [
+    "step",
+    "epoch",
+    "seconds",
+    "tokens",
+    "train_loss",
+    "learning_rate",
+    "grad_norm",
+    "tokens_per_second",
+    "mfu",
+    "valid_loss",
+]  # the metrics of the task follow
+
+
+class MetricsLog:
+    """The log of one run, written by rank 0. A run that goes on appends to it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        flags: dict[str, Any],
+        config: dict[str, Any],
+        model: nn.Module,
+        columns: list[str],
+        hosts_and_devices: list[tuple[str, str]],
+    ):
+        """flags: of the run; config: the model's; hosts_and_devices: of each rank."""
+        self.folder = folder
+        self.columns = columns
+        hosts = [host for host, _ in hosts_and_devices]
+        devices = [device for _, device in hosts_and_devices]
+        self.about = {
+            "mode": Path(sys.argv[0]).stem.removeprefix("train_"),
+            "flags": flags,
+            "model": config,
+            "world_size": dist.get_world_size(),
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "hosts": list(dict.fromkeys(hosts)),
+            "devices": list(dict.fromkeys(devices)),
+            "threads": torch.get_num_threads(),
+            "python": platform.python_version(),
+            "torch": version("torch"),
+            "numpy": version("numpy"),
+            "tokenizers": version("tokenizers"),
+            "started": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "saved": False,
+        }
+
+    def open(self, args, step: int, last: int, wandb_id: str) -> None:
+        """Opens metrics.csv, and removes from the folder what comes after `step`.
+
+        step: the last one done; last: the step that the run now ends at; wandb_id: of the run
+        at Weights & Biases. Raises UserError where the folder cannot be written.
+        """
+        try:
+            self.remove_later_files(step, last)
+            path = self.folder / "metrics.csv"
+            rows = self.rows_until(path, step)
+            partial = self.folder / "metrics.partial"
+            partial.write_text("\n".join([",".join(self.columns), *rows]) + "\n")
+            partial.rename(path)
+            self.metrics = open(path, "a", buffering=1)  # noqa: SIM115 (until `close`)
+            self.about["saved"] = step > 0
+            write_json(self.folder / "config.json", self.about)
+        except OSError as problem:
+            reason = problem.strerror or problem
+            raise UserError(f"{self.folder}: cannot be written ({reason})") from problem
+        self.trackers = Trackers(args, self.folder, self.about, wandb_id, step)
+
+    def remove_later_files(self, step: int, last: int) -> None:
+        """Removes half-written files, and what an interrupted run wrote after `step`."""
+        for partial in self.folder.glob("*.partial"):
+            if partial.is_file():  # a folder is a conversion by translate.py, which goes on
+                partial.unlink()
+        if step < last:  # a run that had ended is made longer
+            (self.folder / "summary.json").unlink(missing_ok=True)
+        for path in self.folder.glob("step-[0-9]*.pt"):
+            if int(path.stem.removeprefix("step-")) > step:
+                path.unlink()
+
+    def rows_until(self, path: Path, step: int) -> list[str]:
+        """Returns the rows of metrics.csv up to `step`, without one that was cut short."""
+        if not step or not path.is_file():
+            return []
+        commas = len(self.columns) - 1
+        rows = path.read_text().splitlines()[1:]
+        whole_rows = [row for row in rows if row.count(",") == commas]
+        return [row for row in whole_rows if int(row.split(",")[0]) <= step]
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Adds a row to metrics.csv; the trackers get the same numbers."""
+        self.metrics.write(",".join(str(row.get(name, "")) for name in self.columns) + "\n")
+        values = {
+            name: float(row[name]) for name in self.columns[1:] if row.get(name, "") != ""
+        }
+        self.trackers.track(row["step"], values)
+
+    def note_saved(self) -> None:
+        """Notes in config.json that there is a checkpoint, which no other run overwrites."""
+        if not self.about["saved"]:
+            self.about["saved"] = True
+            write_json(self.folder / "config.json", self.about)
+
+    def close(self) -> None:
+        """Closes metrics.csv and the trackers."""
+        self.metrics.close()
+        self.trackers.close()

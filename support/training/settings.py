@@ -1,0 +1,363 @@
+"""Every flag of the training scripts: its name, type, default, limits and help.
+
+A training script calls `parse_arguments(__doc__, Settings)` of support/training/command_line.py
+and gets its flags as one object of this class, `args` in the scripts. Flags that a single
+script has are in a class derived from it. A corpus begins with the values in configs/, not with
+the defaults.
+"""
+
+import dataclasses
+import typing
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from support.common.errors import UserError
+
+LARGE = 2**31 - 1
+
+
+def flag(
+    default: Any,
+    help: str,
+    limits: tuple[float, float] | None = None,
+    *,
+    choices: tuple[str, ...] = (),
+    task: str = "",
+    is_shape: bool = False,
+    changeable: bool = False,
+    remembered: bool = True,
+    copied: bool = True,
+) -> Any:
+    """Describes a flag.
+
+    limits: the smallest and the largest value; choices: the words that it can be. task: the
+    only task that has a use for it. is_shape: part of the model's shape, which published
+    weights (--pretrained) bring along. changeable: another value may be given when a run goes
+    on. remembered: --resume takes the value that the run was started with. copied: --config
+    takes it from another run's config.json.
+    """
+    return dataclasses.field(
+        default=default,
+        metadata={
+            "help": help,
+            "limits": limits,
+            "choices": choices,
+            "task": task,
+            "is_shape": is_shape,
+            "changeable": changeable,
+            "remembered": remembered,
+            "copied": copied,
+        },
+    )
+
+
+TRANSLATE, CLASSIFY = "translation", "classification"
+
+
+@dataclass
+class CorpusSettings:
+    """corpus"""
+
+    data: str = flag(
+        "phrasebook",
+        "corpus to translate: phrasebook, multi30k, a folder, a PREFIX, a .tsv, .csv, .jsonl "
+        "or .zip file; to classify: agnews, fashion-mnist, kinds, class folders, or a table "
+        "with --label",
+    )
+    valid: str = flag(
+        "", "PREFIX, table or class folders to validate on; else some are held out"
+    )
+    test: str = flag("", "PREFIX, table or class folders to score at the end")
+    src: str = flag("de", "source language: ending of its file, or column", task=TRANSLATE)
+    tgt: str = flag("en", "target language: ending of its file, or column", task=TRANSLATE)
+    vocab_size: int = flag(8000, "tokens in the vocabulary (BPE)", (1, 10**7), is_shape=True)
+    max_length: int = flag(
+        128, "tokens; longer sentence pairs are left out, longer texts are cut", (1, 32_767)
+    )
+    label: str = flag("", "column of a table, by name or position, that holds the class")
+    text: str = flag("", "columns with the text, separated by commas", task=CLASSIFY)
+    image_size: int = flag(
+        0,
+        "pixels a side; 0: the size that --pretrained or an IDX file has, or 32",
+        (0, 4096),
+        task=CLASSIFY,
+    )
+
+
+@dataclass
+class ModelSettings:
+    """model"""
+
+    layers: int = flag(
+        3, "encoder layers, and as many decoder layers", (1, 1000), is_shape=True
+    )
+    d_model: int = flag(256, "width of the model", (1, 65_536), is_shape=True)
+    heads: int = flag(4, "attention heads", is_shape=True)
+    d_ff: int = flag(1024, "width inside the feed-forward layers", (1, 10**6), is_shape=True)
+    dropout: float = flag(0.1, "share of activations that are dropped in training")
+    norm: str = flag(
+        "pre",
+        "layer norm before each sub-layer, or after it",
+        choices=("pre", "post"),
+        is_shape=True,
+    )
+    patch: int = flag(
+        4, "pixels a side of an image's patches", (1, 4096), task=CLASSIFY, is_shape=True
+    )
+    stem_channels: int = flag(
+        0,
+        "channels of the first of two convolutions before the patches; 0: no convolutions",
+        (0, 4096),
+        task=CLASSIFY,
+        is_shape=True,
+    )
+    pretrained: str = flag(
+        "", "begin with the weights in this Hugging Face folder (BERT, ViT, ...)", task=CLASSIFY
+    )
+    pool: str = flag(
+        "pretrained",
+        "for --pretrained: classify from the token that it does, or from the mean of all",
+        choices=("pretrained", "mean"),
+        task=CLASSIFY,
+    )
+    freeze: int = flag(
+        0, "layers, from the lowest, that do not learn", (0, 1000), task=CLASSIFY
+    )
+
+
+@dataclass
+class OptimizerSettings:
+    """optimization"""
+
+    batch_tokens: int = flag(4096, "tokens a side in a step, over all processes", (1, 10**9))
+    batch_size: int = flag(
+        0, "examples in a step; 0: as many as --batch-tokens holds", (0, 10**8)
+    )
+    accumulate: int = flag(
+        1, "micro-batches that each process splits its shard into", (1, 10_000), changeable=True
+    )
+    epochs: int = flag(10, "passes through the corpus", (1, LARGE), changeable=True)
+    steps: int = flag(0, "number of steps, instead of --epochs", (0, LARGE), changeable=True)
+    lr: float = flag(2e-3, "peak learning rate, at the end of the warm-up", (0, LARGE))
+    warmup: int = flag(1000, "warm-up steps; 0: a tenth of the run", (0, LARGE))
+    schedule: str = flag(
+        "noam",
+        "how the learning rate falls after the warm-up",
+        choices=("noam", "linear", "cosine"),
+    )
+    head_lr: float = flag(
+        0.0, "peak learning rate of a classifier's head; 0: --lr", (0, LARGE), task=CLASSIFY
+    )
+    weight_decay: float = flag(0.0, "of AdamW; biases and norms never decay", (0, 1))
+    class_weights: bool = flag(
+        False, "give all classes the same weight in the loss, also rare ones", task=CLASSIFY
+    )
+    token_dropout: float = flag(
+        0.0, "share of a text's tokens that are hidden in training", (0, 0.9), task=CLASSIFY
+    )
+    crop: int = flag(0, "move images by up to this many pixels", (0, 1000), task=CLASSIFY)
+    flip: str = flag("no", "mirror half of the images", choices=("no", "yes"), task=CLASSIFY)
+    label_smoothing: float = flag(
+        0.1, "share of the target that is spread over all tokens or classes"
+    )
+    clip: float = flag(1.0, "largest norm of the gradient; 0: no limit", (0, LARGE))
+    average_checkpoints: int = flag(
+        5,
+        "at the end, also try the mean of the weights of the last N evaluations",
+        (1, 1000),
+        changeable=True,
+    )
+    patience: int = flag(
+        0,
+        "stop after this many evaluations that were no better; 0: never",
+        (0, LARGE),
+        changeable=True,
+    )
+    seed: int = flag(1, "seed of weights, order of examples and dropout", (0, LARGE))
+
+
+@dataclass
+class SpeedSettings:
+    """speed"""
+
+    precision: str = flag(
+        "auto",
+        "of matrix multiplications; auto selects bf16 if the hardware supports it",
+        choices=("auto", "fp32", "bf16"),
+        changeable=True,
+    )
+    compile: bool = flag(False, "compile the model with torch.compile", changeable=True)
+    recompute: bool = flag(
+        False,
+        "keep few activations and recompute the others in the backward pass",
+        changeable=True,
+    )
+    profile: bool = flag(
+        False,
+        "record three steps: step.png, memory.png and traces",
+        changeable=True,
+        remembered=False,
+        copied=False,
+    )
+    benchmark: bool = flag(
+        False, "time 200 steps and save nothing; prints tokens/s and MFU", changeable=True
+    )
+    hardware_tflops: float = flag(
+        0.0,
+        "peak of a process's GPU or cores, for MFU; 0: known, or measured",
+        (0, LARGE),
+        changeable=True,
+        remembered=False,
+        copied=False,
+    )
+
+
+@dataclass
+class RunSettings:
+    """run"""
+
+    config: str = flag(
+        "", "take flags from this YAML or JSON file", changeable=True, copied=False
+    )
+    name: str = flag(
+        "", "start the run logs/NAME, or go on with it", changeable=True, copied=False
+    )
+    resume: str = flag(
+        "", "go on with the run in this folder, logs/RUN", changeable=True, copied=False
+    )
+    eval_every: int = flag(
+        0, "steps between evaluations; 0: every epoch", (0, LARGE), changeable=True
+    )
+    save_every: int = flag(
+        0, "steps between checkpoints; 0: at every evaluation", (0, LARGE), changeable=True
+    )
+    log_every: int = flag(10, "steps between rows of metrics.csv", (1, LARGE), changeable=True)
+    device: str = flag(
+        "auto",
+        "where to train",
+        choices=("auto", "cpu", "cuda"),
+        changeable=True,
+        remembered=False,
+        copied=False,
+    )
+    tensorboard: bool = flag(
+        False, "also write the metrics for TensorBoard to logs/RUN/", changeable=True
+    )
+    wandb: str = flag(
+        "", "also send the metrics to this project of Weights & Biases", changeable=True
+    )
+    timeout: int = flag(600, "seconds to wait for another process", (1, 10**7), changeable=True)
+    delay_ms: float = flag(
+        0.0,
+        "milliseconds to wait before each exchange between processes, as in a slow network",
+        (0, 10**6),
+        changeable=True,
+        remembered=False,
+        copied=False,
+    )
+    netem: bool = flag(
+        False,
+        "batch/netem.sh already delays the network: do not wait in the process as well",
+        changeable=True,
+        remembered=False,
+        copied=False,
+    )
+
+
+@dataclass
+class Settings(RunSettings, SpeedSettings, OptimizerSettings, ModelSettings, CorpusSettings):
+    """All flags of a run, completed and checked; and what follows from them."""
+
+    DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "cuda")  # where the script can train
+
+    folder: str = ""  # of the run; none with --benchmark
+    saved: dict | None = None  # what the task left in the checkpoint that the run goes on from
+    base_config: str = ""  # the file in configs/ that the run began with
+    threads: int = 1  # of this process
+
+    def flags(self) -> dict[str, Any]:
+        """Returns the flags by name, as config.json and checkpoints hold them."""
+        return {name: getattr(self, name) for name in flags_of(type(self))}
+
+
+@dataclass
+class CpuSettings(Settings):
+    """run"""
+
+    DEVICES: ClassVar[tuple[str, ...]] = ("cpu",)
+
+    procs: int = flag(
+        0, "processes; 0: one for each core, at most 8", (0, 10_000), changeable=True
+    )
+
+
+@dataclass
+class FsdpSettings(Settings):
+    """run"""
+
+    sharded: bool = flag(
+        False,
+        "save last.pt in shards, one for each process",
+        changeable=True,
+        remembered=False,
+    )
+    replicas: int = flag(
+        1,
+        "model replicas for hybrid sharding (HSDP); typically the number of nodes",
+        (1, 10_000),
+        changeable=True,
+        remembered=False,
+    )
+
+
+# Flags that only one of the scripts has. The others ignore them in a file.
+SCRIPT_FLAGS = {"procs", "sharded", "replicas"}
+
+
+def flags_of(settings: type[Settings]) -> dict[str, dataclasses.Field]:
+    """Returns the fields that are flags, by name, in the order of the classes above."""
+    return {
+        field.name: field for field in dataclasses.fields(settings) if "help" in field.metadata
+    }
+
+
+def defaults_of(settings: type[Settings]) -> dict[str, Any]:
+    """Returns the default of each flag."""
+    return {name: field.default for name, field in flags_of(settings).items()}
+
+
+def groups_of(settings: type[Settings]) -> dict[str, list[dataclasses.Field]]:
+    """Returns the flags by heading, as --help lists them."""
+    groups: dict[str, list[dataclasses.Field]] = {}
+    for base in reversed(settings.__mro__):
+        own_fields = [
+            field
+            for name, field in flags_of(settings).items()
+            if name in vars(base).get("__annotations__", {})
+        ]
+        if own_fields:
+            groups.setdefault(str(base.__doc__), []).extend(own_fields)
+    return groups
+
+
+def type_of(field: dataclasses.Field) -> type:
+    """Returns the type of a flag's value: bool, int, float or str."""
+    return typing.cast(type, field.type)
+
+
+def option(name: str) -> str:
+    """Returns a flag as people type it: --batch-tokens of batch_tokens."""
+    return "--" + name.replace("_", "-")
+
+
+def check_limits(settings: type[Settings], values: dict[str, Any]) -> None:
+    """Raises UserError for a number outside the limits of its flag."""
+    for name, field in flags_of(settings).items():
+        limits = field.metadata["limits"]
+        if limits is None or name not in values:
+            continue
+        smallest, largest = limits
+        if not smallest <= values[name] <= largest:
+            raise UserError(
+                f"{option(name)} {values[name]}: it must be from {smallest} to {largest}"
+            )

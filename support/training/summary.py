@@ -1,0 +1,181 @@
+"""What a run says at its beginning and its end: the weights it keeps, and how good they are."""
+
+import csv
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from support.common import checkpoint
+from support.common.files import write_json
+from support.common.hardware import device_name, peak_memory
+from support.distributed.collectives import all_gather_objects
+from support.distributed.weights import load_full_state_dict
+from support.training.settings import flags_of, option
+
+if TYPE_CHECKING:
+    from support.training.run import Run
+
+
+def beginning(run: "Run") -> str:
+    """Returns the lines that a run begins with: its settings, its data, and who computes."""
+    args = run.args
+    source = args.base_config or "the defaults"
+    if args.resume:
+        source = f"those of {args.folder}"
+    lines = [
+        f"settings: {source}, and the flags given",
+        str(run.task),
+        f"processes: {run.world_size}, threads of each: {torch.get_num_threads()}, "
+        f"{device_name(args.device)}, {args.precision}",
+    ]
+    if args.warmup > run.last and not (args.saved or args.benchmark):
+        lines.append(
+            f"warning: the run has {run.last} steps, fewer than --warmup {args.warmup}, so the "
+            f"learning rate stays low; --warmup 0 takes a tenth of the run"
+        )
+    return "\n".join(lines)
+
+
+def finish(run: "Run", model: nn.Module) -> None:
+    """Scores the best weights on the test part, and writes summary.json. A collective.
+
+    `model` is left with the best weights.
+    """
+    run.say("scoring the best weights")
+    best, valid = choose_weights(run, model)
+    if run.writes:
+        (run.folder / "best.pt").touch()  # translate.py takes the newest
+    test_metrics, text = run.task.report(model, run.rank, run.world_size, run.folder)
+    memory = all_gather_objects(peak_memory())
+    if not run.writes:
+        return
+    seconds = time.perf_counter() - run.began
+    content: dict[str, Any] = {
+        "steps": run.last,
+        "tokens": run.progress.tokens,
+        "wall_seconds": round(seconds, 1),
+    }
+    content |= median_speed(run.folder / "metrics.csv")
+    first_metric = run.task.metrics[0]
+    content |= {
+        "best_step": best["step"],
+        "averaged_checkpoints": best["averaged"],
+        f"valid_{first_metric}": round(valid[first_metric], 4),
+    }
+    content |= test_metrics
+    epochs = list(run.progress.epochs)
+    if run.progress.epoch.seconds:  # the last epoch is not whole
+        epochs.append(run.epoch_record(run.last))
+    content |= {
+        "training_examples": len(run.task.batches.examples),
+        "peak_memory_mib": {
+            "largest_process": round(max(memory)),
+            "all_processes": round(sum(memory)),
+        },
+        "epochs": epochs,
+    }
+    profile = run.folder / "profile.json"
+    if profile.is_file():
+        content["profile"] = json.loads(profile.read_text())
+    write_json(run.folder / "summary.json", content)
+    run.say(
+        f"\n{text}\n{minutes(seconds)} in all; {run.folder}/ has the log, and in best.pt the "
+        f"weights."
+    )
+
+
+def choose_weights(run: "Run", model: nn.Module) -> tuple[dict, dict[str, float]]:
+    """Loads the weights that the run keeps, and returns their checkpoint and their metrics.
+
+    They are those of best.pt, or the mean of the last evaluations' weights if its loss on the
+    validation part is lower: the highest of many accuracies is partly luck, the loss less so. A
+    collective: rank 0 reads the files.
+    """
+
+    def load_and_evaluate(state: dict[str, Tensor] | None) -> dict[str, float]:
+        load_full_state_dict(model, state)
+        return run.task.evaluate(model, "valid", run.rank, run.world_size, final=True)
+
+    best: dict = {"model": None}  # only rank 0 has the weights
+    if run.writes:
+        best = checkpoint.load(run.folder / "best.pt")
+    metrics = load_and_evaluate(best["model"])
+    if run.args.average_checkpoints == 1:
+        return best, metrics
+    mean: dict = {"model": best["model"]}
+    paths = []
+    if run.writes:
+        paths = run.evaluation_checkpoints()[-run.args.average_checkpoints :]
+    if paths:
+        state = checkpoint.average_weights(paths)
+        mean = run.content(run.last, state) | {"averaged": len(paths)}
+    metrics_of_mean = load_and_evaluate(mean["model"])
+    if metrics_of_mean["loss"] >= metrics["loss"]:
+        load_full_state_dict(model, best["model"])
+        return best, metrics
+    if run.writes:
+        checkpoint.save(run.folder / "best.pt", mean)
+    return mean, metrics_of_mean
+
+
+def median_speed(path: Path) -> dict[str, float]:
+    """Returns the medians of tokens/s and MFU over the rows of metrics.csv."""
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    medians = {}
+    for name in ("tokens_per_second", "mfu"):
+        values = [float(row[name]) for row in rows]
+        medians[f"median_{name}"] = statistics.median(values or [0.0])
+    return medians
+
+
+def how_to_resume(run: "Run", step: int) -> str:
+    """Returns the command with which a stopped run goes on, and what it does not remember."""
+    is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    usual = {"replicas": 1, "device": "cuda" if is_torchrun else "cpu"}
+    flags = ""
+    for name, field in sorted(flags_of(type(run.args)).items()):
+        value = getattr(run.args, name)
+        is_remembered = field.metadata["remembered"] or name == "profile"
+        if is_remembered or not value or value == usual.get(name):
+            continue
+        flags += f" {option(name)}"
+        if value is not True:
+            flags += f" {value}"
+    command = "python"
+    if is_torchrun:
+        command = f"torchrun --standalone --nproc-per-node {run.world_size}"
+        if os.environ["GROUP_WORLD_SIZE"] != "1":  # each node has a command of its own
+            command = "torchrun ..."
+    script = Path(sys.argv[0]).name
+    return (
+        f"stopped and saved at step {step}; go on with: "
+        f"{command} {script} --resume {run.folder}{flags}"
+    )
+
+
+def benchmark(run: "Run") -> None:
+    """Prints how fast the steps were, and the memory of the largest process. A collective."""
+    memory = all_gather_objects(peak_memory())
+    if not run.throughput.speeds:
+        run.say("stopped before there was anything to measure")
+        return
+    speed, mfu = run.throughput.warm_medians()
+    run.say(
+        f"{speed:,.0f} {run.task.speed_unit}/s, "
+        f"MFU {mfu:.1%} of {run.throughput.peak / 1e9:,.0f} GFLOP/s; "
+        f"processes x threads: {run.world_size} x {torch.get_num_threads()}, "
+        f"{run.args.precision}; at most {max(memory):,.0f} MiB each"
+    )
+
+
+def minutes(seconds: float) -> str:
+    """Returns 90 seconds as 1:30."""
+    return f"{int(seconds // 60)}:{int(seconds % 60):02d}"

@@ -1,0 +1,93 @@
+"""How fast a run is: tokens per second, and MFU, the share of the hardware's peak FLOP/s."""
+
+import contextlib
+import json
+import os
+import socket
+import statistics
+from pathlib import Path
+
+import torch
+
+from support.common.hardware import PEAKS, device_name, matrix_rate
+from support.common.paths import CACHE
+from support.distributed.collectives import all_gather_objects, broadcast_object
+
+
+class Throughput:
+    """The speed of all ranks together, over the steps since the last row of metrics.csv."""
+
+    def __init__(self, peak: float):
+        """peak: FLOP/s of all ranks together."""
+        self.peak = peak
+        self.speeds: list[float] = []  # tokens/s of each row
+        self.mfus: list[float] = []
+        self.reset()
+
+    def reset(self) -> None:
+        self.seconds = 0.0
+        self.tokens = 0
+        self.flops = 0.0
+
+    def add(self, seconds: float, tokens: int, flops: float) -> None:
+        """Adds a step."""
+        self.seconds += seconds
+        self.tokens += tokens
+        self.flops += flops
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    def end_row(self) -> tuple[float, float]:
+        """Returns tokens/s and MFU of the steps since the last call."""
+        speed = self.tokens_per_second
+        mfu = self.flops / self.seconds / self.peak
+        self.speeds.append(speed)
+        self.mfus.append(mfu)
+        self.reset()
+        return speed, mfu
+
+    def warm_medians(self) -> tuple[float, float]:
+        """Returns the median tokens/s and MFU of all rows but the first quarter."""
+        start = len(self.speeds) // 4
+        return statistics.median(self.speeds[start:]), statistics.median(self.mfus[start:])
+
+
+def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
+    """Returns the FLOP/s of all ranks together, which MFU is a share of. A collective.
+
+    It is --hardware-tflops, or the data sheet's of rank 0's GPU in bf16, times the ranks;
+    otherwise what the ranks reach when all multiply large matrices at the same time, which is
+    measured once for a machine and kept in `cache`.
+    """
+    name = device_name(args.device)
+    path = cache / "matrix_rates.json"
+    setup = (
+        f"{socket.gethostname()}, {name}, {world_size} x {torch.get_num_threads()} threads, "
+        f"{args.precision}, torch {torch.__version__}"
+    )
+    rate = args.hardware_tflops * 1e12 * world_size
+    if not rate and args.device == "cuda" and args.precision == "bf16":
+        rate = world_size * next((peak for part, peak in PEAKS.items() if part in name), 0.0)
+    if not rate:
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            rate = float(json.loads(path.read_text()).get(setup, 0))
+    rate = broadcast_object(rate)  # all ranks go the same way, whatever their caches hold
+    if not rate:
+        rate = sum(all_gather_objects(matrix_rate(args.device, args.precision)))
+        if rank == 0:
+            keep_rate(path, setup, rate)
+    return rate
+
+
+def keep_rate(path: Path, setup: str, rate: float) -> None:
+    """Adds a measured rate to the file; if it cannot be written, it is measured again."""
+    with contextlib.suppress(OSError):
+        rates = {}
+        with contextlib.suppress(OSError, ValueError):
+            rates = dict(json.loads(path.read_text()))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(rates | {setup: rate}, indent=1))
+        partial.rename(path)

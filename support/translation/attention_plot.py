@@ -1,0 +1,115 @@
+"""A plot of what each word of a translation attends to: translate.py --attention."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from data import BOS, BPE, EOS
+from model import Attention, Transformer
+from support.common.errors import UserError
+from support.translation.beam import beam_search
+from support.translation.lines import printable
+
+
+@dataclass
+class Word:
+    """A word of a sentence."""
+
+    text: str
+    positions: list[int]  # of its tokens in the sentence
+
+
+def draw_attention(model: Transformer, bpe: BPE, text: str, beam: int, path: str) -> str:
+    """Translates a sentence, plots its attention, and returns the translation.
+
+    The heat map has a row for each word of the translation and a column for each of the source.
+    It shows the last layer's attention to the source, mean over heads. path: the PNG file.
+    Raises UserError for a sentence that is too long.
+    """
+    ids = bpe.encode([text])[0]
+    if len(ids) >= model.config.max_length:
+        raise UserError(
+            f"--attention: the sentence has {len(ids):,} tokens, more than the "
+            f"{model.config.max_length - 1} that the model takes; shorten it"
+        )
+    device = next(model.parameters()).device
+    src = torch.tensor([[*ids, EOS]], device=device)
+    [[(_, translation)]] = beam_search(model, src, beam)
+    tgt_in = torch.tensor([[BOS, *translation]], device=device)
+    weights = alignment(model, src, tgt_in)[0].float().cpu()  # (tgt, src)
+    rows = find_words(bpe, [*translation, EOS])
+    columns = find_words(bpe, [*ids, EOS])
+    plot_weights(sum_by_word(weights, rows, columns), rows, columns, path)
+    return printable(bpe.decode(translation))
+
+
+@torch.inference_mode()
+def alignment(model: Transformer, src: Tensor, tgt_in: Tensor) -> Tensor:
+    """Returns what each target position attends to in the last layer, mean over heads.
+
+    src: (batch, src) and tgt_in: (batch, tgt) ids. Returns (batch, tgt, src), each row of sum
+    1.
+    """
+    weights = []
+
+    def compute_weights(attention: Attention, inputs: tuple[Tensor, ...], _) -> None:
+        x, source, mask = inputs  # of Attention.forward
+        q = attention.split(attention.query(x))
+        k = attention.split(attention.key_value(source).chunk(2, dim=-1)[0])
+        scores = (q @ k.transpose(-2, -1)).float() / math.sqrt(q.shape[-1])
+        weights.append(scores.masked_fill(~mask, -math.inf).softmax(-1).mean(1))
+
+    hook = model.decoder[-1].cross_attention.register_forward_hook(compute_weights)
+    try:
+        model.decode(tgt_in, *model.encode(src))
+    finally:
+        hook.remove()
+    return weights[0]
+
+
+def find_words(bpe: BPE, ids: list[int]) -> list[Word]:
+    """Returns the words that token ids make up; eos is a word of its own, "end"."""
+    groups = []  # positions of each word's tokens
+    for position, token in enumerate(ids):
+        starts_word = token == EOS or bpe.tokenizer.id_to_token(token).startswith(
+            "Ġ"
+        )  # a space
+        if starts_word or not groups:
+            groups.append([])
+        groups[-1].append(position)
+    words = []
+    for positions in groups:
+        tokens = [ids[position] for position in positions]
+        text = "end" if tokens == [EOS] else printable(bpe.decode(tokens))
+        words.append(Word(text, positions))
+    return words
+
+
+def sum_by_word(weights: Tensor, rows: list[Word], columns: list[Word]) -> Tensor:
+    """Returns the weights between words, given those between tokens.
+
+    weights: (tgt, src). Returns (rows, columns): mean over a row's tokens, sum over a column's.
+    """
+    weights = torch.stack([weights[word.positions].mean(0) for word in rows])
+    return torch.stack([weights[:, word.positions].sum(1) for word in columns], dim=1)
+
+
+def plot_weights(weights: Tensor, rows: list[Word], columns: list[Word], path: str) -> None:
+    """Writes a heat map of weights, (rows, columns), to a PNG file."""
+    row_names = [word.text for word in rows]
+    column_names = [word.text for word in columns]
+    # Inches: a cell, and room for the longest label.
+    width = 1.5 + 0.35 * len(columns) + 0.1 * max(map(len, row_names))
+    height = 0.5 + 0.3 * len(rows) + 0.1 * max(map(len, column_names))
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(weights.numpy(), cmap="Greys", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(columns)), column_names, rotation=90, parse_math=False)
+    axes.set_yticks(range(len(rows)), row_names, parse_math=False)
+    axes.set(xlabel="source", ylabel="translation")
+    axes.xaxis.tick_top()
+    figure.colorbar(image, label="attention")
+    figure.savefig(path, dpi=200, format="png")

@@ -1,0 +1,105 @@
+"""Lines of text in, translations out.
+
+    answers = translate_lines(bpe, lines, max_tokens, search)
+
+`search` decodes batches of token ids: pool.py and support/ctranslate/engine.py have one each.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterable
+
+from data import BPE
+
+Ids = list[int]  # a sentence's tokens
+Text = tuple[float, str]  # a translation with its score
+Search = Callable[[list[list[Ids]]], Iterable[list[list[tuple[float, Ids]]]]]
+
+
+def translate_lines(
+    bpe: BPE, lines: list[str], max_tokens: int, search: Search, quiet: bool = False
+) -> list[list[Text]]:
+    """Returns the translations of each line with their scores, best first.
+
+    search: takes batches of token ids, each sorted by length, longest first, and yields for
+    each batch what `beam_search` returns. A line of more than `max_tokens` tokens is split, at
+    the ends of its sentences where possible, and the translations are joined; unless `quiet`, a
+    warning says so. The translation of a blank line is empty.
+    """
+    pieces = []  # token ids
+    line_numbers = []  # of each piece
+    for number, (line, ids) in enumerate(zip(lines, bpe.encode(lines))):
+        parts = [ids]
+        if len(ids) > max_tokens:
+            parts = split_line(bpe, line, max_tokens)
+            if not quiet:
+                print(
+                    f"warning: {len(ids):,} tokens in one line, more than the {max_tokens} "
+                    f"the model takes: translated in {len(parts)} pieces",
+                    file=sys.stderr,
+                )
+        for part in parts:
+            if part:
+                pieces.append(part)
+                line_numbers.append(number)
+    translations = [[] for _ in lines]  # of the pieces of each line
+    for number, hypotheses in zip(line_numbers, search_sorted(pieces, search)):
+        texts = [(score, printable(bpe.decode(ids))) for score, ids in hypotheses]
+        translations[number].append(texts)
+    return [join_pieces(each) for each in translations]
+
+
+def split_line(bpe: BPE, line: str, max_tokens: int) -> list[Ids]:
+    """Splits a line into its sentences, and these into pieces of at most `max_tokens`."""
+    pieces = []
+    for ids in bpe.encode(re.split(r"(?<=[.!?])\s+", line.strip())):
+        starts = range(0, len(ids), max_tokens)
+        pieces += [ids[start : start + max_tokens] for start in starts]
+    return pieces
+
+
+def search_sorted(sentences: list[Ids], search: Search) -> list[list[tuple[float, Ids]]]:
+    """Searches in batches of sentences of similar length; returns hypotheses in given order."""
+    batches = sort_into_batches(sentences)
+    results = search([[sentences[i] for i in batch] for batch in batches])
+    hypotheses = [None] * len(sentences)
+    for batch, result in zip(batches, results):
+        for i, each in zip(batch, result):
+            hypotheses[i] = each
+    return hypotheses
+
+
+def sort_into_batches(
+    sentences: list[Ids], max_sentences: int = 128, max_tokens: int = 4096
+) -> list[list[int]]:
+    """Returns batches of indices of sentences of similar length, the longest first.
+
+    A batch has at most `max_sentences` sentences and, unless a sentence alone has more, at most
+    `max_tokens` tokens with padding. It depends on the lengths alone.
+    """
+    order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i]))
+    batches = []
+    start = 0
+    while start < len(order):
+        longest = len(sentences[order[start]])
+        size = min(max_sentences, max(1, max_tokens // longest))
+        batches.append(order[start : start + size])
+        start += size
+    return batches
+
+
+def join_pieces(pieces: list[list[Text]]) -> list[Text]:
+    """Returns the translations of a line, given those of its pieces.
+
+    Of several pieces only the best translations are joined, and their scores added. A line
+    without pieces has one empty translation.
+    """
+    if len(pieces) == 1:
+        return pieces[0]
+    best = [texts[0] for texts in pieces]
+    return [(sum(score for score, _ in best), " ".join(text for _, text in best))]
+
+
+def printable(text: str) -> str:
+    """Returns text with each control character, which a terminal would obey, made a space."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", text)

@@ -1,0 +1,64 @@
+"""The documents show the diffs of the training scripts whole, and link to files that exist."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "docs" / "lesson.md",
+    ROOT / "support" / "README.md",
+    *sorted((ROOT / "logs" / "reference").rglob("*.md")),
+]
+
+
+def changed_lines(one: str, other: str) -> list[str]:
+    """Returns the lines of `diff one other`, with - and + in front."""
+    command = ["diff", ROOT / one, ROOT / other]
+    output = subprocess.run(command, capture_output=True, text=True).stdout
+    signs = {"<": "-", ">": "+"}
+    return [signs[line[0]] + line[2:] for line in output.splitlines() if line[0] in signs]
+
+
+def shown_lines(text: str) -> list[str]:
+    """Returns the lines of all diff blocks of a text."""
+    blocks = re.findall(r"^```diff\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "document, one, other",
+    [
+        ("README.md", "train_cpu.py", "train_ddp.py"),
+        ("docs/lesson.md", "train_cpu.py", "train_ddp.py"),
+        ("docs/lesson.md", "train_ddp.py", "train_fsdp.py"),
+    ],
+)
+def test_a_diff_is_shown_whole(document: str, one: str, other: str):
+    sections = (ROOT / document).read_text(encoding="utf-8").split("\n## ")
+    titles = (f"From {one} to {other}", f"What changes from `{one}` to `{other}`")
+    section = next(text for text in sections if text.startswith(titles))
+    assert shown_lines(section) == changed_lines(one, other)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files(document: Path):
+    text = document.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (document.parent / target).exists(), target
+
+
+def test_the_map_names_every_module():
+    text = (ROOT / "support" / "README.md").read_text(encoding="utf-8")
+    named = []
+    for part in text.split("| **")[1:]:
+        folder = part.split("/**")[0]
+        files = re.findall(
+            r"`(\w+\.py)`", "".join(re.findall(r"^\| `.*?\|", part, re.MULTILINE))
+        )
+        named += [f"{folder}/{file}" for file in files]
+    modules = [f"{path.parent.name}/{path.name}" for path in (ROOT / "support").glob("*/*.py")]
+    assert sorted(named) == sorted(modules)
