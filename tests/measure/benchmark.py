@@ -35,8 +35,8 @@ from support.training.flags import complete, parse_arguments
 from support.training.tasks import find_task
 from support.translation.task import Translation
 
-# With these, glibc keeps freed memory. Training does not set them: it gains nothing by them,
-# see logs/README.md.
+# With these, glibc keeps freed memory. Training does not set them, as it gains nothing by them:
+# see logs/reference/benchmark/tricks.md.
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 60),
