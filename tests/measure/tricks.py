@@ -9,8 +9,8 @@ there are two runs: one with all of them, and one in which this one is replaced 
 other computes, so that other load on the machine affects both alike. Prints the medians of both
 speeds and of their ratio, without the first quarter of the steps. The first row, of two equal
 runs, shows the precision of the measurement. --write keeps all speeds in
-logs/reference/benchmark/tricks.csv. --cpu counts rank 0's CPU time in place of the elapsed time, for a
-machine that others use too.
+logs/reference/benchmark/tricks.csv. --cpu counts rank 0's CPU time in place of the elapsed
+time, for a machine that others use too.
 """
 
 import argparse
