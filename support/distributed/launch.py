@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from multiprocessing import resource_tracker
 
@@ -24,7 +24,6 @@ from support.common.errors import UserError, exit_on_user_error
 from support.common.hardware import available_cores
 from support.common.kernels import configure_backends
 from support.common.run_folder import remove_if_empty
-from support.distributed.delay import delayed_exchanges
 from support.distributed.rendezvous import (
     CommandLine,
     interface_to,
@@ -64,11 +63,15 @@ def run(train: Train, rank: int, world_size: int, store: dist.Store, args) -> No
     torch.set_num_threads(args.threads)
     # Also for the groups that device meshes make, which would wait for 30 minutes.
     dist.distributed_c10d.default_pg_timeout = timedelta(seconds=args.timeout)
-    delay = 0 if args.netem else args.delay_ms / 1000
+    delay: AbstractContextManager = nullcontext()
+    if args.delay_ms and not args.netem:
+        from support.distributed.delay import delayed_exchanges
+
+        delay = delayed_exchanges(args.delay_ms / 1000)
     Signals.parent = os.getppid()
     Signals.handle(signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # `spawn` has blocked them until here
-    with name_lost_processes(store, rank, world_size), delayed_exchanges(delay):
+    with name_lost_processes(store, rank, world_size), delay:
         train(rank, world_size, args)
         # Here, and not in `train`: DDP, which uses the group, has to be gone before it.
         dist.destroy_process_group()

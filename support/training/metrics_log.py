@@ -13,7 +13,6 @@ from torch import nn
 
 from support.common.errors import UserError
 from support.common.files import write_json
-from support.training.trackers import Trackers
 
 COLUMNS = [
     "step",
@@ -82,7 +81,11 @@ class MetricsLog:
         except OSError as problem:
             reason = problem.strerror or problem
             raise UserError(f"{self.folder}: cannot be written ({reason})") from problem
-        self.trackers = Trackers(args, self.folder, self.about, wandb_id, step)
+        self.trackers = None
+        if args.tensorboard or args.wandb:
+            from support.training.trackers import Trackers
+
+            self.trackers = Trackers(args, self.folder, self.about, wandb_id, step)
 
     def remove_later_files(self, step: int, last: int) -> None:
         """Removes half-written files, and what an interrupted run wrote after `step`."""
@@ -107,10 +110,11 @@ class MetricsLog:
     def write(self, row: dict[str, Any]) -> None:
         """Adds a row to metrics.csv; the trackers get the same numbers."""
         self.metrics.write(",".join(str(row.get(name, "")) for name in self.columns) + "\n")
-        values = {
-            name: float(row[name]) for name in self.columns[1:] if row.get(name, "") != ""
-        }
-        self.trackers.track(row["step"], values)
+        if self.trackers:
+            values = {
+                name: float(row[name]) for name in self.columns[1:] if row.get(name, "") != ""
+            }
+            self.trackers.track(row["step"], values)
 
     def note_saved(self) -> None:
         """Notes in config.json that there is a checkpoint, which no other run overwrites."""
@@ -121,4 +125,5 @@ class MetricsLog:
     def close(self) -> None:
         """Closes metrics.csv and the trackers."""
         self.metrics.close()
-        self.trackers.close()
+        if self.trackers:
+            self.trackers.close()

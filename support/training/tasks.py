@@ -1,7 +1,8 @@
 """What is trained: the interface of a task, and which task the flags ask for.
 
 The training scripts and the run know no more of a task than what `Task` says. Its two
-implementations are support/translation/task.py and support/classification/task.py.
+implementations, support/translation/task.py and support/classification/task.py, are imported only
+when the flags ask for them.
 """
 
 from collections.abc import Mapping
@@ -13,10 +14,7 @@ from torch import Tensor, nn
 from data import Batches
 from support.common.errors import UserError
 from support.common.paths import ROOT
-from support.corpora.pairs import find_corpus
-from support.corpora.task_type import task_type
 from support.training.settings import Settings, flags_of, option
-from support.translation.task import Translation, model_config
 
 CONFIGS = ROOT / "configs"
 
@@ -65,6 +63,8 @@ class Task(Protocol):
 def find_task(args: Settings) -> Task:
     """Returns the task of a run, with its data ready to train on. Raises UserError."""
     if type_of_task(args.data, args.label, args.saved) == "translation":
+        from support.translation.task import Translation
+
         return Translation(args, args.saved)
     from support.classification.task import Classification
 
@@ -80,12 +80,16 @@ def type_of_task(data: str, label: str, saved: Mapping | None = None) -> str:
     """Returns "translation" or "classification". saved: what a checkpoint holds of the task."""
     if saved and saved["kind"] == "classification":
         return "classification"
+    from support.corpora.task_type import task_type
+
     return task_type(data, label)
 
 
 def base_config(flags: dict[str, Any]) -> Path | None:
     """Returns the file in configs/ that a new run begins with, if any. Raises UserError."""
     if type_of_task(flags["data"], flags["label"]) == "translation":
+        from support.corpora.pairs import find_corpus
+
         corpus = find_corpus(
             flags["data"], flags["valid"], flags["test"], flags["src"], flags["tgt"]
         )
@@ -112,4 +116,6 @@ def check_task(args: Settings, defaults: dict[str, Any]) -> None:
             hint = "; to classify a table, name its column of classes with --label"
         raise UserError(f"{option(name)} is for {other}, but {args.data} is for {task}{hint}")
     if not args.pretrained:
+        from support.translation.task import model_config
+
         model_config(args, args.vocab_size)

@@ -149,7 +149,8 @@ def test_more_processes_than_gpus(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     with pytest.raises(
         UserError,
-        match="--nproc-per-node 4: each process needs a GPU, and this machine has 2; start fewer",
+        match="--nproc-per-node 4: each process needs a GPU, and this machine has 2; "
+        "start fewer",
     ):
         parse_arguments("", Settings).complete()
 

@@ -36,7 +36,7 @@ from support.training.settings import CpuSettings
 from support.training.tasks import find_task
 from support.translation.task import Translation
 
-# With these, glibc keeps freed memory. Training does not set them: it gains nothing by them,
+# With these, glibc keeps freed memory. Training does not set them, as it gains nothing by them:
 # see logs/reference/benchmark/tricks.md.
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),

@@ -10,6 +10,7 @@ all share and which the system may drop, and the seconds to the first step from 
 from --resume. 0.02 is for a quick try.
 """
 
+import argparse
 import json
 import random
 import re
@@ -22,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path[:0] = [str(Path(__file__).parents[number]) for number in (1, 2)]
 
 MILLION = 1_000_000
 MODEL = shlex.split(
@@ -105,7 +106,11 @@ def first_step(folder: Path, *flags: str) -> tuple[float, float]:
 def main() -> None:
     from conftest import CACHE  # importing it names a cache of its own
 
-    millions = sys.argv[1:] or ["1"]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("millions", nargs="*", default=["1"], help="of pairs [1]")
+    millions = parser.parse_args().millions
     try:
         with tempfile.TemporaryDirectory() as name:
             write(Path(name), millions)

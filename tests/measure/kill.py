@@ -8,6 +8,7 @@ a checkpoint. After each kill the run is resumed. In the end, its metrics.csv an
 must be equal to those of an undisturbed run, to the last bit.
 """
 
+import argparse
 import contextlib
 import os
 import random
@@ -17,6 +18,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+# The helpers of the tests; importing them adds the paths of the project.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from conftest import SMALL, children_of, mathematics, read_metrics, workers_of
@@ -112,8 +116,15 @@ def check(
 
 
 def main() -> None:
-    kills = int(sys.argv[2]) if len(sys.argv) > 2 else 25
-    for mode in sys.argv[1:2] or ("cpu", "ddp", "fsdp"):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    modes = ("cpu", "ddp", "fsdp")
+    parser.add_argument("mode", nargs="?", choices=modes, help="of the script [all]")
+    parser.add_argument("kills", nargs="?", type=int, default=25, help="for each script [25]")
+    args = parser.parse_args()
+    kills = args.kills
+    for mode in [args.mode] if args.mode else modes:
         with tempfile.TemporaryDirectory() as folder:
             lines = check(Path(folder), mode, 2, kills, 400 * kills, 1)
         for number, line in enumerate(lines, 1):

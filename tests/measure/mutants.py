@@ -242,10 +242,13 @@ def fork(
         status = 99  # the module cannot even be imported
         try:
             sys.meta_path.insert(0, Importer(path, tree))
-            how = [] if watch else ["-x"]
-            status = pytest.main(
-                ["-q", "-p", "no:cacheprovider", *how, *tests], plugins=[watch] if watch else []
-            )
+            options = ["-q", "-n", "0", "-p", "no:cacheprovider"]
+            plugins = []
+            if watch:
+                plugins.append(watch)
+            else:
+                options.append("-x")
+            status = pytest.main([*options, *tests], plugins=plugins)
             if watch:
                 Path(os.environ["TMPDIR"], "reached").write_text(json.dumps(watch.found))
         finally:

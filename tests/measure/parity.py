@@ -11,6 +11,7 @@ train_cpu.py on one process: train_loss at each step, relative to its value, and
 after the last step. The confusion matrix of a classifier must be equal.
 """
 
+import argparse
 import csv
 import json
 import shlex
@@ -113,9 +114,15 @@ def differences(one: tuple, other: tuple) -> tuple[float, float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _, given = parser.parse_known_args()
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        flags = [*write_corpus(Path(folder)), *sys.argv[1:]]
+        flags = [*write_corpus(Path(folder)), *given]
         reference = run(Path(tempfile.mkdtemp(dir=folder)), "cpu", 1, 1, *flags)
         losses, _, confusion = reference
         print(f"train_loss falls from {losses[0]:.4f} to {losses[-1]:.4f}", flush=True)

@@ -34,7 +34,11 @@ def speed(*runs: list[str]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--modes", default="cpu,ddp,fsdp")
     parser.add_argument(
         "--batch-tokens", type=int, default=3072, help="a side, of all processes"

@@ -37,6 +37,9 @@ import uuid
 from collections import Counter
 from pathlib import Path
 
+# The helpers of the tests; importing them adds the paths of the project.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import torch
 from conftest import ROOT, SMALL, mathematics, read_metrics, workers_of
 from parity import command, write_corpus

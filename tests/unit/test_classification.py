@@ -304,6 +304,7 @@ def test_kill_9_loses_nothing(tmp_path, table):
     assert len(said) == 3
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_said_in_one_line(tmp_path, table):
     done = run_script("train_cpu.py", *table, "--label", "nothing", cwd=tmp_path)
     lines = done.stderr.strip().splitlines()
@@ -430,6 +431,7 @@ def test_published_weights_are_tuned_alike_and_frozen_ones_stay(tmp_path, table,
     )
 
 
+@pytest.mark.slow
 def test_the_mean_of_all_tokens_in_the_place_of_a_head(tmp_path, table, published):
     """--pool mean: there is no layer with tanh, and the first token counts like any other."""
     said = fine_tune(
