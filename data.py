@@ -3,23 +3,23 @@
     corpus = find_corpus("multi30k")                   # in support/corpora/pairs.py
     folder = prepare(corpus, cache, vocab_size=8000)   # trains the BPE and encodes, once
     batches = Batches(Pairs(folder, "train"), batch_tokens=4096, seed=1)
-    src, tgt_in, tgt_out = batches.shard(step=0, shard=0, num_shards=1, device=torch.device("cpu"))
+    src, tgt_in, tgt_out = batches.shard(step=0, shard=0, num_shards=1, device=device)
 
-The batch of each step is a deterministic function of the corpus, the seed and the step number, so
-every rank can compute it without communication.
+The batch of each step is a deterministic function of the corpus, the seed and the step number,
+so every rank can compute it without communication.
 """
 
 import hashlib
 import json
 import math
-import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
-from itertools import islice
+from functools import lru_cache, partial
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -29,13 +29,31 @@ from support.common.errors import UserError
 
 PAD, BOS, EOS = 0, 1, 2
 FORMAT = 1  # of the encoded corpus: raise it where the same text would be stored otherwise
+BPE_PAIRS = 1_000_000  # as many pairs are enough to learn a BPE
+VALID_PAIRS = 1000  # held out of training where there is no validation part
+MIN_ONE_IN = 20  # but at most one pair in so many
+BLOCK_PAIRS = 20_000  # pairs that are encoded at a time
+
+Pair = tuple[str, str]
+PairReader = Callable[[], Iterator[Pair]]
+
+
+class Corpus(Protocol):
+    """What is needed of a corpus; support/corpora/pairs.py finds such corpora."""
+
+    name: str
+    parts: dict[str, PairReader]  # train; perhaps valid and test
+    files: list[Path]  # for error messages
+
+    def checksum(self) -> str:
+        """Returns a checksum of what the files hold."""
 
 
 # --- Byte-level BPE ---------------------------------------------------------------------------
 
 
 class BPE:
-    """Text to token ids and back (Sennrich et al., 2016), over bytes: no text is unknown to it."""
+    """Text to token ids and back (Sennrich et al., 2016), over bytes, so no text is unknown."""
 
     def __init__(self, serialized: str):
         self.serialized = serialized
@@ -45,9 +63,9 @@ class BPE:
 
     @staticmethod
     def train(texts: Iterator[str], vocab_size: int, lower: bool = False) -> "BPE":
-        """Learns at most `vocab_size` tokens (at least the 256 bytes and 3 marks) from `texts`.
+        """Learns at most `vocab_size` tokens, at least the 256 bytes and 3 special tokens.
 
-        lower: it makes every text lower case first, also those that it encodes later.
+        lower: whether every text is made lower case, also those that are encoded later.
         """
         tokenizer = Tokenizer(models.BPE())
         tokenizer.normalizer = normalizers.Lowercase() if lower else None
@@ -62,14 +80,13 @@ class BPE:
         tokenizer.train_from_iterator(texts, trainer)
         return BPE(tokenizer.to_str())
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of each text, without bos and eos; white space around a text is left out."""
-        return [
-            e.ids for e in self.tokenizer.encode_batch_fast([text.strip() for text in texts])
-        ]
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the token ids of each text, without bos, eos and white space around it."""
+        stripped = [text.strip() for text in texts]
+        return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(stripped)]
 
     def decode(self, ids: list[int]) -> str:
-        """The text of token ids, on one line."""
+        """Returns the text of token ids, on one line."""
         return " ".join(self.tokenizer.decode(ids).split())
 
 
@@ -77,101 +94,110 @@ class BPE:
 
 
 def prepare(
-    corpus, cache: Path, vocab_size: int = 8000, max_length: int = 128, bpe: str | None = None
+    corpus: Corpus,
+    cache: Path,
+    vocab_size: int = 8000,
+    max_length: int = 128,
+    bpe: str | None = None,
 ) -> Path:
-    """Encodes a corpus into a folder that any number of processes can map, and returns the folder.
+    """Encodes a corpus into a folder, which any number of processes can map, and returns it.
 
-    corpus: has a `name`, a `checksum()`, and `parts`, a reader of sentence pairs for train, valid
-    and test. The folder, in `cache`, is named by a hash of the corpus, the BPE (or how to train it)
-    and `max_length`, so a later call finds it.
-    Without a validation part, about 1,000 pairs (at most one in 20) are held out of training,
-    chosen by a hash of their source so that equal sentences stay together. Raises UserError.
+    The folder, in `cache`, is named by a hash of the corpus, of `max_length` and of the BPE, so
+    a later call finds it. bpe: a serialized BPE, as of a run that is resumed; without it, one
+    of `vocab_size` tokens is trained. Without a validation part, about 1,000 pairs (at most one
+    in 20) are held out of training. A hash of the source chooses them, so that equal sentences
+    stay together. Raises UserError.
     """
-    checksum = corpus.checksum()  # of a large corpus it takes a while
-    for how in (None, bpe):  # a given BPE may be the one that was trained
-        made_of = [FORMAT, corpus.name, checksum, vocab_size, max_length, how]
-        folder = name_folder(cache, corpus.name, made_of)
-        if (folder / "meta.json").is_file() and bpe in (how, read_bpe(folder)):
-            return folder
+    checksum = corpus.checksum()  # reads all files
+
+    def encoded_folder(bpe: str | None) -> Path:
+        description = [FORMAT, corpus.name, checksum, vocab_size, max_length, bpe]
+        return name_folder(cache, corpus.name, description)
+
+    # The BPE that is passed may be the one that was trained here.
+    own_folder = encoded_folder(None)
+    if is_complete(own_folder) and read_bpe(own_folder) == bpe:
+        return own_folder
     return make_once(
-        folder, lambda partial: encode(corpus, partial, vocab_size, max_length, bpe)
+        encoded_folder(bpe),
+        lambda partial: encode_corpus(corpus, partial, vocab_size, max_length, bpe),
     )
 
 
-def name_folder(cache: Path, name: str, made_of: list) -> Path:
-    """Where in `cache` an encoded corpus is kept, by a hash of all it is made of."""
-    return cache / f"{name}-{hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]}"
+def name_folder(cache: Path, name: str, description: list) -> Path:
+    """Returns the folder of an encoded corpus: NAME-HASH, by a hash of all it is made of."""
+    digest = hashlib.sha256(json.dumps(description).encode()).hexdigest()
+    return cache / f"{name}-{digest[:16]}"
+
+
+def is_complete(folder: Path) -> bool:
+    """Returns whether a folder has a whole encoded corpus."""
+    return (folder / "meta.json").is_file()
 
 
 def make_once(folder: Path, write: Callable[[Path], None]) -> Path:
-    """Returns `folder` as `write` has filled it, now or earlier; meta.json is its last file.
+    """Returns `folder` with what `write` has written there, now or earlier. Raises UserError.
 
-    It is filled under another name and renamed, so what is there is whole. Raises UserError.
+    It is written under another name and renamed, so what is there is whole.
     """
-    if (folder / "meta.json").is_file():
+    if is_complete(folder):
         return folder
     cache = folder.parent
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(dir=cache, prefix="partial-"))
+        with tempfile.TemporaryDirectory(dir=cache, prefix="partial-") as name:
+            partial = Path(name)
+            write(partial)
+            try:
+                partial.rename(folder)
+            except OSError:  # perhaps another run has made the same folder meanwhile
+                if not is_complete(folder):
+                    raise
     except OSError as problem:
         raise UserError(
-            f"{cache}: the encoded corpus cannot be kept there ({problem.strerror}); "
-            f"XDG_CACHE_HOME names another place"
+            f"the encoded corpus cannot be written to {cache} ({problem.strerror}); set "
+            f"XDG_CACHE_HOME to another folder"
         ) from problem
-    try:
-        write(partial)
-        try:
-            partial.rename(folder)
-        except OSError:  # another run made the same folder meanwhile
-            if not (folder / "meta.json").is_file():
-                raise
-    except OSError as problem:
-        raise UserError(
-            f"the encoded corpus cannot be written to {cache} ({problem})"
-        ) from problem
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return folder
 
 
-def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str | None) -> None:
+def encode_corpus(
+    corpus: Corpus, folder: Path, vocab_size: int, max_length: int, bpe: str | None
+) -> None:
     """Writes bpe.json, the encoded parts, and meta.json, which counts what is in them."""
-    pairs = {part: count_pairs(corpus, part) for part in corpus.parts}
-    held_out = (
-        0 if "valid" in corpus.parts else max(20, pairs["train"] // 1000)
-    )  # one in so many
-    stride = -(-pairs["train"] // 1_000_000)  # a million pairs are enough to learn a BPE
-
-    def split(part: str) -> Iterator[tuple[str, str]]:
-        for pair in corpus.parts["train" if held_out and part == "valid" else part]():
-            is_valid = held_out and zlib.crc32(pair[0].encode()) % held_out == 0
-            if not held_out or part == "test" or is_valid == (part == "valid"):
-                yield pair
-
-    texts = (text.strip() for pair in islice(split("train"), 0, None, stride) for text in pair)
-    encoder = BPE(bpe) if bpe else BPE.train(texts, vocab_size)
+    sizes = {part: count_pairs(corpus, part) for part in corpus.parts}
+    readers = dict(corpus.parts)
+    hold_out = "valid" not in corpus.parts
+    if hold_out:
+        one_in = max(MIN_ONE_IN, sizes["train"] // VALID_PAIRS)
+        readers["train"] = partial(select_pairs, corpus, one_in, held_out=False)
+        readers["valid"] = partial(select_pairs, corpus, one_in, held_out=True)
+    if bpe:
+        encoder = BPE(bpe)
+    else:
+        stride = math.ceil(sizes["train"] / BPE_PAIRS)
+        sample = islice(readers["train"](), 0, None, stride)
+        encoder = BPE.train((text.strip() for pair in sample for text in pair), vocab_size)
     (folder / "bpe.json").write_text(encoder.serialized, encoding="utf-8")
-    meta = {"name": corpus.name, "held_out": bool(held_out), "parts": {}}
-    for part, purpose in (
-        ("train", "train on"),
-        ("valid", "validate on (--valid names some)"),
-        ("test", "test on"),
-    ):
-        if part in corpus.parts or part == "valid":
-            counts = encode_part(split(part), encoder, folder / part, max_length)
-            if not counts["pairs"]:
-                raise UserError(
-                    f"{corpus.name}: no sentence pair to {purpose} "
-                    f"({counts['empty']:,} with an empty side, "
-                    f"{counts['too_long']:,} longer than --max-length {max_length})"
-                )
-            meta["parts"][part] = counts
+    parts = {}
+    for part in ("train", "valid", "test"):
+        if part not in readers:
+            continue
+        counts = encode_part(readers[part](), encoder, folder / part, max_length)
+        if not counts["pairs"]:
+            hint = "; pass one with --valid" if hold_out and part == "valid" else ""
+            raise UserError(
+                f"{corpus.name}: no sentence pair is left for the {part} part "
+                f"({counts['empty']:,} with an empty side, {counts['too_long']:,} longer than "
+                f"--max-length {max_length}){hint}"
+            )
+        parts[part] = counts
+    meta = {"name": corpus.name, "held_out": hold_out, "parts": parts}
     (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
 
-def count_pairs(corpus, part: str) -> int:
-    """Reads a whole part, so that what is wrong with it is said before anything is made of it."""
+def count_pairs(corpus: Corpus, part: str) -> int:
+    """Reads a whole part, so that an error in it is found before anything is written."""
     count = sum(1 for _ in corpus.parts[part]())
     if not count:
         files = ", ".join(map(str, corpus.files))
@@ -179,55 +205,65 @@ def count_pairs(corpus, part: str) -> int:
     return count
 
 
-def encode_part(
-    pairs: Iterator[tuple[str, str]], bpe: BPE, path: Path, max_length: int
-) -> dict:
-    """Writes PATH.src.ids, PATH.src.offsets and the same for tgt: flat arrays.
+def select_pairs(corpus: Corpus, one_in: int, held_out: bool) -> Iterator[Pair]:
+    """Yields those pairs of the training part that are held out, or those that are not."""
+    for src, tgt in corpus.parts["train"]():
+        is_held_out = zlib.crc32(src.encode()) % one_in == 0
+        if is_held_out == held_out:
+            yield src, tgt
 
-    It takes 20,000 pairs at a time. The parts that are translated and scored later, all but the
-    training part, are kept as text too.
+
+def encode_part(pairs: Iterator[Pair], bpe: BPE, path: Path, max_length: int) -> dict[str, Any]:
+    """Writes a part as flat arrays. Returns counts of its pairs and tokens, and the ids' dtype.
+
+    PATH.src.ids has the tokens of all sentences, PATH.src.offsets where each begins and where
+    the last ends; the same for tgt. All parts but train are also kept as text, with the pairs
+    that are left out, because they are translated and scored later.
     """
-    dtype = np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32
-    counts = {"pairs": 0, "too_long": 0, "empty": 0, "tokens": 0, "dtype": np.dtype(dtype).name}
-    ends = {"src": 0, "tgt": 0}
-    kinds = ("ids", "offsets") if path.name == "train" else ("ids", "offsets", "txt")
-    names = [f"{side}.{kind}" for side in ends for kind in kinds]
-    files = {name: open(f"{path}.{name}", "wb") for name in names}
+    dtype = np.dtype(np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32)
+    counts = {"pairs": 0, "too_long": 0, "empty": 0}
+    ends = {"src": 0, "tgt": 0}  # where the next sentence begins
     for side in ends:
-        files[f"{side}.offsets"].write(np.zeros(1, np.int64).tobytes())
-    while block := list(islice(pairs, 20_000)):
-        sides = [bpe.encode([pair[i] for pair in block]) for i in (0, 1)]
+        append(f"{path}.{side}.offsets", np.zeros(1, np.int64).tobytes())
+    while block := list(islice(pairs, BLOCK_PAIRS)):
+        texts = dict(zip(ends, zip(*block)))
+        if path.name != "train":
+            for side in ends:
+                lines = "".join(text + "\n" for text in texts[side])
+                append(f"{path}.{side}.txt", lines.encode())
         kept = []
-        for pair in zip(*sides):
-            shortest, longest = sorted(map(len, pair))
-            counts["empty"] += shortest == 0
-            counts["too_long"] += shortest > 0 and longest >= max_length  # one is the end mark
-            if shortest > 0 and longest < max_length:
-                kept.append(pair)
+        for src, tgt in zip(bpe.encode(texts["src"]), bpe.encode(texts["tgt"])):
+            if not src or not tgt:
+                counts["empty"] += 1
+            elif max(len(src), len(tgt)) + 1 > max_length:  # with the end mark
+                counts["too_long"] += 1
+            else:
+                kept.append((src, tgt))
+        counts["pairs"] += len(kept)
         for side, sentences in zip(ends, zip(*kept)):
             lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
-            flat = np.concatenate([np.array(ids, dtype=dtype) for ids in sentences])
-            files[f"{side}.ids"].write(flat.tobytes())
-            files[f"{side}.offsets"].write((ends[side] + lengths.cumsum()).tobytes())
-            ends[side] += int(lengths.sum())
-        counts["pairs"] += len(kept)
-        for i, side in enumerate(ends if "txt" in kinds else ()):
-            files[f"{side}.txt"].write("".join(pair[i] + "\n" for pair in block).encode())
-    for file in files.values():
-        file.close()
-    return counts | {"tokens": sum(ends.values()) + 2 * counts["pairs"]}
+            ids = np.fromiter(chain.from_iterable(sentences), dtype)
+            append(f"{path}.{side}.ids", ids.tobytes())
+            append(f"{path}.{side}.offsets", (ends[side] + lengths.cumsum()).tobytes())
+            ends[side] += len(ids)
+    tokens = sum(ends.values()) + 2 * counts["pairs"]  # with end marks
+    return {**counts, "tokens": tokens, "dtype": dtype.name}
+
+
+def append(path: str, content: bytes) -> None:
+    """Appends to a file, which is made if it is not there."""
+    with open(path, "ab") as file:
+        file.write(content)
 
 
 def read_bpe(folder: Path) -> str:
-    """The serialized BPE of an encoded corpus."""
+    """Returns the serialized BPE of an encoded corpus."""
     return (folder / "bpe.json").read_text(encoding="utf-8")
 
 
 def read_text(folder: Path, part: str, side: str) -> list[str]:
-    """The lines of a part that was kept as text; `side` is src or tgt.
-
-    Read as bytes: in text mode a lone carriage return would end a line as well.
-    """
+    """Returns the lines of a part that was kept as text. side: "src" or "tgt"."""
+    # As bytes: in text mode a lone carriage return would end a line as well.
     return (folder / f"{part}.{side}.txt").read_bytes().decode().split("\n")[:-1]
 
 
@@ -246,35 +282,41 @@ class Pairs:
         return self.counts["pairs"]
 
     def lengths(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Source and target lengths of the pairs `rows`, (rows,) each, in tokens with end mark."""
+        """Returns source and target lengths, (rows,) each, in tokens with the end mark."""
         return [offsets[rows + 1] - offsets[rows] + 1 for _, offsets in self.sides]
 
     def targets(self, rows: np.ndarray) -> int:
-        """Target tokens of the pairs `rows`, without padding."""
+        """Returns the number of target tokens in pairs, without padding."""
         return int(self.lengths(rows)[1].sum())
 
     def batch(
         self, rows: np.ndarray, src_width: int = 0, tgt_width: int = 0
     ) -> tuple[torch.Tensor, ...]:
-        """(src, tgt_in, tgt_out): (rows, src_width) and twice (rows, tgt_width), int64, padded.
+        """Returns (src, tgt_in, tgt_out): int64, (rows, src_width) and twice (rows, tgt_width).
 
-        A width of 0: the longest sentence's. Without rows it returns one row of padding, so that a
-        process with nothing to do still takes the step.
+        A width of 0 is that of the longest sentence. Without rows it returns one row of
+        padding, so that a process with nothing to do still takes the step.
         """
-        padded, widths = [], (src_width, tgt_width)
-        for (ids, offsets), width, lengths in zip(self.sides, widths, self.lengths(rows)):
-            width = width or int(lengths.max(initial=1))
-            out = np.full((max(len(rows), 1), width + 1), PAD, dtype=np.int64)
-            if len(rows):
-                column, length = np.arange(width)[None], lengths[:, None] - 1
-                at = np.minimum(offsets[rows][:, None] + column, len(ids) - 1)
-                out[:, 1:] = np.where(column < length, ids[at], PAD)
-                out[np.arange(len(rows)), lengths] = EOS
-                out[:, 0] = BOS
-            padded.append(torch.from_numpy(out))
-        src, tgt = padded
+        src = self.pad_side(0, rows, src_width)
+        tgt = self.pad_side(1, rows, tgt_width)
         tgt_in = tgt[:, :-1].masked_fill(tgt[:, :-1] == EOS, PAD)
         return src[:, 1:].contiguous(), tgt_in, tgt[:, 1:].contiguous()
+
+    def pad_side(self, side: int, rows: np.ndarray, width: int) -> torch.Tensor:
+        """Returns bos, the tokens, eos and padding: int64, (rows, 1 + width)."""
+        ids, offsets = self.sides[side]
+        starts = offsets[rows]
+        lengths = offsets[rows + 1] - starts  # without eos
+        if not width:
+            width = 1 + int(lengths.max(initial=0))
+        padded = np.full((max(len(rows), 1), 1 + width), PAD, dtype=np.int64)
+        if len(rows):
+            columns = np.arange(width)
+            indices = np.minimum(starts[:, None] + columns, len(ids) - 1)  # of the last row
+            padded[:, 0] = BOS
+            padded[:, 1:] = np.where(columns < lengths[:, None], ids[indices], PAD)
+            padded[np.arange(len(rows)), 1 + lengths] = EOS
+        return torch.from_numpy(padded)
 
 
 # --- Batches ----------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ PARTS = {
     "test": ["test_2016_flickr", "test"],
 }
 
-# Elliott et al., 2016, for non-commercial research. Of each file: its size in bytes, its SHA-256.
+# Elliott et al., 2016, for non-commercial research. Of each file: its size in bytes, its
+# SHA-256.
 MULTI30K_URL = (
     "https://raw.githubusercontent.com/multi30k/dataset/"
     "a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/"
@@ -46,6 +47,7 @@ MULTI30K = {
 }
 
 Pair = tuple[str, str]
+PairReader = Callable[[], Iterator[Pair]]
 
 
 @dataclass
@@ -53,7 +55,7 @@ class Corpus:
     """A corpus that was found but not read."""
 
     name: str
-    parts: dict[str, Callable[[], Iterator[Pair]]]  # readers of train, valid, test
+    parts: dict[str, PairReader]  # train, valid, test
     columns: tuple[str, ...]  # the languages; then the parts that another file replaced
     files: list[Path] = field(default_factory=list)  # what it is made from
 
@@ -92,7 +94,9 @@ def phrasebook_corpus(src: str, tgt: str) -> Corpus:
     """Returns the built-in corpus, in either direction. Raises UserError."""
     if {src, tgt} != {"de", "en"}:
         raise UserError(f"--src {src} --tgt {tgt}: the phrasebook has de and en")
-    readers = {part: partial(read_phrasebook, part, src) for part in PARTS}
+    readers: dict[str, PairReader] = {
+        part: partial(read_phrasebook, part, src) for part in PARTS
+    }
     return Corpus("phrasebook", readers, (src, tgt), [phrasebook.DATA])
 
 
@@ -103,9 +107,10 @@ def read_phrasebook(part: str, src: str) -> Iterator[Pair]:
 
 
 def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
-    """Returns the corpus of a folder with train.de and train.en, and more parts. Raises UserError.
+    """Returns the corpus of a folder with train.de and train.en, perhaps with more parts.
 
-    A copy of Multi30k is known by its files, wherever it lies.
+    Multi30k is known by the name of its test part, so a copy of it has the same settings.
+    Raises UserError.
     """
     corpus = Corpus(own_name(folder, ("phrasebook",)), {}, (src, tgt))
     for part, names in PARTS.items():
@@ -118,13 +123,13 @@ def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
             f"{folder}: no train.{src} and train.{tgt} in this folder; "
             f"of other files name the PREFIX: {folder}/NAME for NAME.{src}"
         )
-    if all(sha256(folder / name) == checksum for name, (_, checksum) in MULTI30K.items()):
+    if find_file(f"{folder}/test_2016_flickr.{src}"):
         corpus.name = "multi30k"
     return corpus
 
 
 def own_name(path: Path, built_in: tuple[str, ...]) -> str:
-    """Returns the name of a user's corpus: none of `built_in`, which have settings of their own."""
+    """Returns a name for a user's corpus: none of `built_in`, which have their own settings."""
     name = path.resolve().name.split(".")[0]
     if name in built_in:
         name += "-file"
@@ -166,7 +171,7 @@ def find_file(path: str) -> Path | None:
 
 
 def find_in_zip(path: Path, src: str, tgt: str) -> list[zipfile.Path]:
-    """Returns the two sides in an archive, NAME.de and NAME.en, which are read where they are."""
+    """Returns the two sides in an archive, NAME.de and NAME.en. Raises UserError."""
     try:
         archive = zipfile.ZipFile(path)
     except (OSError, zipfile.BadZipFile) as problem:

@@ -17,10 +17,12 @@ from support.common.errors import UserError
 
 TABLES = (".tsv", ".csv", ".jsonl")
 # Where columns are given by position, the first row is a header if it has only these names.
-HEADER = set(
-    """de en src tgt source target german english deutsch englisch text content sentence review body
-    title description label class category topic sentiment stars rating""".split()  # noqa: SIM905
-) | {"class index"}
+HEADER = {
+    *("de", "en", "src", "tgt", "source", "target"),
+    *("german", "english", "deutsch", "englisch"),
+    *("text", "content", "sentence", "review", "body", "title", "description"),
+    *("label", "class", "class index", "category", "topic", "sentiment", "stars", "rating"),
+}
 QUOTED = re.compile(r'\A"((?:[^"]|"")*)"\Z')
 
 
@@ -51,8 +53,8 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
 def blocks(items: Iterable, size: int) -> Iterator[list]:
     """Yields lists of `size` items, the last one shorter.
 
-    If `items` raises UserError, what came before it is yielded first: a bad line in a file costs
-    the answers to none of the lines above it.
+    If `items` raises UserError, what came before it is yielded first: a bad line in a file
+    costs the answers to none of the lines above it.
     """
     block = []
     try:
@@ -157,8 +159,8 @@ def read_columns(
         for position in positions:
             if not 0 <= position < len(row):
                 raise UserError(
-                    f"{path}, row {number}: {len(row)} columns, column {position + 1} was asked "
-                    f"for"
+                    f"{path}, row {number}: {len(row)} columns, column {position + 1} was "
+                    f"asked for"
                 )
         yield number, [row[position] for position in positions]
 
@@ -173,8 +175,8 @@ def read_columns_of_objects(
             value = row.get(name.lower(), [])
             if isinstance(value, list | dict):
                 raise UserError(
-                    f"{path}, line {number}: no text or number named {name!r} ({flags}); it has "
-                    f"{', '.join(row)[:120]}"
+                    f"{path}, line {number}: no text or number named {name!r} ({flags}); it "
+                    f"has {', '.join(row)[:120]}"
                 )
             cells.append(text_of(value))
         yield number, cells

@@ -1,4 +1,4 @@
-"""Corpora, read right or refused in one line; BPE; the encoded corpus; the sentences of a step."""
+"""Corpora are read right or refused in one line; BPE; the encoded corpus; batches."""
 
 import gzip
 import http.server
@@ -16,6 +16,7 @@ import data
 from data import BPE, Batches, Pairs, prepare, read_bpe, read_text
 from support.common.errors import UserError
 from support.common.hardware import available_cores
+from support.corpora import download
 from support.corpora import pairs as corpora
 from support.corpora.pairs import find_corpus
 
@@ -108,7 +109,7 @@ WRONG = {  # name: (files, what the answer says)
     "empty": ({"empty.de": b"", "empty.en": b""}, "empty", "is empty"),
     "blank": (
         {"blank.de": b" \n\n", "blank.en": b"a\nb\n"},
-        "no sentence pair to train on",
+        "no sentence pair is left for the train part",
         "with an empty side",
     ),
     "long": ({"long.de": b"ein " * 500, "long.en": b"a"}, "1 longer than --max-length"),
@@ -154,9 +155,9 @@ def test_multi30k_is_fetched_checked_and_kept(tmp_path, monkeypatch, capfd):
     sums = {}
     for name in corpora.MULTI30K:
         (served / name).write_bytes(gzip.compress(b"ein Satz\n" * 3))
-        sums[name] = (len((served / name).read_bytes()), corpora.sha256(served / name))
+        sums[name] = (len((served / name).read_bytes()), download.sha256(served / name))
     monkeypatch.setattr(corpora, "MULTI30K", sums)
-    monkeypatch.setattr(corpora, "CACHE", cache)
+    monkeypatch.setattr(download, "CACHE", cache)
     with Server(("127.0.0.1", 0), partial(Quiet, directory=served)) as url:
         monkeypatch.setenv("MULTI30K_URL", url)
         assert len(list(find_corpus("multi30k").parts["train"]())) == 3
@@ -166,20 +167,24 @@ def test_multi30k_is_fetched_checked_and_kept(tmp_path, monkeypatch, capfd):
         for wrong in (good[:-3], good + b"x", b"x" * len(good)):  # cut, too long, another file
             (served / "val.en.gz").write_bytes(wrong)
             (cache / "multi30k" / "val.en.gz").unlink(missing_ok=True)
-            with pytest.raises(UserError, match="val.en.gz: not the file that was expected"):
+            with pytest.raises(UserError, match="val.en.gz: not the expected file"):
                 find_corpus("multi30k")
             assert set(os.listdir(cache / "multi30k")) == set(sums) - {"val.en.gz"}
         (served / "val.en.gz").unlink()
         with pytest.raises(UserError, match=r"404.*--data \./FOLDER"):
             find_corpus("multi30k")
-    with pytest.raises(
-        UserError, match=r"cannot be fetched.*--data \./FOLDER"
-    ):  # nobody answers
+    # The server is gone.
+    with pytest.raises(UserError, match=r"cannot be fetched.*--data \./FOLDER"):
         find_corpus("multi30k")
-    (served / "val.en.gz").write_bytes(good)
-    assert find_corpus(str(served)).name == "multi30k"  # known by its content
-    (served / "val.en.gz").write_bytes(gzip.compress(b"another\n" * 3))
-    assert find_corpus(str(served)).name == "served"
+
+
+def test_a_folder_with_multi30k_has_its_name(tmp_path):
+    for name in ("train.de.gz", "train.en.gz", "test_2016_flickr.de", "test_2016_flickr.en"):
+        (tmp_path / name).write_bytes(gzip.compress(b"ein Satz\n"))
+    assert find_corpus(str(tmp_path)).name == "multi30k"
+    for side in ("de", "en"):
+        (tmp_path / f"test_2016_flickr.{side}").rename(tmp_path / f"test.{side}")
+    assert find_corpus(str(tmp_path)).name == tmp_path.name
 
 
 # --- BPE
@@ -268,11 +273,10 @@ def test_without_a_validation_part_one_is_held_out_by_source(tmp_path, pairs):
     corpus = pairs["train"][:2000] + [(german, "again") for german, _ in pairs["train"][:2000]]
     write_pairs(tmp_path / "a", corpus)
     folder = prepare(find_corpus(str(tmp_path / "a")), tmp_path, 300, 256)
-    train, sizes = (
-        Pairs(folder, "train"),
-        [len(Pairs(folder, part)) for part in ("train", "valid")],
-    )
-    assert sum(sizes) == 4000 and 100 < sizes[1] < 300
+    train = Pairs(folder, "train")
+    valid = Pairs(folder, "valid")
+    assert len(train) + len(valid) == 4000
+    assert 100 < len(valid) < 300
     held = {" ".join(line.split()) for line in read_text(folder, "valid", "src")}
     src = train.batch(np.arange(len(train)))[0]
     assert not held & set(sentences(BPE(read_bpe(folder)), src))
