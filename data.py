@@ -5,8 +5,8 @@
     batches = Batches(Pairs(folder, "train"), batch_tokens=4096, seed=1)
     src, tgt_in, tgt_out = batches.shard(step=0, shard=0, num_shards=1, device=torch.device("cpu"))
 
-The batch of each step is a deterministic function of the corpus, the seed and the step number, so
-every rank can compute it without communication.
+The batch of each step is a deterministic function of the corpus, the seed and the step number,
+so every rank can compute it without communication.
 """
 
 import hashlib
@@ -81,11 +81,11 @@ def prepare(
 ) -> Path:
     """Encodes a corpus into a folder that any number of processes can map, and returns the folder.
 
-    corpus: has a `name`, a `checksum()`, and `parts`, a reader of sentence pairs for train, valid
-    and test. The folder, in `cache`, is named by a hash of the corpus, the BPE (or how to train it)
-    and `max_length`, so a later call finds it.
-    Without a validation part, about 1,000 pairs (at most one in 20) are held out of training,
-    chosen by a hash of their source so that equal sentences stay together. Raises UserError.
+    corpus: has a `name`, a `checksum()`, and `parts`, a reader of sentence pairs for train,
+    valid and test. The folder, in `cache`, is named by a hash of the corpus, the BPE (or how to
+    train it) and `max_length`, so a later call finds it. Without a validation part, about 1,000
+    pairs (at most one in 20) are held out of training, chosen by a hash of their source so that
+    equal sentences stay together. Raises UserError.
     """
     checksum = corpus.checksum()  # of a large corpus it takes a while
     for how in (None, bpe):  # a given BPE may be the one that was trained
@@ -258,8 +258,8 @@ class Pairs:
     ) -> tuple[torch.Tensor, ...]:
         """(src, tgt_in, tgt_out): (rows, src_width) and twice (rows, tgt_width), int64, padded.
 
-        A width of 0: the longest sentence's. Without rows it returns one row of padding, so that a
-        process with nothing to do still takes the step.
+        A width of 0: the longest sentence's. Without rows it returns one row of padding, so
+        that a process with nothing to do still takes the step.
         """
         padded, widths = [], (src_width, tgt_width)
         for (ids, offsets), width, lengths in zip(self.sides, widths, self.lengths(rows)):

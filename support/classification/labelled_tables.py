@@ -12,8 +12,8 @@ TEXT_COLUMNS = ("text", "content", "sentence", "review", "body")  # the first fo
 def read_labelled_table(path: Path, text: str, label: str) -> Iterator[tuple[str, str]]:
     """Yields (text, class) of each row. Raises UserError.
 
-    text: the columns with the text, separated by commas; "": the first of TEXT_COLUMNS; label: the
-    column with the class.
+    text: the columns with the text, separated by commas; "": the first of TEXT_COLUMNS; label:
+    the column with the class.
     """
     columns = [name.strip() for name in text.split(",")]
     if not text:

@@ -25,7 +25,8 @@ PARTS = {
     "test": ["test_2016_flickr", "test"],
 }
 
-# Elliott et al., 2016, for non-commercial research. Of each file: its size in bytes, its SHA-256.
+# Elliott et al., 2016, for non-commercial research. Of each file: its size in bytes, its
+# SHA-256.
 MULTI30K_URL = (
     "https://raw.githubusercontent.com/multi30k/dataset/"
     "a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/"

@@ -51,8 +51,8 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
 def blocks(items: Iterable, size: int) -> Iterator[list]:
     """Yields lists of `size` items, the last one shorter.
 
-    If `items` raises UserError, what came before it is yielded first: a bad line in a file costs
-    the answers to none of the lines above it.
+    If `items` raises UserError, what came before it is yielded first: a bad line in a file
+    costs the answers to none of the lines above it.
     """
     block = []
     try:
