@@ -3,12 +3,13 @@
     corpus = find_corpus("multi30k")                   # in support/corpora/pairs.py
     folder = prepare(corpus, cache, vocab_size=8000)   # trains the BPE and encodes, once
     batches = Batches(Pairs(folder, "train"), batch_tokens=4096, seed=1)
-    src, tgt_in, tgt_out = batches.shard(step=0, shard=0, num_shards=1, device=torch.device("cpu"))
+    src, tgt_in, tgt_out = batches.shard(0, shard=0, num_shards=1, device=torch.device("cpu"))
 
 The batch of each step is a deterministic function of the corpus, the seed and the step number,
 so every rank can compute it without communication.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -20,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,14 +30,17 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from support.common.errors import UserError
 
 PAD, BOS, EOS = 0, 1, 2
-FORMAT = 1  # of the encoded corpus: raise it where the same text would be stored otherwise
+FORMAT = 1  # of the encoded corpus: to be raised when the same text is stored otherwise
+ENCODED_AT_ONCE = 20_000  # pairs, so that a large corpus needs no more memory
+BPE_PAIRS = 1_000_000  # that are enough to learn a BPE from
+SIDES = ("src", "tgt")
 
 
 # --- Byte-level BPE ---------------------------------------------------------------------------
 
 
 class BPE:
-    """Text to token ids and back (Sennrich et al., 2016), over bytes: no text is unknown to it."""
+    """Text to token ids and back (Sennrich et al., 2016), over bytes: no text is unknown."""
 
     def __init__(self, serialized: str):
         self.serialized = serialized
@@ -45,12 +50,13 @@ class BPE:
 
     @staticmethod
     def train(texts: Iterator[str], vocab_size: int, lower: bool = False) -> "BPE":
-        """Learns at most `vocab_size` tokens (at least the 256 bytes and 3 marks) from `texts`.
+        """Learns at most `vocab_size` tokens, at least the 256 bytes and 3 special ones.
 
-        lower: it makes every text lower case first, also those that it encodes later.
+        lower: converts every text to lower case first, also those that it encodes later.
         """
         tokenizer = Tokenizer(models.BPE())
-        tokenizer.normalizer = normalizers.Lowercase() if lower else None
+        if lower:
+            tokenizer.normalizer = normalizers.Lowercase()
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
@@ -63,13 +69,12 @@ class BPE:
         return BPE(tokenizer.to_str())
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of each text, without bos and eos; white space around a text is left out."""
-        return [
-            e.ids for e in self.tokenizer.encode_batch_fast([text.strip() for text in texts])
-        ]
+        """Returns the token ids of each text, without bos and eos, and without outer spaces."""
+        encodings = self.tokenizer.encode_batch_fast([text.strip() for text in texts])
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: list[int]) -> str:
-        """The text of token ids, on one line."""
+        """Returns the text of token ids, on one line."""
         return " ".join(self.tokenizer.decode(ids).split())
 
 
@@ -77,38 +82,45 @@ class BPE:
 
 
 def prepare(
-    corpus, cache: Path, vocab_size: int = 8000, max_length: int = 128, bpe: str | None = None
+    corpus,
+    cache: Path,
+    vocab_size: int = 8000,
+    max_length: int = 128,
+    bpe: str | None = None,
 ) -> Path:
-    """Encodes a corpus into a folder that any number of processes can map, and returns the folder.
+    """Encodes a corpus into a folder that any number of processes can map, and returns it.
 
-    corpus: has a `name`, a `checksum()`, and `parts`, a reader of sentence pairs for train,
-    valid and test. The folder, in `cache`, is named by a hash of the corpus, the BPE (or how to
-    train it) and `max_length`, so a later call finds it. Without a validation part, about 1,000
-    pairs (at most one in 20) are held out of training, chosen by a hash of their source so that
-    equal sentences stay together. Raises UserError.
+    corpus: has a `name`, a `checksum()`, and `parts`, readers of sentence pairs for train,
+    valid and test. bpe: a serialized one, or None to train one of `vocab_size` tokens. The
+    folder, in `cache`, is named by a hash of all this, so that a later call finds it. Without a
+    validation part, some pairs are held out of training: see `hold_out`. Raises UserError.
     """
-    checksum = corpus.checksum()  # of a large corpus it takes a while
-    for how in (None, bpe):  # a given BPE may be the one that was trained
-        made_of = [FORMAT, corpus.name, checksum, vocab_size, max_length, how]
-        folder = name_folder(cache, corpus.name, made_of)
-        if (folder / "meta.json").is_file() and bpe in (how, read_bpe(folder)):
-            return folder
-    return make_once(
-        folder, lambda partial: encode(corpus, partial, vocab_size, max_length, bpe)
-    )
+    made_of = [FORMAT, corpus.name, corpus.checksum(), vocab_size, max_length]
+    trained = name_folder(cache, corpus.name, [*made_of, None])
+    # A run that goes on brings the BPE that was trained here.
+    if is_encoded(trained) and bpe in (None, read_bpe(trained)):
+        return trained
+    folder = name_folder(cache, corpus.name, [*made_of, bpe])
+    return make_once(folder, lambda new: encode(corpus, new, vocab_size, max_length, bpe))
 
 
 def name_folder(cache: Path, name: str, made_of: list) -> Path:
-    """Where in `cache` an encoded corpus is kept, by a hash of all it is made of."""
-    return cache / f"{name}-{hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]}"
+    """Returns where an encoded corpus is kept, by a hash of all that it is made of."""
+    digest = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
+    return cache / f"{name}-{digest[:16]}"
+
+
+def is_encoded(folder: Path) -> bool:
+    """Returns whether a folder is whole: meta.json is its last file."""
+    return (folder / "meta.json").is_file()
 
 
 def make_once(folder: Path, write: Callable[[Path], None]) -> Path:
-    """Returns `folder` as `write` has filled it, now or earlier; meta.json is its last file.
+    """Returns a folder that `write` fills now, or has filled earlier. Raises UserError.
 
-    It is filled under another name and renamed, so what is there is whole. Raises UserError.
+    It gets its name when it is full, so that no process sees a part of it.
     """
-    if (folder / "meta.json").is_file():
+    if is_encoded(folder):
         return folder
     cache = folder.parent
     try:
@@ -123,8 +135,8 @@ def make_once(folder: Path, write: Callable[[Path], None]) -> Path:
         write(partial)
         try:
             partial.rename(folder)
-        except OSError:  # another run made the same folder meanwhile
-            if not (folder / "meta.json").is_file():
+        except OSError:
+            if not is_encoded(folder):  # else another run has made it meanwhile
                 raise
     except OSError as problem:
         raise UserError(
@@ -137,41 +149,53 @@ def make_once(folder: Path, write: Callable[[Path], None]) -> Path:
 
 def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str | None) -> None:
     """Writes bpe.json, the encoded parts, and meta.json, which counts what is in them."""
-    pairs = {part: count_pairs(corpus, part) for part in corpus.parts}
-    held_out = (
-        0 if "valid" in corpus.parts else max(20, pairs["train"] // 1000)
-    )  # one in so many
-    stride = -(-pairs["train"] // 1_000_000)  # a million pairs are enough to learn a BPE
-
-    def split(part: str) -> Iterator[tuple[str, str]]:
-        for pair in corpus.parts["train" if held_out and part == "valid" else part]():
-            is_valid = held_out and zlib.crc32(pair[0].encode()) % held_out == 0
-            if not held_out or part == "test" or is_valid == (part == "valid"):
-                yield pair
-
-    texts = (text.strip() for pair in islice(split("train"), 0, None, stride) for text in pair)
+    num_pairs = {part: count_pairs(corpus, part) for part in corpus.parts}
+    parts = dict(corpus.parts)
+    if "valid" not in parts:
+        parts |= hold_out(corpus.parts["train"], num_pairs["train"])
+    stride = math.ceil(num_pairs["train"] / BPE_PAIRS)
+    some_pairs = islice(parts["train"](), 0, None, stride)
+    texts = (text.strip() for pair in some_pairs for text in pair)
     encoder = BPE(bpe) if bpe else BPE.train(texts, vocab_size)
     (folder / "bpe.json").write_text(encoder.serialized, encoding="utf-8")
-    meta = {"name": corpus.name, "held_out": bool(held_out), "parts": {}}
-    for part, purpose in (
-        ("train", "train on"),
-        ("valid", "validate on (--valid names some)"),
-        ("test", "test on"),
-    ):
-        if part in corpus.parts or part == "valid":
-            counts = encode_part(split(part), encoder, folder / part, max_length)
-            if not counts["pairs"]:
-                raise UserError(
-                    f"{corpus.name}: no sentence pair to {purpose} "
-                    f"({counts['empty']:,} with an empty side, "
-                    f"{counts['too_long']:,} longer than --max-length {max_length})"
-                )
-            meta["parts"][part] = counts
+    meta: dict[str, Any] = {
+        "name": corpus.name,
+        "held_out": "valid" not in corpus.parts,
+        "parts": {},
+    }
+    for part in ("train", "valid", "test"):
+        if part not in parts:
+            continue
+        counts = encode_part(parts[part](), encoder, folder / part, max_length)
+        if not counts["pairs"]:
+            hint = " (--valid names another)" if part == "valid" else ""
+            raise UserError(
+                f"{corpus.name}: no sentence pair in the {part} part{hint} "
+                f"({counts['empty']:,} with an empty side, {counts['too_long']:,} longer than "
+                f"--max-length {max_length})"
+            )
+        meta["parts"][part] = counts
     (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
 
+def hold_out(read: Callable[[], Iterator[tuple[str, str]]], num_pairs: int) -> dict:
+    """Returns readers of "train" and "valid" that share out the pairs of `read`.
+
+    About 1,000 pairs are held out to validate on, at most one in 20. A hash of the source
+    chooses them, so that equal sentences stay together.
+    """
+    one_in = max(20, num_pairs // 1000)
+
+    def select(held_out: bool) -> Iterator[tuple[str, str]]:
+        for source, target in read():
+            if (zlib.crc32(source.encode()) % one_in == 0) == held_out:
+                yield source, target
+
+    return {"train": lambda: select(False), "valid": lambda: select(True)}
+
+
 def count_pairs(corpus, part: str) -> int:
-    """Reads a whole part, so that what is wrong with it is said before anything is made of it."""
+    """Returns the number of pairs. It reads all, so that errors come before anything is made."""
     count = sum(1 for _ in corpus.parts[part]())
     if not count:
         files = ", ".join(map(str, corpus.files))
@@ -181,53 +205,66 @@ def count_pairs(corpus, part: str) -> int:
 
 def encode_part(
     pairs: Iterator[tuple[str, str]], bpe: BPE, path: Path, max_length: int
-) -> dict:
-    """Writes PATH.src.ids, PATH.src.offsets and the same for tgt: flat arrays.
+) -> dict[str, Any]:
+    """Writes flat arrays, PATH.src.ids and PATH.src.offsets, the same for tgt; returns counts.
 
-    It takes 20,000 pairs at a time. The parts that are translated and scored later, all but the
-    training part, are kept as text too.
+    The parts that are translated and scored later, all but the training part, are kept as text
+    too. Pairs with an empty side, or with more than `max_length` tokens, are left out.
     """
-    dtype = np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32
-    counts = {"pairs": 0, "too_long": 0, "empty": 0, "tokens": 0, "dtype": np.dtype(dtype).name}
-    ends = {"src": 0, "tgt": 0}
-    kinds = ("ids", "offsets") if path.name == "train" else ("ids", "offsets", "txt")
-    names = [f"{side}.{kind}" for side in ends for kind in kinds]
-    files = {name: open(f"{path}.{name}", "wb") for name in names}
-    for side in ends:
-        files[f"{side}.offsets"].write(np.zeros(1, np.int64).tobytes())
-    while block := list(islice(pairs, 20_000)):
-        sides = [bpe.encode([pair[i] for pair in block]) for i in (0, 1)]
-        kept = []
-        for pair in zip(*sides):
-            shortest, longest = sorted(map(len, pair))
-            counts["empty"] += shortest == 0
-            counts["too_long"] += shortest > 0 and longest >= max_length  # one is the end mark
-            if shortest > 0 and longest < max_length:
-                kept.append(pair)
-        for side, sentences in zip(ends, zip(*kept)):
-            lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
-            flat = np.concatenate([np.array(ids, dtype=dtype) for ids in sentences])
-            files[f"{side}.ids"].write(flat.tobytes())
-            files[f"{side}.offsets"].write((ends[side] + lengths.cumsum()).tobytes())
-            ends[side] += int(lengths.sum())
-        counts["pairs"] += len(kept)
-        for i, side in enumerate(ends if "txt" in kinds else ()):
-            files[f"{side}.txt"].write("".join(pair[i] + "\n" for pair in block).encode())
-    for file in files.values():
-        file.close()
-    return counts | {"tokens": sum(ends.values()) + 2 * counts["pairs"]}
+    dtype = np.dtype(np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32)
+    keeps_text = path.name != "train"
+    num_pairs = too_long = empty = 0
+    ends = dict.fromkeys(SIDES, 0)  # tokens so far
+    with contextlib.ExitStack() as stack:
+
+        def create(name: str):
+            return stack.enter_context(open(f"{path}.{name}", "wb"))
+
+        ids_files = {side: create(f"{side}.ids") for side in SIDES}
+        offsets_files = {side: create(f"{side}.offsets") for side in SIDES}
+        text_files = {side: create(f"{side}.txt") for side in SIDES if keeps_text}
+        for side in SIDES:
+            offsets_files[side].write(np.zeros(1, np.int64).tobytes())
+        while block := list(islice(pairs, ENCODED_AT_ONCE)):
+            kept: dict[str, list[list[int]]] = {side: [] for side in SIDES}
+            sources = bpe.encode([source for source, _ in block])
+            targets = bpe.encode([target for _, target in block])
+            for source, target in zip(sources, targets):
+                if not source or not target:
+                    empty += 1
+                elif max(len(source), len(target)) >= max_length:  # eos is one more
+                    too_long += 1
+                else:
+                    kept["src"].append(source)
+                    kept["tgt"].append(target)
+                    num_pairs += 1
+            for i, side in enumerate(SIDES):
+                if keeps_text:
+                    text_files[side].write("".join(pair[i] + "\n" for pair in block).encode())
+                if not kept[side]:
+                    continue
+                lengths = np.array([len(ids) for ids in kept[side]], dtype=np.int64)
+                flat = np.concatenate([np.array(ids, dtype=dtype) for ids in kept[side]])
+                ids_files[side].write(flat.tobytes())
+                offsets_files[side].write((ends[side] + lengths.cumsum()).tobytes())
+                ends[side] += int(lengths.sum())
+    return {
+        "pairs": num_pairs,
+        "too_long": too_long,
+        "empty": empty,
+        "tokens": sum(ends.values()) + 2 * num_pairs,  # with eos
+        "dtype": dtype.name,
+    }
 
 
 def read_bpe(folder: Path) -> str:
-    """The serialized BPE of an encoded corpus."""
+    """Returns the serialized BPE of an encoded corpus."""
     return (folder / "bpe.json").read_text(encoding="utf-8")
 
 
 def read_text(folder: Path, part: str, side: str) -> list[str]:
-    """The lines of a part that was kept as text; `side` is src or tgt.
-
-    Read as bytes: in text mode a lone carriage return would end a line as well.
-    """
+    """Returns the lines of a part that was kept as text; `side` is src or tgt."""
+    # Read as bytes: in text mode a lone carriage return would end a line as well.
     return (folder / f"{part}.{side}.txt").read_bytes().decode().split("\n")[:-1]
 
 
@@ -235,46 +272,61 @@ class Pairs:
     """One part of an encoded corpus, mapped from disk: all processes share the same memory."""
 
     def __init__(self, folder: Path, part: str):
-        self.counts = json.loads((folder / "meta.json").read_text())["parts"][part]
+        meta = json.loads((folder / "meta.json").read_text())
+        self.num_pairs = meta["parts"][part]["pairs"]
+        dtype = meta["parts"][part]["dtype"]
         self.sides = []
-        for side in ("src", "tgt"):
+        for side in SIDES:
+            ids = np.memmap(folder / f"{part}.{side}.ids", dtype=dtype, mode="r")
             offsets = np.memmap(folder / f"{part}.{side}.offsets", dtype=np.int64, mode="r")
-            ids = np.memmap(folder / f"{part}.{side}.ids", dtype=self.counts["dtype"], mode="r")
             self.sides.append((ids, offsets))
 
     def __len__(self) -> int:
-        return self.counts["pairs"]
+        return self.num_pairs
 
     def lengths(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Source and target lengths of the pairs `rows`, (rows,) each, in tokens with end mark."""
+        """Returns source and target lengths of the pairs `rows`, (rows,) each, with eos."""
         return [offsets[rows + 1] - offsets[rows] + 1 for _, offsets in self.sides]
 
     def targets(self, rows: np.ndarray) -> int:
-        """Target tokens of the pairs `rows`, without padding."""
+        """Returns the target tokens of the pairs `rows`, without padding."""
         return int(self.lengths(rows)[1].sum())
 
     def batch(
         self, rows: np.ndarray, src_width: int = 0, tgt_width: int = 0
     ) -> tuple[torch.Tensor, ...]:
-        """(src, tgt_in, tgt_out): (rows, src_width) and twice (rows, tgt_width), int64, padded.
+        """Returns (src, tgt_in, tgt_out), int64, padded: (rows, src_width), (rows, tgt_width).
 
-        A width of 0: the longest sentence's. Without rows it returns one row of padding, so
-        that a process with nothing to do still takes the step.
+        A width of 0 is that of the longest sentence. Without rows it returns one row of
+        padding, so that a rank with nothing to do still takes the step.
         """
-        padded, widths = [], (src_width, tgt_width)
-        for (ids, offsets), width, lengths in zip(self.sides, widths, self.lengths(rows)):
-            width = width or int(lengths.max(initial=1))
-            out = np.full((max(len(rows), 1), width + 1), PAD, dtype=np.int64)
-            if len(rows):
-                column, length = np.arange(width)[None], lengths[:, None] - 1
-                at = np.minimum(offsets[rows][:, None] + column, len(ids) - 1)
-                out[:, 1:] = np.where(column < length, ids[at], PAD)
-                out[np.arange(len(rows)), lengths] = EOS
-                out[:, 0] = BOS
-            padded.append(torch.from_numpy(out))
-        src, tgt = padded
+        src, tgt = [
+            padded(ids, offsets, rows, lengths, width)
+            for (ids, offsets), lengths, width in zip(
+                self.sides, self.lengths(rows), (src_width, tgt_width)
+            )
+        ]
         tgt_in = tgt[:, :-1].masked_fill(tgt[:, :-1] == EOS, PAD)
         return src[:, 1:].contiguous(), tgt_in, tgt[:, 1:].contiguous()
+
+
+def padded(
+    ids: np.ndarray, offsets: np.ndarray, rows: np.ndarray, lengths: np.ndarray, width: int
+) -> torch.Tensor:
+    """Returns the sentences `rows` between bos and eos, padded: (rows, 1 + width).
+
+    ids, offsets: of all sentences; lengths: of the rows, with eos; width: 0 for the longest.
+    """
+    width = width or int(lengths.max(initial=1))
+    out = np.full((max(len(rows), 1), 1 + width), PAD, dtype=np.int64)
+    if len(rows):
+        column = np.arange(width)[None]  # (1, width)
+        num_ids = lengths[:, None] - 1  # (rows, 1), without eos
+        position = np.minimum(offsets[rows][:, None] + column, len(ids) - 1)
+        out[:, 0] = BOS
+        out[:, 1:] = np.where(column < num_ids, ids[position], PAD)
+        out[np.arange(len(rows)), lengths] = EOS
+    return torch.from_numpy(out)
 
 
 # --- Batches ----------------------------------------------------------------------------------

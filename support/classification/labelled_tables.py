@@ -44,7 +44,7 @@ def find_text_column(path: Path, label: str) -> str:
 
 
 def read_numbered(path: Path, classes: list[str], line_end: str) -> Iterator[tuple[str, str]]:
-    """Yields (title and description, class) of each row of a file such as AG News's.
+    """Yields (title and description, class) of each row of a file like AG News's.
 
     line_end: what stands for one in the text, "\\" or "\\n". Raises UserError.
     """
