@@ -67,11 +67,11 @@ def study_batch_size(args: argparse.Namespace) -> list[Run]:
     or, with a classifier, --examples. A larger batch has less noise, so the learning rate grows
     with the root of its size. A quarter of each run is warm-up.
     """
-    from support.classification.labelled import is_labelled
+    from support.corpora.task_type import task_type
 
     unit, total, sizes = "tokens", args.tokens, [32, 96, 384, 1024, 4096]
     lr_at, reference_size = 0.004, 4096  # the peak learning rate for a step of this size
-    if args.pretrained or is_labelled(args.data, args.label):
+    if args.pretrained or task_type(args.data, args.label) == "classification":
         unit, total, sizes = "size", args.examples, [2, 8, 16, 32, 128]
         lr_at, reference_size = 0.001, 64
     if args.pretrained:
