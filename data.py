@@ -3,23 +3,25 @@
     corpus = find_corpus("multi30k")                   # in support/corpora/pairs.py
     folder = prepare(corpus, cache, vocab_size=8000)   # trains the BPE and encodes, once
     batches = Batches(Pairs(folder, "train"), batch_tokens=4096, seed=1)
-    src, tgt_in, tgt_out = batches.shard(step=0, shard=0, num_shards=1, device=device)
+    src, tgt_in, tgt_out = batches.shard(0, shard=0, num_shards=1, device=torch.device("cpu"))
 
 The batch of each step is a deterministic function of the corpus, the seed and the step number,
 so every rank can compute it without communication.
 """
 
+import contextlib
 import hashlib
 import json
 import math
+import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache, partial
-from itertools import chain, islice
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,32 +30,17 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from support.common.errors import UserError
 
 PAD, BOS, EOS = 0, 1, 2
-FORMAT = 1  # of the encoded corpus: raise it where the same text would be stored otherwise
-BPE_PAIRS = 1_000_000  # as many pairs are enough to learn a BPE
-VALID_PAIRS = 1000  # held out of training where there is no validation part
-MIN_ONE_IN = 20  # but at most one pair in so many
-BLOCK_PAIRS = 20_000  # pairs that are encoded at a time
-
-Pair = tuple[str, str]
-PairReader = Callable[[], Iterator[Pair]]
-
-
-class Corpus(Protocol):
-    """What is needed of a corpus; support/corpora/pairs.py finds such corpora."""
-
-    name: str
-    parts: dict[str, PairReader]  # train; perhaps valid and test
-    files: list[Path]  # for error messages
-
-    def checksum(self) -> str:
-        """Returns a checksum of what the files hold."""
+FORMAT = 1  # of the encoded corpus: to be raised when the same text is stored otherwise
+ENCODED_AT_ONCE = 20_000  # pairs, so that a large corpus needs no more memory
+BPE_PAIRS = 1_000_000  # that are enough to learn a BPE from
+SIDES = ("src", "tgt")
 
 
 # --- Byte-level BPE ---------------------------------------------------------------------------
 
 
 class BPE:
-    """Text to token ids and back (Sennrich et al., 2016), over bytes, so no text is unknown."""
+    """Text to token ids and back (Sennrich et al., 2016), over bytes: no text is unknown."""
 
     def __init__(self, serialized: str):
         self.serialized = serialized
@@ -63,12 +50,13 @@ class BPE:
 
     @staticmethod
     def train(texts: Iterator[str], vocab_size: int, lower: bool = False) -> "BPE":
-        """Learns at most `vocab_size` tokens, at least the 256 bytes and 3 special tokens.
+        """Learns at most `vocab_size` tokens, at least the 256 bytes and 3 special ones.
 
-        lower: whether every text is made lower case, also those that are encoded later.
+        lower: converts every text to lower case first, also those that it encodes later.
         """
         tokenizer = Tokenizer(models.BPE())
-        tokenizer.normalizer = normalizers.Lowercase() if lower else None
+        if lower:
+            tokenizer.normalizer = normalizers.Lowercase()
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
@@ -80,10 +68,10 @@ class BPE:
         tokenizer.train_from_iterator(texts, trainer)
         return BPE(tokenizer.to_str())
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the token ids of each text, without bos, eos and white space around it."""
-        stripped = [text.strip() for text in texts]
-        return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(stripped)]
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Returns the token ids of each text, without bos and eos, and without outer spaces."""
+        encodings = self.tokenizer.encode_batch_fast([text.strip() for text in texts])
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: list[int]) -> str:
         """Returns the text of token ids, on one line."""
@@ -94,110 +82,120 @@ class BPE:
 
 
 def prepare(
-    corpus: Corpus,
+    corpus,
     cache: Path,
     vocab_size: int = 8000,
     max_length: int = 128,
     bpe: str | None = None,
 ) -> Path:
-    """Encodes a corpus into a folder, which any number of processes can map, and returns it.
+    """Encodes a corpus into a folder that any number of processes can map, and returns it.
 
-    The folder, in `cache`, is named by a hash of the corpus, of `max_length` and of the BPE, so
-    a later call finds it. bpe: a serialized BPE, as of a run that is resumed; without it, one
-    of `vocab_size` tokens is trained. Without a validation part, about 1,000 pairs (at most one
-    in 20) are held out of training. A hash of the source chooses them, so that equal sentences
-    stay together. Raises UserError.
+    corpus: has a `name`, a `checksum()`, and `parts`, readers of sentence pairs for train,
+    valid and test. bpe: a serialized one, or None to train one of `vocab_size` tokens. The
+    folder, in `cache`, is named by a hash of all this, so that a later call finds it. Without a
+    validation part, some pairs are held out of training: see `hold_out`. Raises UserError.
     """
-    checksum = corpus.checksum()  # reads all files
-
-    def encoded_folder(bpe: str | None) -> Path:
-        description = [FORMAT, corpus.name, checksum, vocab_size, max_length, bpe]
-        return name_folder(cache, corpus.name, description)
-
-    # The BPE that is passed may be the one that was trained here.
-    own_folder = encoded_folder(None)
-    if is_complete(own_folder) and read_bpe(own_folder) == bpe:
-        return own_folder
-    return make_once(
-        encoded_folder(bpe),
-        lambda partial: encode_corpus(corpus, partial, vocab_size, max_length, bpe),
-    )
+    made_of = [FORMAT, corpus.name, corpus.checksum(), vocab_size, max_length]
+    trained = name_folder(cache, corpus.name, [*made_of, None])
+    # A run that goes on brings the BPE that was trained here.
+    if is_encoded(trained) and bpe in (None, read_bpe(trained)):
+        return trained
+    folder = name_folder(cache, corpus.name, [*made_of, bpe])
+    return make_once(folder, lambda new: encode(corpus, new, vocab_size, max_length, bpe))
 
 
-def name_folder(cache: Path, name: str, description: list) -> Path:
-    """Returns the folder of an encoded corpus: NAME-HASH, by a hash of all it is made of."""
-    digest = hashlib.sha256(json.dumps(description).encode()).hexdigest()
+def name_folder(cache: Path, name: str, made_of: list) -> Path:
+    """Returns where an encoded corpus is kept, by a hash of all that it is made of."""
+    digest = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
     return cache / f"{name}-{digest[:16]}"
 
 
-def is_complete(folder: Path) -> bool:
-    """Returns whether a folder has a whole encoded corpus."""
+def is_encoded(folder: Path) -> bool:
+    """Returns whether a folder is whole: meta.json is its last file."""
     return (folder / "meta.json").is_file()
 
 
 def make_once(folder: Path, write: Callable[[Path], None]) -> Path:
-    """Returns `folder` with what `write` has written there, now or earlier. Raises UserError.
+    """Returns a folder that `write` fills now, or has filled earlier. Raises UserError.
 
-    It is written under another name and renamed, so what is there is whole.
+    It gets its name when it is full, so that no process sees a part of it.
     """
-    if is_complete(folder):
+    if is_encoded(folder):
         return folder
     cache = folder.parent
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache, prefix="partial-") as name:
-            partial = Path(name)
-            write(partial)
-            try:
-                partial.rename(folder)
-            except OSError:  # perhaps another run has made the same folder meanwhile
-                if not is_complete(folder):
-                    raise
+        partial = Path(tempfile.mkdtemp(dir=cache, prefix="partial-"))
     except OSError as problem:
         raise UserError(
-            f"the encoded corpus cannot be written to {cache} ({problem.strerror}); set "
-            f"XDG_CACHE_HOME to another folder"
+            f"{cache}: the encoded corpus cannot be kept there ({problem.strerror}); "
+            f"XDG_CACHE_HOME names another place"
         ) from problem
+    try:
+        write(partial)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not is_encoded(folder):  # else another run has made it meanwhile
+                raise
+    except OSError as problem:
+        raise UserError(
+            f"the encoded corpus cannot be written to {cache} ({problem})"
+        ) from problem
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return folder
 
 
-def encode_corpus(
-    corpus: Corpus, folder: Path, vocab_size: int, max_length: int, bpe: str | None
-) -> None:
+def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str | None) -> None:
     """Writes bpe.json, the encoded parts, and meta.json, which counts what is in them."""
-    sizes = {part: count_pairs(corpus, part) for part in corpus.parts}
-    readers = dict(corpus.parts)
-    hold_out = "valid" not in corpus.parts
-    if hold_out:
-        one_in = max(MIN_ONE_IN, sizes["train"] // VALID_PAIRS)
-        readers["train"] = partial(select_pairs, corpus, one_in, held_out=False)
-        readers["valid"] = partial(select_pairs, corpus, one_in, held_out=True)
-    if bpe:
-        encoder = BPE(bpe)
-    else:
-        stride = math.ceil(sizes["train"] / BPE_PAIRS)
-        sample = islice(readers["train"](), 0, None, stride)
-        encoder = BPE.train((text.strip() for pair in sample for text in pair), vocab_size)
+    num_pairs = {part: count_pairs(corpus, part) for part in corpus.parts}
+    parts = dict(corpus.parts)
+    if "valid" not in parts:
+        parts |= hold_out(corpus.parts["train"], num_pairs["train"])
+    stride = math.ceil(num_pairs["train"] / BPE_PAIRS)
+    some_pairs = islice(parts["train"](), 0, None, stride)
+    texts = (text.strip() for pair in some_pairs for text in pair)
+    encoder = BPE(bpe) if bpe else BPE.train(texts, vocab_size)
     (folder / "bpe.json").write_text(encoder.serialized, encoding="utf-8")
-    parts = {}
+    meta: dict[str, Any] = {
+        "name": corpus.name,
+        "held_out": "valid" not in corpus.parts,
+        "parts": {},
+    }
     for part in ("train", "valid", "test"):
-        if part not in readers:
+        if part not in parts:
             continue
-        counts = encode_part(readers[part](), encoder, folder / part, max_length)
+        counts = encode_part(parts[part](), encoder, folder / part, max_length)
         if not counts["pairs"]:
-            hint = "; pass one with --valid" if hold_out and part == "valid" else ""
+            hint = " (--valid names another)" if part == "valid" else ""
             raise UserError(
-                f"{corpus.name}: no sentence pair is left for the {part} part "
+                f"{corpus.name}: no sentence pair in the {part} part{hint} "
                 f"({counts['empty']:,} with an empty side, {counts['too_long']:,} longer than "
-                f"--max-length {max_length}){hint}"
+                f"--max-length {max_length})"
             )
-        parts[part] = counts
-    meta = {"name": corpus.name, "held_out": hold_out, "parts": parts}
+        meta["parts"][part] = counts
     (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
 
-def count_pairs(corpus: Corpus, part: str) -> int:
-    """Reads a whole part, so that an error in it is found before anything is written."""
+def hold_out(read: Callable[[], Iterator[tuple[str, str]]], num_pairs: int) -> dict:
+    """Returns readers of "train" and "valid" that share out the pairs of `read`.
+
+    About 1,000 pairs are held out to validate on, at most one in 20. A hash of the source
+    chooses them, so that equal sentences stay together.
+    """
+    one_in = max(20, num_pairs // 1000)
+
+    def select(held_out: bool) -> Iterator[tuple[str, str]]:
+        for source, target in read():
+            if (zlib.crc32(source.encode()) % one_in == 0) == held_out:
+                yield source, target
+
+    return {"train": lambda: select(False), "valid": lambda: select(True)}
+
+
+def count_pairs(corpus, part: str) -> int:
+    """Returns the number of pairs. It reads all, so that errors come before anything is made."""
     count = sum(1 for _ in corpus.parts[part]())
     if not count:
         files = ", ".join(map(str, corpus.files))
@@ -205,55 +203,58 @@ def count_pairs(corpus: Corpus, part: str) -> int:
     return count
 
 
-def select_pairs(corpus: Corpus, one_in: int, held_out: bool) -> Iterator[Pair]:
-    """Yields those pairs of the training part that are held out, or those that are not."""
-    for src, tgt in corpus.parts["train"]():
-        is_held_out = zlib.crc32(src.encode()) % one_in == 0
-        if is_held_out == held_out:
-            yield src, tgt
+def encode_part(
+    pairs: Iterator[tuple[str, str]], bpe: BPE, path: Path, max_length: int
+) -> dict[str, Any]:
+    """Writes flat arrays, PATH.src.ids and PATH.src.offsets, the same for tgt; returns counts.
 
-
-def encode_part(pairs: Iterator[Pair], bpe: BPE, path: Path, max_length: int) -> dict[str, Any]:
-    """Writes a part as flat arrays. Returns counts of its pairs and tokens, and the ids' dtype.
-
-    PATH.src.ids has the tokens of all sentences, PATH.src.offsets where each begins and where
-    the last ends; the same for tgt. All parts but train are also kept as text, with the pairs
-    that are left out, because they are translated and scored later.
+    The parts that are translated and scored later, all but the training part, are kept as text
+    too. Pairs with an empty side, or with more than `max_length` tokens, are left out.
     """
     dtype = np.dtype(np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32)
-    counts = {"pairs": 0, "too_long": 0, "empty": 0}
-    ends = {"src": 0, "tgt": 0}  # where the next sentence begins
-    for side in ends:
-        append(f"{path}.{side}.offsets", np.zeros(1, np.int64).tobytes())
-    while block := list(islice(pairs, BLOCK_PAIRS)):
-        texts = dict(zip(ends, zip(*block)))
-        if path.name != "train":
-            for side in ends:
-                lines = "".join(text + "\n" for text in texts[side])
-                append(f"{path}.{side}.txt", lines.encode())
-        kept = []
-        for src, tgt in zip(bpe.encode(texts["src"]), bpe.encode(texts["tgt"])):
-            if not src or not tgt:
-                counts["empty"] += 1
-            elif max(len(src), len(tgt)) + 1 > max_length:  # with the end mark
-                counts["too_long"] += 1
-            else:
-                kept.append((src, tgt))
-        counts["pairs"] += len(kept)
-        for side, sentences in zip(ends, zip(*kept)):
-            lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
-            ids = np.fromiter(chain.from_iterable(sentences), dtype)
-            append(f"{path}.{side}.ids", ids.tobytes())
-            append(f"{path}.{side}.offsets", (ends[side] + lengths.cumsum()).tobytes())
-            ends[side] += len(ids)
-    tokens = sum(ends.values()) + 2 * counts["pairs"]  # with end marks
-    return {**counts, "tokens": tokens, "dtype": dtype.name}
+    keeps_text = path.name != "train"
+    num_pairs = too_long = empty = 0
+    ends = dict.fromkeys(SIDES, 0)  # tokens so far
+    with contextlib.ExitStack() as stack:
 
+        def create(name: str):
+            return stack.enter_context(open(f"{path}.{name}", "wb"))
 
-def append(path: str, content: bytes) -> None:
-    """Appends to a file, which is made if it is not there."""
-    with open(path, "ab") as file:
-        file.write(content)
+        ids_files = {side: create(f"{side}.ids") for side in SIDES}
+        offsets_files = {side: create(f"{side}.offsets") for side in SIDES}
+        text_files = {side: create(f"{side}.txt") for side in SIDES if keeps_text}
+        for side in SIDES:
+            offsets_files[side].write(np.zeros(1, np.int64).tobytes())
+        while block := list(islice(pairs, ENCODED_AT_ONCE)):
+            kept: dict[str, list[list[int]]] = {side: [] for side in SIDES}
+            sources = bpe.encode([source for source, _ in block])
+            targets = bpe.encode([target for _, target in block])
+            for source, target in zip(sources, targets):
+                if not source or not target:
+                    empty += 1
+                elif max(len(source), len(target)) >= max_length:  # eos is one more
+                    too_long += 1
+                else:
+                    kept["src"].append(source)
+                    kept["tgt"].append(target)
+                    num_pairs += 1
+            for i, side in enumerate(SIDES):
+                if keeps_text:
+                    text_files[side].write("".join(pair[i] + "\n" for pair in block).encode())
+                if not kept[side]:
+                    continue
+                lengths = np.array([len(ids) for ids in kept[side]], dtype=np.int64)
+                flat = np.concatenate([np.array(ids, dtype=dtype) for ids in kept[side]])
+                ids_files[side].write(flat.tobytes())
+                offsets_files[side].write((ends[side] + lengths.cumsum()).tobytes())
+                ends[side] += int(lengths.sum())
+    return {
+        "pairs": num_pairs,
+        "too_long": too_long,
+        "empty": empty,
+        "tokens": sum(ends.values()) + 2 * num_pairs,  # with eos
+        "dtype": dtype.name,
+    }
 
 
 def read_bpe(folder: Path) -> str:
@@ -262,8 +263,8 @@ def read_bpe(folder: Path) -> str:
 
 
 def read_text(folder: Path, part: str, side: str) -> list[str]:
-    """Returns the lines of a part that was kept as text. side: "src" or "tgt"."""
-    # As bytes: in text mode a lone carriage return would end a line as well.
+    """Returns the lines of a part that was kept as text; `side` is src or tgt."""
+    # Read as bytes: in text mode a lone carriage return would end a line as well.
     return (folder / f"{part}.{side}.txt").read_bytes().decode().split("\n")[:-1]
 
 
@@ -271,52 +272,61 @@ class Pairs:
     """One part of an encoded corpus, mapped from disk: all processes share the same memory."""
 
     def __init__(self, folder: Path, part: str):
-        self.counts = json.loads((folder / "meta.json").read_text())["parts"][part]
+        meta = json.loads((folder / "meta.json").read_text())
+        self.num_pairs = meta["parts"][part]["pairs"]
+        dtype = meta["parts"][part]["dtype"]
         self.sides = []
-        for side in ("src", "tgt"):
+        for side in SIDES:
+            ids = np.memmap(folder / f"{part}.{side}.ids", dtype=dtype, mode="r")
             offsets = np.memmap(folder / f"{part}.{side}.offsets", dtype=np.int64, mode="r")
-            ids = np.memmap(folder / f"{part}.{side}.ids", dtype=self.counts["dtype"], mode="r")
             self.sides.append((ids, offsets))
 
     def __len__(self) -> int:
-        return self.counts["pairs"]
+        return self.num_pairs
 
     def lengths(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Returns source and target lengths, (rows,) each, in tokens with the end mark."""
+        """Returns source and target lengths of the pairs `rows`, (rows,) each, with eos."""
         return [offsets[rows + 1] - offsets[rows] + 1 for _, offsets in self.sides]
 
     def targets(self, rows: np.ndarray) -> int:
-        """Returns the number of target tokens in pairs, without padding."""
+        """Returns the target tokens of the pairs `rows`, without padding."""
         return int(self.lengths(rows)[1].sum())
 
     def batch(
         self, rows: np.ndarray, src_width: int = 0, tgt_width: int = 0
     ) -> tuple[torch.Tensor, ...]:
-        """Returns (src, tgt_in, tgt_out): int64, (rows, src_width) and twice (rows, tgt_width).
+        """Returns (src, tgt_in, tgt_out), int64, padded: (rows, src_width), (rows, tgt_width).
 
         A width of 0 is that of the longest sentence. Without rows it returns one row of
-        padding, so that a process with nothing to do still takes the step.
+        padding, so that a rank with nothing to do still takes the step.
         """
-        src = self.pad_side(0, rows, src_width)
-        tgt = self.pad_side(1, rows, tgt_width)
+        src, tgt = [
+            padded(ids, offsets, rows, lengths, width)
+            for (ids, offsets), lengths, width in zip(
+                self.sides, self.lengths(rows), (src_width, tgt_width)
+            )
+        ]
         tgt_in = tgt[:, :-1].masked_fill(tgt[:, :-1] == EOS, PAD)
         return src[:, 1:].contiguous(), tgt_in, tgt[:, 1:].contiguous()
 
-    def pad_side(self, side: int, rows: np.ndarray, width: int) -> torch.Tensor:
-        """Returns bos, the tokens, eos and padding: int64, (rows, 1 + width)."""
-        ids, offsets = self.sides[side]
-        starts = offsets[rows]
-        lengths = offsets[rows + 1] - starts  # without eos
-        if not width:
-            width = 1 + int(lengths.max(initial=0))
-        padded = np.full((max(len(rows), 1), 1 + width), PAD, dtype=np.int64)
-        if len(rows):
-            columns = np.arange(width)
-            indices = np.minimum(starts[:, None] + columns, len(ids) - 1)  # of the last row
-            padded[:, 0] = BOS
-            padded[:, 1:] = np.where(columns < lengths[:, None], ids[indices], PAD)
-            padded[np.arange(len(rows)), 1 + lengths] = EOS
-        return torch.from_numpy(padded)
+
+def padded(
+    ids: np.ndarray, offsets: np.ndarray, rows: np.ndarray, lengths: np.ndarray, width: int
+) -> torch.Tensor:
+    """Returns the sentences `rows` between bos and eos, padded: (rows, 1 + width).
+
+    ids, offsets: of all sentences; lengths: of the rows, with eos; width: 0 for the longest.
+    """
+    width = width or int(lengths.max(initial=1))
+    out = np.full((max(len(rows), 1), 1 + width), PAD, dtype=np.int64)
+    if len(rows):
+        column = np.arange(width)[None]  # (1, width)
+        num_ids = lengths[:, None] - 1  # (rows, 1), without eos
+        position = np.minimum(offsets[rows][:, None] + column, len(ids) - 1)
+        out[:, 0] = BOS
+        out[:, 1:] = np.where(column < num_ids, ids[position], PAD)
+        out[np.arange(len(rows)), lengths] = EOS
+    return torch.from_numpy(out)
 
 
 # --- Batches ----------------------------------------------------------------------------------

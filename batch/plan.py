@@ -15,7 +15,7 @@ support/planning/estimate.py and support/planning/footprint.py.
 import argparse
 import math
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -33,8 +33,11 @@ from support.planning.estimate import (
     fewest_gpus,
 )
 from support.planning.footprint import TrainingStep
-from support.training.flags import BOUNDS, FLAGS, add_flag, check_bounds
-from support.translation.task import PRESETS, model_config
+from support.training.command_line import add_flag
+from support.training.config_file import read_config
+from support.training.settings import Settings, check_limits, defaults_of, flag, flags_of
+from support.training.tasks import CONFIGS
+from support.translation.task import model_config
 
 # Flags of the training scripts that decide what a step costs.
 SHARED = (
@@ -49,35 +52,34 @@ SHARED = (
     "label_smoothing",
     "batch_tokens",
     "batch_size",
-    "accumulate",
     "precision",
     "recompute",
     "delay_ms",
 )
-OWN = [
-    ("--data", str, "", f"begin with the flags that are best for {' or '.join(PRESETS)}"),
-    ("--hardware", str, "h100", f"GPU, or the CPU: {', '.join(HARDWARE)}"),
-    ("--nodes", int, 1, "number of nodes"),
-    ("--gpus-per-node", int, 8, "GPUs, or processes of a CPU, on each node"),
-    ("--memory-gb", float, 0.0, "memory of a GPU; 0 here and below: as known of --hardware"),
-    ("--tflops", float, 0.0, "peak TFLOP/s of a GPU in --precision"),
-    ("--efficiency", float, 0.0, "share of --tflops that computing alone reaches"),
-    ("--bandwidth-inside", float, 0.0, "GB/s, one way, between the GPUs of a node"),
-    ("--bandwidth-between", float, 0.0, "GB/s, one way, of a node's network"),
-    ("--total-tokens", float, 0.0, "source and target tokens of the whole run, for its hours"),
-    ("--measure", bool, False, "with --hardware cpu: measure this machine's rates first"),
-    ("--plot", str, "", "plot the estimate over 1 to 1,024 GPUs, to this PNG file"),
-]
-LIMITS = {
-    "nodes": (1, MAX_GPUS),
-    "gpus_per_node": (1, MAX_GPUS),
-    "memory_gb": (0, 10**6),
-    "tflops": (0, 10**6),
-    "efficiency": (0, 1),
-    "bandwidth_inside": (0, 10**6),
-    "bandwidth_between": (0, 10**6),
-    "total_tokens": (0, 1e18),
-}
+CORPORA = ("phrasebook", "multi30k")  # whose settings in configs/ can be planned
+
+
+@dataclass
+class PlanSettings:
+    """Flags that this script alone has."""
+
+    data: str = flag("", f"begin with the settings of {' or '.join(CORPORA)}, in configs/")
+    accumulate: int = flag(0, "micro-batches of each process; 0: the best number", (0, 10_000))
+    hardware: str = flag("h100", f"GPU, or the CPU: {', '.join(HARDWARE)}")
+    nodes: int = flag(1, "number of nodes", (1, MAX_GPUS))
+    gpus_per_node: int = flag(8, "GPUs, or processes of a CPU, on each node", (1, MAX_GPUS))
+    memory_gb: float = flag(
+        0.0, "memory of a GPU; 0 here and below: as known of --hardware", (0, 10**6)
+    )
+    tflops: float = flag(0.0, "peak TFLOP/s of a GPU in --precision", (0, 10**6))
+    efficiency: float = flag(0.0, "share of --tflops that computing alone reaches", (0, 1))
+    bandwidth_inside: float = flag(0.0, "GB/s, one way, between the GPUs of a node", (0, 10**6))
+    bandwidth_between: float = flag(0.0, "GB/s, one way, of a node's network", (0, 10**6))
+    total_tokens: float = flag(
+        0.0, "source and target tokens of the whole run, for its hours", (0, 1e18)
+    )
+    measure: bool = flag(False, "with --hardware cpu: measure this machine's rates first")
+    plot: str = flag("", "plot the estimate over 1 to 1,024 GPUs, to this PNG file")
 
 
 def read_flags() -> argparse.Namespace:
@@ -85,27 +87,25 @@ def read_flags() -> argparse.Namespace:
 
     Raises UserError.
     """
-    shared = {}
-    for flags in FLAGS.values():
-        for flag in flags:
-            name = flag[0][2:].replace("-", "_")
-            if name in SHARED:
-                shared[name] = flag
+    shared = flags_of(Settings)
     parser = make_parser(__doc__, "")
-    defaults = {}
-    for flag, kind, default, text in [*(shared[name] for name in SHARED), *OWN]:
-        shown = default or ""
-        if flag == "--accumulate":
-            shown = "the best"
-        defaults[add_flag(parser, flag, kind, shown, text)] = default
+    defaults = defaults_of(PlanSettings)
+    for name in SHARED:
+        add_flag(parser, shared[name])
+        defaults[name] = shared[name].default
+    for field in flags_of(PlanSettings).values():
+        add_flag(parser, field)
     given = vars(parser.parse_args())
     data = given.get("data", "")
-    if data and data not in PRESETS:
-        raise UserError(f"--data {data}: choose one of {', '.join(PRESETS)}")
-    flags = defaults | PRESETS.get(data, {}) | given
-    args = argparse.Namespace(**flags, given=given)
-    check_bounds(args, BOUNDS | LIMITS)
-    return args
+    presets = {}
+    if data:
+        if data not in CORPORA:
+            raise UserError(f"--data {data}: choose one of {', '.join(CORPORA)}")
+        presets = read_config(str(CONFIGS / f"{data}.yaml"), Settings)
+    flags = defaults | presets | given
+    check_limits(Settings, flags | {"accumulate": max(1, flags["accumulate"])})
+    check_limits(PlanSettings, flags)
+    return argparse.Namespace(**flags, given=given)
 
 
 def find_hardware(args: argparse.Namespace) -> Hardware:

@@ -282,10 +282,11 @@ def class_weights(labels: np.ndarray, classes: int, alike: bool) -> np.ndarray:
 class ExampleBatches(Batches):
     """The batches of a classifier's training: with class weights, and examples that vary.
 
-    weights: (classes,) factors of the loss of an example of each class; crop: pixels that an image
-    is moved by at most; flip: whether half of the images are mirrored; token_dropout: the share of
-    a text's tokens that are hidden. All is drawn anew in each epoch, by seed, epoch and example
-    alone, so that it does not depend on how the processes share a step. Raises UserError.
+    weights: (classes,) factors of the loss of an example of each class; crop: pixels that an
+    image is moved by at most; flip: whether half of the images are mirrored; token_dropout: the
+    share of a text's tokens that are hidden. All is drawn anew in each epoch, by seed, epoch
+    and example alone, so that it does not depend on how the processes share a step. Raises
+    UserError.
     """
 
     def __init__(
@@ -307,7 +308,8 @@ class ExampleBatches(Batches):
         self.crop = crop
         self.flip = flip
         self.token_dropout = token_dropout
-        # FSDP with bf16 rounds what goes into the model: so all scripts use the rounded weights.
+        # FSDP with bf16 rounds what goes into the model: so all scripts use the rounded
+        # weights.
         self.weights = torch.from_numpy(weights).bfloat16().float()
         self.moves = lru_cache(maxsize=1)(self.draw_moves)
 

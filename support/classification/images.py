@@ -49,8 +49,6 @@ class ImageTransform:
             )
         if self.channels not in (1, 3):
             raise UserError(f"images of {self.channels} channels: it must be 1 or 3")
-        if self.resample not in ("bilinear", "bicubic"):
-            raise UserError(f"resampling {self.resample!r} is neither bilinear nor bicubic")
 
     @property
     def output_size(self) -> int:

@@ -161,11 +161,11 @@ def find_labelled(
 ) -> Labelled:
     """Returns the corpus that --data, --valid, --test, --text and --label name.
 
-    data: one of CLASSIFICATION_CORPORA, a table (.csv, .tsv, .jsonl), or a folder: with IDX files, with AG
-    News's files, or with a folder for each class, perhaps within train, valid and test. valid,
-    test: a table or a folder of class folders. transform: how images are read. Without it they
-    become `size` pixels a side; if that is 0, IDX images keep their size and others become 32
-    pixels a side. Raises UserError.
+    data: one of CLASSIFICATION_CORPORA, a table (.csv, .tsv, .jsonl), or a folder: with IDX
+    files, with AG News's files, or with a folder for each class, perhaps within train, valid
+    and test. valid, test: a table or a folder of class folders. transform: how images are read.
+    Without it they become `size` pixels a side; if that is 0, IDX images keep their size and
+    others become 32 pixels a side. Raises UserError.
     """
     corpus = find_data(data, text, label, size, transform)
     for part, path in (("valid", valid), ("test", test)):

@@ -12,8 +12,8 @@ TEXT_COLUMNS = ("text", "content", "sentence", "review", "body")  # the first fo
 def read_labelled_table(path: Path, text: str, label: str) -> Iterator[tuple[str, str]]:
     """Yields (text, class) of each row. Raises UserError.
 
-    text: the columns with the text, separated by commas; "": the first of TEXT_COLUMNS; label: the
-    column with the class.
+    text: the columns with the text, separated by commas; "": the first of TEXT_COLUMNS; label:
+    the column with the class.
     """
     columns = [name.strip() for name in text.split(",")]
     if not text:
@@ -44,7 +44,7 @@ def find_text_column(path: Path, label: str) -> str:
 
 
 def read_numbered(path: Path, classes: list[str], line_end: str) -> Iterator[tuple[str, str]]:
-    """Yields (title and description, class) of each row of a file such as AG News's.
+    """Yields (title and description, class) of each row of a file like AG News's.
 
     line_end: what stands for one in the text, "\\" or "\\n". Raises UserError.
     """

@@ -1,8 +1,8 @@
 """The colours of the project's pictures: the same thing has the same colour in all of them.
 
-They are those of Okabe and Ito (2008), which the colour-blind tell apart too; what goes over the
-network is hatched as well, so that print shows it. What belongs together shares a colour: gradients
-and what adds them up, parameters and what gathers them, the optimizer and its state.
+They are those of Okabe and Ito (2008), which the colour-blind tell apart too; what goes over
+the network is hatched as well, so that print shows it. What belongs together shares a colour:
+gradients and what adds them up, parameters and what gathers them, the optimizer and its state.
 """
 
 BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"

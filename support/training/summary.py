@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,10 @@ from support.distributed.collectives import all_gather_objects
 from support.distributed.weights import load_full_state_dict
 from support.training.settings import flags_of, option
 
-if TYPE_CHECKING:
-    from support.training.run import Run
+# `run` is a Run (support/training/run.py), which imports this module.
 
 
-def beginning(run: "Run") -> str:
+def beginning(run) -> str:
     """Returns the lines that a run begins with: its settings, its data, and who computes."""
     args = run.args
     source = args.base_config or "the defaults"
@@ -43,7 +42,7 @@ def beginning(run: "Run") -> str:
     return "\n".join(lines)
 
 
-def finish(run: "Run", model: nn.Module) -> None:
+def finish(run, model: nn.Module) -> None:
     """Scores the best weights on the test part, and writes summary.json. A collective.
 
     `model` is left with the best weights.
@@ -91,7 +90,7 @@ def finish(run: "Run", model: nn.Module) -> None:
     )
 
 
-def choose_weights(run: "Run", model: nn.Module) -> tuple[dict, dict[str, float]]:
+def choose_weights(run, model: nn.Module) -> tuple[dict, dict[str, float]]:
     """Loads the weights that the run keeps, and returns their checkpoint and their metrics.
 
     They are those of best.pt, or the mean of the last evaluations' weights if its loss on the
@@ -136,7 +135,7 @@ def median_speed(path: Path) -> dict[str, float]:
     return medians
 
 
-def how_to_resume(run: "Run", step: int) -> str:
+def how_to_resume(run, step: int) -> str:
     """Returns the command with which a stopped run goes on, and what it does not remember."""
     is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     usual = {"replicas": 1, "device": "cuda" if is_torchrun else "cpu"}
@@ -161,7 +160,7 @@ def how_to_resume(run: "Run", step: int) -> str:
     )
 
 
-def benchmark(run: "Run") -> None:
+def benchmark(run) -> None:
     """Prints how fast the steps were, and the memory of the largest process. A collective."""
     memory = all_gather_objects(peak_memory())
     if not run.throughput.speeds:

@@ -1,8 +1,8 @@
 """What is trained: the interface of a task, and which task the flags ask for.
 
 The training scripts and the run know no more of a task than what `Task` says. Its two
-implementations, support/translation/task.py and support/classification/task.py, are imported only
-when the flags ask for them.
+implementations, support/translation/task.py and support/classification/task.py, are imported
+only when the flags ask for them.
 """
 
 from collections.abc import Mapping

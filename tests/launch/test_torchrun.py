@@ -491,8 +491,8 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path, corpus_flags, mode):
     said = [line for line in errors.splitlines() if line.startswith("error:")]
     step = int(
         re.match(
-            r"error: step (\d+): the (loss|gradient) is not finite; "
-            r"logs/wild/last.pt is from before",
+            r"error: The (loss|gradient) is not finite at step (\d+)\. "
+            r"The last good checkpoint is logs/wild/last.pt\.",
             said[0],
         )[1]
     )

@@ -19,10 +19,11 @@ from conftest import ROOT, SMALL, children_of, mathematics, read_metrics, run_sc
 
 from support.common import checkpoint, hardware
 from support.common.errors import UserError
-from support.training import mfu, report
+from support.common.run_folder import lock_folder
+from support.training import summary as run_summary
+from support.training import throughput
 from support.training.command_line import parse_arguments
-from support.training.log import Log
-from support.training.settings import CpuSettings
+from support.training.settings import CpuSettings, FsdpSettings
 
 
 @pytest.mark.slow
@@ -96,11 +97,10 @@ def test_a_stopped_run_says_how_it_goes_on(monkeypatch, nodes, flags, expected):
     if nodes:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
         monkeypatch.setenv("GROUP_WORLD_SIZE", str(nodes))
-    args, said = SimpleNamespace(**{"device": "", "delay_ms": 0.0} | flags), []
-    report.stopped(
-        SimpleNamespace(args=args, world_size=4, folder="logs/r", say=said.append), 7
-    )
-    assert said == [f"stopped and saved at step 7; go on with: {expected}"]
+    args = FsdpSettings(**{"device": ""} | flags)
+    run = SimpleNamespace(args=args, world_size=4, folder="logs/r")
+    said = run_summary.how_to_resume(run, 7)
+    assert said == f"stopped and saved at step 7; go on with: {expected}"
 
 
 def test_flags_that_are_remembered_can_be_taken_back(tmp_path, monkeypatch):
@@ -116,19 +116,17 @@ def test_flags_that_are_remembered_can_be_taken_back(tmp_path, monkeypatch):
 
 
 def test_a_run_says_who_computes_and_whether_its_rate_gets_up():
-    args = SimpleNamespace(
-        device="cpu", precision="fp32", warmup=100, saved=None, benchmark=False
-    )
+    args = CpuSettings(device="cpu", precision="fp32", warmup=100)
+    args.base_config = "configs/multi30k.yaml"
     run = SimpleNamespace(task="pairs", args=args, world_size=3, last=99)
-    first, second, warning = report.beginning(run).split("\n")
-    assert (
-        first == "pairs"
-        and second.startswith("processes: 3, threads of each: ")
-        and second.endswith(", fp32")
-    )
-    assert "99 steps are less than the warm-up's 100" in warning
+    settings, data, processes, warning = run_summary.beginning(run).split("\n")
+    assert settings == "settings: configs/multi30k.yaml, and the flags given"
+    assert data == "pairs"
+    assert processes.startswith("processes: 3, threads of each: ")
+    assert processes.endswith(", fp32")
+    assert "the run has 99 steps, fewer than --warmup 100" in warning
     run.last = 100
-    assert report.beginning(run).split("\n") == [first, second]
+    assert run_summary.beginning(run).split("\n") == [settings, data, processes]
 
 
 def test_what_a_run_leaves(trained):
@@ -268,7 +266,7 @@ def test_a_signal_before_all_processes_have_started_is_kept_for_them(
     early.write_text(f"""
 import os, time, torch.multiprocessing as mp
 from support.training.command_line import parse_arguments
-from support.training.settings import CpuSettings
+from support.training.settings import CpuSettings, FsdpSettings
 from support.distributed.launch import spawn
 from train_cpu import train
 start = mp.spawn
@@ -525,16 +523,19 @@ def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
         }[float(model.weight.detach())]
 
     monkeypatch.setattr(
-        report, "load_full_state_dict", lambda model, weights: model.load_state_dict(weights)
+        run_summary,
+        "load_full_state_dict",
+        lambda model, weights: model.load_state_dict(weights),
     )
-    monkeypatch.setattr(report, "all_gather_objects", lambda mine: [mine])
+    monkeypatch.setattr(run_summary, "all_gather_objects", lambda mine: [mine])
     task = SimpleNamespace(
-        figures=("accuracy",),
+        metrics=("accuracy",),
         evaluate=evaluate,
         report=lambda *_: ({"test_accuracy": 0.7}, ""),
-        plan=SimpleNamespace(examples=range(9)),
+        batches=SimpleNamespace(examples=range(9)),
     )
-    report.finish(
+    progress = SimpleNamespace(epochs=[], epoch=SimpleNamespace(seconds=0), tokens=1)
+    run_summary.finish(
         SimpleNamespace(
             task=task,
             writes=True,
@@ -545,7 +546,8 @@ def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
             last=4,
             began=0,
             say=print,
-            progress={"epochs": [], "epoch": {"seconds": 0}, "tokens": 1},
+            progress=progress,
+            evaluation_checkpoints=lambda: sorted(tmp_path.glob("step-[0-9]*.pt")),
             content=lambda step, weights: empty | {"step": step, "model": weights},
         ),
         model,
@@ -601,13 +603,11 @@ def test_a_run_waits_for_the_last_checkpoint_of_the_one_before(tmp_path, train):
 
 
 def test_a_checkpoint_that_appears_is_not_overwritten(tmp_path):
-    log = Log.__new__(Log)
-    log.folder = tmp_path
-    log.claim(is_new=True)
+    lock_folder(tmp_path, is_new=True).release()
     (tmp_path / "last.pt").write_text("")
-    log.claim(is_new=False)
+    lock_folder(tmp_path, is_new=False).release()
     with pytest.raises(UserError, match="has just saved it; start again"):
-        log.claim(is_new=True)
+        lock_folder(tmp_path, is_new=True)
 
 
 @pytest.mark.slow
@@ -673,29 +673,31 @@ def test_mfu_is_the_models_operations_over_those_that_the_hardware_could_do(
 )
 def test_the_peak_of_a_known_gpu(monkeypatch, name, tflops):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: name)
-    monkeypatch.setattr(mfu, "broadcast_object", lambda rate: rate)
+    monkeypatch.setattr(throughput, "broadcast_object", lambda rate: rate)
     args = SimpleNamespace(hardware_tflops=0.0, device="cuda", precision="bf16")
-    assert mfu.peak_rate(args, 0, 2, Path("nowhere")) == 2 * tflops * 1e12
+    assert throughput.peak_rate(args, 0, 2, Path("nowhere")) == 2 * tflops * 1e12
     # Another node may have an unknown GPU: all use rank 0's figure, and nobody waits in vain.
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA GeForce RTX 4090")
-    monkeypatch.setattr(mfu, "broadcast_object", lambda rate: rate + 2 * tflops * 1e12)
-    assert mfu.peak_rate(args, 1, 2, Path("nowhere")) == 2 * tflops * 1e12
+    monkeypatch.setattr(throughput, "broadcast_object", lambda rate: rate + 2 * tflops * 1e12)
+    assert throughput.peak_rate(args, 1, 2, Path("nowhere")) == 2 * tflops * 1e12
 
 
 def test_the_peak_is_measured_by_all_processes_once_for_a_machine(monkeypatch, tmp_path):
     measured = iter([1e9, 5e9])  # the second would be another machine's
     processes = 2
-    monkeypatch.setattr(mfu, "broadcast_object", lambda rate: rate)
-    monkeypatch.setattr(mfu, "all_gather_objects", lambda rate: [rate] * processes)
-    monkeypatch.setattr(mfu, "matrix_rate", lambda *_: next(measured))
+    monkeypatch.setattr(throughput, "broadcast_object", lambda rate: rate)
+    monkeypatch.setattr(throughput, "all_gather_objects", lambda rate: [rate] * processes)
+    monkeypatch.setattr(throughput, "matrix_rate", lambda *_: next(measured))
     args = SimpleNamespace(hardware_tflops=0.0, device="cpu", precision="fp32")
-    assert [mfu.peak_rate(args, 0, 2, tmp_path) for _ in range(3)] == [2e9] * 3
+    assert [throughput.peak_rate(args, 0, 2, tmp_path) for _ in range(3)] == [2e9] * 3
     processes = 3
-    assert mfu.peak_rate(args, 0, 3, tmp_path) == 15e9  # three processes are another case
+    assert (
+        throughput.peak_rate(args, 0, 3, tmp_path) == 15e9
+    )  # three processes are another case
     (tmp_path / "matrix_rates.json").write_text("spoilt")
     measured = iter([1e9])
     processes = 2
-    assert mfu.peak_rate(args, 0, 2, tmp_path) == 2e9
+    assert throughput.peak_rate(args, 0, 2, tmp_path) == 2e9
 
 
 def test_the_measured_rate_is_one_that_products_reach():
