@@ -2,6 +2,7 @@
 
 import gzip
 import http.server
+import json
 import os
 import threading
 import time
@@ -109,7 +110,7 @@ WRONG = {  # name: (files, what the answer says)
     "empty": ({"empty.de": b"", "empty.en": b""}, "empty", "is empty"),
     "blank": (
         {"blank.de": b" \n\n", "blank.en": b"a\nb\n"},
-        "no sentence pair is left for the train part",
+        "no sentence pair in the train part",
         "with an empty side",
     ),
     "long": ({"long.de": b"ein " * 500, "long.en": b"a"}, "1 longer than --max-length"),
@@ -255,7 +256,8 @@ def test_pairs_left_out_are_counted(tmp_path):
     write_pairs(tmp_path / "a", PAIRS * 30 + left_out)
     write_pairs(tmp_path / "v", PAIRS)
     corpus = find_corpus(str(tmp_path / "a"), valid=str(tmp_path / "v"))
-    counts = Pairs(prepare(corpus, tmp_path, 300, max_length=64), "train").counts
+    folder = prepare(corpus, tmp_path, 300, max_length=64)
+    counts = json.loads((folder / "meta.json").read_text())["parts"]["train"]
     assert (counts["pairs"], counts["empty"], counts["too_long"]) == (90, 2, 1)
 
 
@@ -264,9 +266,11 @@ def test_the_longest_sentence_is_kept_with_its_end_mark(tmp_path):
     write_pairs(tmp_path / "a", [("x" * n, "a") for n in range(1, 40)])
     write_pairs(tmp_path / "v", PAIRS)
     corpus = find_corpus(str(tmp_path / "a"), valid=str(tmp_path / "v"))
-    train = Pairs(prepare(corpus, tmp_path, 259, max_length=32), "train")  # bytes alone
+    folder = prepare(corpus, tmp_path, 259, max_length=32)  # bytes alone
+    train = Pairs(folder, "train")
+    counts = json.loads((folder / "meta.json").read_text())["parts"]["train"]
     assert train.lengths(np.arange(len(train)))[0].max() == 32
-    assert (len(train), train.counts["too_long"]) == (30, 9)  # a space is a token, too
+    assert (len(train), counts["too_long"]) == (30, 9)  # a space is a token, too
 
 
 def test_without_a_validation_part_one_is_held_out_by_source(tmp_path, pairs):
