@@ -11,19 +11,18 @@ scaling.png (processes), batch_size.png, learning_rate.png, delay.png; a line jo
 alike in the others, a point is their median. All have the figures that are compared.
 """
 
+import csv
 import math
 import sys
 from pathlib import Path
 
 try:
     import matplotlib
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, StrMethodFormatter
-except ImportError as error:
-    message = f"error: plot.py cannot import a library ({error}): pip install matplotlib pandas"
-    print(message, file=sys.stderr)
+except ImportError:
+    print("error: plot.py draws with matplotlib: pip install matplotlib", file=sys.stderr)
     sys.exit(2)
 
 from support.classification.confusion_picture import draw as draw_confusion
@@ -33,11 +32,11 @@ from support.profiling import memory_plot, step_plot
 from support.studies.runs_table import (
     POSITIVE,
     Lines,
+    Row,
     Run,
     all_translate,
     compare,
     curves,
-    join_tables,
     measured,
     metrics,
     read_run,
@@ -91,7 +90,7 @@ Panel = tuple[str, str, Lines]  # x, y, the lines
 # --- What to draw
 
 
-def find_figures(runs: pd.DataFrame, logs: dict[str, pd.DataFrame]) -> dict[str, list[Panel]]:
+def find_figures(runs: list[Row], logs: dict[str, list[Row]]) -> dict[str, list[Panel]]:
     """Returns the panels of each figure that can be drawn of the runs, by its file's name.
 
     logs: the curves of those runs that have one, by their names.
@@ -112,7 +111,7 @@ def find_figures(runs: pd.DataFrame, logs: dict[str, pd.DataFrame]) -> dict[str,
     return drawable
 
 
-def expand(name: str, runs: pd.DataFrame) -> list[str]:
+def expand(name: str, runs: list[Row]) -> list[str]:
     """Returns the columns that a name in FIGURES stands for."""
     if name == "valid_*":
         return ["valid_loss", *metrics(runs, "valid")]
@@ -237,7 +236,7 @@ def draw_profiles(folders: list[Path], out: Path) -> None:
 # --- The table in the terminal
 
 
-def show_table(runs: pd.DataFrame) -> None:
+def show_table(runs: list[Row]) -> None:
     """Prints settings, speed and metrics of the runs."""
     speed = speed_column(runs)
     columns = [
@@ -252,7 +251,7 @@ def show_table(runs: pd.DataFrame) -> None:
             digits = ".1f" if name.endswith("bleu") else ".4f"
             columns.append((f"{title} {metric_name(name)}", name, digits))
     rows = [["run", *(title for title, _, _ in columns)]]
-    for _, run in runs.iterrows():
+    for run in runs:
         cells = [
             "-" if math.isnan(run[name]) else format(run[name], digits)
             for _, name, digits in columns
@@ -264,12 +263,12 @@ def show_table(runs: pd.DataFrame) -> None:
 # --- The script
 
 
-def read_sources(sources: list[Path]) -> tuple[pd.DataFrame, dict[str, Run]]:
+def read_sources(sources: list[Path]) -> tuple[list[Row], dict[str, Run]]:
     """Returns a table of all runs in folders and studies, and those in folders by name.
 
     Raises UserError.
     """
-    tables = []
+    runs: list[Row] = []
     folders: dict[str, Run] = {}
     for path in dict.fromkeys(sources):
         table = path / "runs.csv"
@@ -277,15 +276,14 @@ def read_sources(sources: list[Path]) -> tuple[pd.DataFrame, dict[str, Run]]:
             raise UserError(f"{path} is the folder of a study: pass its table, {table}")
         try:
             if path.is_file():
-                tables.append(read_study(path))
+                runs += read_study(path)
                 continue
-            names = [name for known in tables for name in known["run"]]
-            run = read_run(path, names)
-        except (ValueError, TypeError, KeyError) as error:
+            run = read_run(path, [known["run"] for known in runs])
+        except (ValueError, TypeError, KeyError, csv.Error) as error:
             raise UserError(f"{path}: not a run or a study, or cut short ({error})") from error
-        tables.append(run.row)
-        folders[run.row["run"].iloc[0]] = run
-    return join_tables(tables), folders
+        runs.append(run.row)
+        folders[run.row["run"]] = run
+    return runs, folders
 
 
 def main() -> None:
