@@ -15,6 +15,7 @@ import csv
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 try:
     import matplotlib
@@ -72,7 +73,7 @@ AXES = {
 FROM_0 = {"tokens_per_second", "samples_per_second", "epoch_seconds"}  # but not over processes
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)))
 MARKERS = "os^Dv<>PX"  # with the dashes: 36 different pairs
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 8,
     "legend.fontsize": 7,
     "lines.linewidth": 1,
@@ -137,7 +138,7 @@ def draw_lines(axes: Axes, lines: Lines, labels: list[str]) -> None:
         points = lines.get(label, {})
         markers_per_line = 10 if len(labels) < 10 else 4
         every = max(1, len(points) // markers_per_line)
-        style = {
+        style: dict[str, Any] = {
             "color": matplotlib.colormaps["cividis"](0.75 * i / max(1, len(labels) - 1)),
             "linestyle": DASHES[i % 4],
             "marker": MARKERS[i % 9],
@@ -145,7 +146,7 @@ def draw_lines(axes: Axes, lines: Lines, labels: list[str]) -> None:
         }
         if label.startswith("ideal, from"):
             style = {"color": "0.6", "zorder": 1}
-        axes.plot(points.keys(), points.values(), **style)
+        axes.plot(list(points), list(points.values()), **style)
 
 
 def set_scales(axes: Axes, x: str, y: str, lines: Lines, loss_unit: str) -> None:
@@ -163,7 +164,7 @@ def set_scales(axes: Axes, x: str, y: str, lines: Lines, loss_unit: str) -> None
     )
     if y in FROM_0 | {"efficiency"} and not log_y:
         axes.set_ylim(0, 1.08 * max(max(points.values()) for points in lines.values()))
-    round_numbers = {"nbins": 5, "steps": (1, 2, 5, 10)}
+    round_numbers: dict[str, Any] = {"nbins": 5, "steps": (1, 2, 5, 10)}
     if log_x:
         values = sorted({value for points in lines.values() for value in points})
         axes.xaxis.set_major_locator(FixedLocator(values, nbins=5))
