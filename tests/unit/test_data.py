@@ -2,6 +2,7 @@
 
 import gzip
 import http.server
+import json
 import os
 import threading
 import time
@@ -16,7 +17,9 @@ import data
 from data import BPE, Batches, Pairs, prepare, read_bpe, read_text
 from support.common.errors import UserError
 from support.common.hardware import available_cores
+from support.corpora import download
 from support.corpora import pairs as corpora
+from support.corpora.download import sha256
 from support.corpora.pairs import find_corpus
 
 PAIRS = [
@@ -108,7 +111,7 @@ WRONG = {  # name: (files, what the answer says)
     "empty": ({"empty.de": b"", "empty.en": b""}, "empty", "is empty"),
     "blank": (
         {"blank.de": b" \n\n", "blank.en": b"a\nb\n"},
-        "no sentence pair to train on",
+        "no sentence pair in the train part",
         "with an empty side",
     ),
     "long": ({"long.de": b"ein " * 500, "long.en": b"a"}, "1 longer than --max-length"),
@@ -154,9 +157,9 @@ def test_multi30k_is_fetched_checked_and_kept(tmp_path, monkeypatch, capfd):
     sums = {}
     for name in corpora.MULTI30K:
         (served / name).write_bytes(gzip.compress(b"ein Satz\n" * 3))
-        sums[name] = (len((served / name).read_bytes()), corpora.sha256(served / name))
+        sums[name] = (len((served / name).read_bytes()), sha256(served / name))
     monkeypatch.setattr(corpora, "MULTI30K", sums)
-    monkeypatch.setattr(corpora, "CACHE", cache)
+    monkeypatch.setattr(download, "CACHE", cache)
     with Server(("127.0.0.1", 0), partial(Quiet, directory=served)) as url:
         monkeypatch.setenv("MULTI30K_URL", url)
         assert len(list(find_corpus("multi30k").parts["train"]())) == 3
@@ -166,7 +169,7 @@ def test_multi30k_is_fetched_checked_and_kept(tmp_path, monkeypatch, capfd):
         for wrong in (good[:-3], good + b"x", b"x" * len(good)):  # cut, too long, another file
             (served / "val.en.gz").write_bytes(wrong)
             (cache / "multi30k" / "val.en.gz").unlink(missing_ok=True)
-            with pytest.raises(UserError, match="val.en.gz: not the file that was expected"):
+            with pytest.raises(UserError, match="val.en.gz: not the expected file"):
                 find_corpus("multi30k")
             assert set(os.listdir(cache / "multi30k")) == set(sums) - {"val.en.gz"}
         (served / "val.en.gz").unlink()
@@ -250,7 +253,8 @@ def test_pairs_left_out_are_counted(tmp_path):
     write_pairs(tmp_path / "a", PAIRS * 30 + left_out)
     write_pairs(tmp_path / "v", PAIRS)
     corpus = find_corpus(str(tmp_path / "a"), valid=str(tmp_path / "v"))
-    counts = Pairs(prepare(corpus, tmp_path, 300, max_length=64), "train").counts
+    folder = prepare(corpus, tmp_path, 300, max_length=64)
+    counts = json.loads((folder / "meta.json").read_text())["parts"]["train"]
     assert (counts["pairs"], counts["empty"], counts["too_long"]) == (90, 2, 1)
 
 
@@ -259,9 +263,11 @@ def test_the_longest_sentence_is_kept_with_its_end_mark(tmp_path):
     write_pairs(tmp_path / "a", [("x" * n, "a") for n in range(1, 40)])
     write_pairs(tmp_path / "v", PAIRS)
     corpus = find_corpus(str(tmp_path / "a"), valid=str(tmp_path / "v"))
-    train = Pairs(prepare(corpus, tmp_path, 259, max_length=32), "train")  # bytes alone
+    folder = prepare(corpus, tmp_path, 259, max_length=32)  # bytes alone
+    train = Pairs(folder, "train")
+    counts = json.loads((folder / "meta.json").read_text())["parts"]["train"]
     assert train.lengths(np.arange(len(train)))[0].max() == 32
-    assert (len(train), train.counts["too_long"]) == (30, 9)  # a space is a token, too
+    assert (len(train), counts["too_long"]) == (30, 9)  # a space is a token, too
 
 
 def test_without_a_validation_part_one_is_held_out_by_source(tmp_path, pairs):

@@ -3,7 +3,6 @@
 import gzip
 import json
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,13 +14,13 @@ from support.classification.labelled import (
     ImageTransform,
     classes_of,
     find_labelled,
-    is_labelled,
     read_image,
 )
 from support.common.errors import UserError
-from support.corpora import pairs as corpora
-from support.corpora import phrasebook
+from support.corpora import download, phrasebook
+from support.corpora.download import sha256
 from support.corpora.pairs import find_corpus
+from support.corpora.task_type import task_type
 from support.training.tasks import CONFIGS
 
 NEWS = (
@@ -32,6 +31,10 @@ NEWS_READ = [
     ("A vote nin Rome now", "World"),
     ("Chips Faster", "Sci/Tech"),
 ]
+
+
+def is_labelled(data: str, label: str = "") -> bool:
+    return task_type(data, label) == "classification"
 
 
 def read(corpus, part="train"):
@@ -216,7 +219,6 @@ TABLES = {  # name: (content, what the answer says)
     "short.tsv": ("text\tlabel\na\tb\nc\n", "row 3: 1 columns, column 2"),
     "broken.jsonl": ('{"text": "a", "label": 1}\n{"text": \n', "line 2: broken JSON"),
     "deep.jsonl": ("[" * 100_000, "line 1: broken JSON"),
-    "half.jsonl": ('{"text": "\\ud83d", "label": 1}', "line 1: broken JSON", "surrogates"),
     "list.jsonl": ('{"text": "a", "label": 1}\n["a", 1]\n', "line 2: no JSON object"),
     "lacks.jsonl": (
         '{"text": "a", "label": 1}\n{"text": "b"}\n',
@@ -314,19 +316,19 @@ def test_other_corpora_of_that_form_have_their_own_classes(tmp_path):
 def test_agnews_is_fetched_checked_and_kept(tmp_path, monkeypatch):
     served = write_tree(tmp_path / "served", {"train.csv": NEWS, "test.csv": NEWS})
     sums = {
-        name: ((served / name).stat().st_size, corpora.sha256(served / name))
+        name: ((served / name).stat().st_size, sha256(served / name))
         for name in labelled.AGNEWS
     }
     assert set(sums) == {"train.csv", "test.csv"}
     monkeypatch.setattr(labelled, "AGNEWS", sums)
-    monkeypatch.setattr(corpora, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(download, "CACHE", tmp_path / "cache")
     with Server(("127.0.0.1", 0), partial(Quiet, directory=served)) as url:
         monkeypatch.setenv("AGNEWS_URL", url)
         corpus = find_labelled("agnews")
         assert corpus.name == "agnews" and read(corpus, "test") == NEWS_READ
         (tmp_path / "cache/agnews/test.csv").unlink()
         (served / "test.csv").write_text(NEWS.replace("Oil", "Gas"))
-        assert "not the file that was expected" in refusal(find_labelled, "agnews")
+        assert "not the expected file" in refusal(find_labelled, "agnews")
         assert not (tmp_path / "cache/agnews/test.csv").exists()
     assert "agnews cannot be fetched" in refusal(find_labelled, "agnews")
 
@@ -396,11 +398,11 @@ def test_fashion_mnist_is_known_by_what_it_holds_packed_anew_or_not(tmp_path, mo
     sums = {}
     for name in labelled.FASHION_MNIST:
         content = (served / name.removesuffix(".gz")).read_bytes()
-        sums[name] = (len(content) + 99, corpora.sha256(served / name.removesuffix(".gz")))
+        sums[name] = (len(content) + 99, sha256(served / name.removesuffix(".gz")))
         (served / name).write_bytes(gzip.compress(content, 1))
     monkeypatch.setattr(labelled, "FASHION_MNIST", sums)
     monkeypatch.setattr(labelled, "FASHION_CLASSES", [f"class {i}" for i in range(11)])
-    monkeypatch.setattr(corpora, "CACHE", cache)
+    monkeypatch.setattr(download, "CACHE", cache)
     with Server(("127.0.0.1", 0), partial(Quiet, directory=served)) as url:
         monkeypatch.setenv("FASHION_MNIST_URL", url + "/")
         corpus = find_labelled("fashion-mnist")
@@ -408,7 +410,7 @@ def test_fashion_mnist_is_known_by_what_it_holds_packed_anew_or_not(tmp_path, mo
         for wrong in (b"half", gzip.compress(b"another"), gzip.compress(content)[:-9]):
             (cache / "fashion-mnist" / name).unlink(missing_ok=True)
             (served / name).write_bytes(wrong)
-            assert "not the file that was expected" in refusal(find_labelled, "fashion-mnist")
+            assert "not the expected file" in refusal(find_labelled, "fashion-mnist")
         (served / name).write_bytes(gzip.compress(content, 9))
         (cache / "fashion-mnist" / name).write_bytes(b"spoilt")  # fetched again
         assert find_labelled("fashion-mnist").name == "fashion-mnist"
@@ -708,21 +710,16 @@ def test_a_image_that_cannot_be():
 # --- Kinds
 
 
-def test_kinds_are_those_of_the_phrasebook(monkeypatch):
+def test_kinds_are_those_of_the_phrasebook():
     """The same German sentences in the same parts; of each kind enough."""
-    smaller = dict(train=3000, valid=100, test=100)
-    pairs = phrasebook.corpus(**smaller)
-    monkeypatch.setattr(phrasebook, "corpus", partial(phrasebook.corpus, **smaller))
     corpus = find_labelled("kinds")
-    for part in pairs:
-        assert [text for text, _ in read(corpus, part)] == [german for german, _ in pairs[part]]
-    assert classes_of(corpus) == list(phrasebook.KINDS) == corpus.classes
+    for part in phrasebook.SIZES:
+        sentences = [german for german, _ in phrasebook.pairs(part)]
+        assert [text for text, _ in read(corpus, part)] == sentences
+    assert classes_of(corpus) == phrasebook.KINDS == corpus.classes
     counts = [sum(name == kind for _, name in read(corpus)) for kind in corpus.classes]
     assert 4 <= len(counts) <= 8 and max(counts) <= 4.5 * min(counts)
-    assert sorted(map(str, set(phrasebook.TEMPLATES))) == sorted(
-        str(template) for templates in phrasebook.KINDS.values() for template in templates
-    )
-    assert corpus.files == [Path(phrasebook.__file__)]
+    assert corpus.files == [phrasebook.DATA]
 
 
 def test_a_class_that_would_vanish_is_named(tmp_path):
