@@ -11,19 +11,19 @@ scaling.png (processes), batch_size.png, learning_rate.png, delay.png; a line jo
 alike in the others, a point is their median. All have the figures that are compared.
 """
 
+import csv
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 try:
     import matplotlib
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, StrMethodFormatter
-except ImportError as error:
-    message = f"error: plot.py cannot import a library ({error}): pip install matplotlib pandas"
-    print(message, file=sys.stderr)
+except ImportError:
+    print("error: plot.py draws with matplotlib: pip install matplotlib", file=sys.stderr)
     sys.exit(2)
 
 from support.classification.confusion_plot import draw_confusion
@@ -33,11 +33,11 @@ from support.profiling import memory_plot, step_plot
 from support.studies.runs_table import (
     POSITIVE,
     Lines,
+    Row,
     Run,
     all_translate,
     compare,
     curves,
-    join_tables,
     measured,
     metrics,
     read_run,
@@ -73,7 +73,7 @@ AXES = {
 FROM_0 = {"tokens_per_second", "samples_per_second", "epoch_seconds"}  # but not over processes
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)))
 MARKERS = "os^Dv<>PX"  # with the dashes: 36 different pairs
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 8,
     "legend.fontsize": 7,
     "lines.linewidth": 1,
@@ -91,7 +91,7 @@ Panel = tuple[str, str, Lines]  # x, y, the lines
 # --- What to draw
 
 
-def find_figures(runs: pd.DataFrame, logs: dict[str, pd.DataFrame]) -> dict[str, list[Panel]]:
+def find_figures(runs: list[Row], logs: dict[str, list[Row]]) -> dict[str, list[Panel]]:
     """Returns the panels of each figure that can be drawn of the runs, by its file's name.
 
     logs: the curves of those runs that have one, by their names.
@@ -112,7 +112,7 @@ def find_figures(runs: pd.DataFrame, logs: dict[str, pd.DataFrame]) -> dict[str,
     return drawable
 
 
-def expand(name: str, runs: pd.DataFrame) -> list[str]:
+def expand(name: str, runs: list[Row]) -> list[str]:
     """Returns the columns that a name in FIGURES stands for."""
     if name == "valid_*":
         return ["valid_loss", *metrics(runs, "valid")]
@@ -138,7 +138,7 @@ def draw_lines(axes: Axes, lines: Lines, labels: list[str]) -> None:
         points = lines.get(label, {})
         markers_per_line = 10 if len(labels) < 10 else 4
         every = max(1, len(points) // markers_per_line)
-        style = {
+        style: dict[str, Any] = {
             "color": matplotlib.colormaps["cividis"](0.75 * i / max(1, len(labels) - 1)),
             "linestyle": DASHES[i % 4],
             "marker": MARKERS[i % 9],
@@ -146,7 +146,7 @@ def draw_lines(axes: Axes, lines: Lines, labels: list[str]) -> None:
         }
         if label.startswith("ideal, from"):
             style = {"color": "0.6", "zorder": 1}
-        axes.plot(points.keys(), points.values(), **style)
+        axes.plot(list(points), list(points.values()), **style)
 
 
 def set_scales(axes: Axes, x: str, y: str, lines: Lines, loss_unit: str) -> None:
@@ -164,7 +164,7 @@ def set_scales(axes: Axes, x: str, y: str, lines: Lines, loss_unit: str) -> None
     )
     if y in FROM_0 | {"efficiency"} and not log_y:
         axes.set_ylim(0, 1.08 * max(max(points.values()) for points in lines.values()))
-    round_numbers = {"nbins": 5, "steps": (1, 2, 5, 10)}
+    round_numbers: dict[str, Any] = {"nbins": 5, "steps": (1, 2, 5, 10)}
     if log_x:
         values = sorted({value for points in lines.values() for value in points})
         axes.xaxis.set_major_locator(FixedLocator(values, nbins=5))
@@ -237,7 +237,7 @@ def draw_profiles(folders: list[Path], out: Path) -> None:
 # --- The table in the terminal
 
 
-def show_table(runs: pd.DataFrame) -> None:
+def show_table(runs: list[Row]) -> None:
     """Prints settings, speed and metrics of the runs."""
     speed = speed_column(runs)
     columns = [
@@ -252,7 +252,7 @@ def show_table(runs: pd.DataFrame) -> None:
             digits = ".1f" if name.endswith("bleu") else ".4f"
             columns.append((f"{title} {metric_name(name)}", name, digits))
     rows = [["run", *(title for title, _, _ in columns)]]
-    for _, run in runs.iterrows():
+    for run in runs:
         cells = [
             "-" if math.isnan(run[name]) else format(run[name], digits)
             for _, name, digits in columns
@@ -264,12 +264,12 @@ def show_table(runs: pd.DataFrame) -> None:
 # --- The script
 
 
-def read_sources(sources: list[Path]) -> tuple[pd.DataFrame, dict[str, Run]]:
+def read_sources(sources: list[Path]) -> tuple[list[Row], dict[str, Run]]:
     """Returns a table of all runs in folders and studies, and those in folders by name.
 
     Raises UserError.
     """
-    tables = []
+    runs: list[Row] = []
     folders: dict[str, Run] = {}
     for path in dict.fromkeys(sources):
         table = path / "runs.csv"
@@ -277,15 +277,14 @@ def read_sources(sources: list[Path]) -> tuple[pd.DataFrame, dict[str, Run]]:
             raise UserError(f"{path} is the folder of a study: pass its table, {table}")
         try:
             if path.is_file():
-                tables.append(read_study(path))
+                runs += read_study(path)
                 continue
-            names = [name for known in tables for name in known["run"]]
-            run = read_run(path, names)
-        except (ValueError, TypeError, KeyError) as error:
+            run = read_run(path, [known["run"] for known in runs])
+        except (ValueError, TypeError, KeyError, csv.Error) as error:
             raise UserError(f"{path}: not a run or a study, or cut short ({error})") from error
-        tables.append(run.row)
-        folders[run.row["run"].iloc[0]] = run
-    return join_tables(tables), folders
+        runs.append(run.row)
+        folders[run.row["run"]] = run
+    return runs, folders
 
 
 def main() -> None:

@@ -74,8 +74,8 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
         optimizer.step()
         gradients.zero_()  # zero_grad() would drop the views
         step += 1
-        run.record(step, nll, targets, norm)
         stopping = stop_requested()  # if one rank is asked to stop, all stop
+        run.record(step, nll, targets, norm)
 
         # --- Evaluate and save: all ranks take part, rank 0 writes
         if run.should_evaluate(step):

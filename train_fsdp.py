@@ -89,8 +89,8 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        run.record(step, nll, targets, norm)
         stopping = stop_requested()  # if one rank is asked to stop, all stop
+        run.record(step, nll, targets, norm)
 
         # --- Evaluate and save: all ranks take part, rank 0 writes
         if run.should_evaluate(step):

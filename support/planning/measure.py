@@ -170,7 +170,8 @@ def take_timings(step: TrainingStep, processes: int) -> Timings:
 
 def base_memory() -> float:
     """Returns the bytes that a process needs to train a tiny model: Python and PyTorch."""
-    command = "from support.planning.measure import print_base; print_base()"
+    # What a training script imports counts, too.
+    command = "import train_fsdp; from support.planning.measure import print_base; print_base()"
     done = subprocess.run(
         [sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -178,9 +179,7 @@ def base_memory() -> float:
 
 
 def print_base() -> None:
-    """Imports a training script, trains a tiny model, and prints the peak memory in bytes."""
-    import train_fsdp  # noqa: F401, for its weight
-
+    """Trains a tiny model, and prints the peak memory in bytes."""
     torch.set_num_threads(1)
     time_computing(TINY)
     try:  # what getrusage returns includes the peak of the process that started this one

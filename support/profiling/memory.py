@@ -34,9 +34,7 @@ class MemoryCounter:
         self.optimizer = optimizer
         self.bytes = dict.fromkeys(PARTS, 0)
         self.saved_storages: dict[int, torch.UntypedStorage] = {}  # by address
-        self.saving = torch.autograd.graph.saved_tensors_hooks(
-            self.note_saved, lambda tensor: tensor
-        )
+        self.saving = torch.autograd.graph.saved_tensors_hooks(self.note_saved, self.give_back)
         self.hooks = [
             model.register_forward_pre_hook(self.begin_forward, prepend=True),
             model.register_forward_hook(self.end_forward),
@@ -71,10 +69,16 @@ class MemoryCounter:
         self.saved_storages.clear()
         self.bytes["activations"] = max(self.bytes["activations"], sum(activations))
 
+    @torch.compiler.disable
     def note_saved(self, tensor: Tensor) -> Tensor:
         """Notes the storage of a tensor that autograd saves."""
         storage = local_tensor(tensor).untyped_storage()
         self.saved_storages[storage.data_ptr()] = storage
+        return tensor
+
+    @torch.compiler.disable
+    def give_back(self, tensor: Tensor) -> Tensor:
+        """Returns a saved tensor to autograd as it is."""
         return tensor
 
     def count_gradients(self, *_: Any) -> None:
@@ -116,7 +120,7 @@ def shards_and_copies(weight: Tensor, world_size: int) -> tuple[int, int]:
     return weight.device_mesh.size() // copies, copies
 
 
-def formula(model: nn.Module, micro_batches: int, precision: str, world_size: int) -> dict:
+def formula(model: Any, micro_batches: int, precision: str, world_size: int) -> dict:
     """Returns the bytes that one rank should hold in memory, and those it should send a step.
 
     "memory" has the parameters, the gradients and Adam's state, all in fp32. An all-gather or a

@@ -83,7 +83,7 @@ class Profile:
         self.step = step
         self.micro_batch = 0  # how many of the step are done
         self.seconds = 0.0  # of the step that is drawn
-        self.profiler: profile | None = None
+        self.profiler: Any = None  # of torch, while it records
         self.step_range = ExitStack()
         self.memory = MemoryCounter(model, optimizer)
         self.hooks = [
@@ -160,8 +160,8 @@ class Profile:
         self.profiler.stop()
         for hook in self.hooks:
             hook.remove()
-        results = [None] * self.world_size if self.rank == 0 else None
-        dist.gather_object(self.result(), results)
+        results: list = [None] * self.world_size
+        dist.gather_object(self.result(), results if self.rank == 0 else None)
         if self.rank == 0:
             self.write(results)
         return True

@@ -120,8 +120,8 @@ def write_spans(spans: list[Span], step: int, path: Path) -> None:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["step", *Span._fields])
         for span in spans:
-            rounded = span._replace(start=f"{span.start:.6f}", seconds=f"{span.seconds:.6f}")
-            table.writerow([step, *rounded])
+            times = f"{span.start:.6f}", f"{span.seconds:.6f}"
+            table.writerow([step, *span[:4], *times, span.bytes])
 
 
 def read_spans(path: Path) -> tuple[int, list[Span]]:

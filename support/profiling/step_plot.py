@@ -4,7 +4,7 @@ import json
 import math
 from collections import defaultdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from support.common.errors import UserError
 from support.common.palette import STEP
@@ -81,7 +81,7 @@ def draw_steps(steps: list[tuple[str, list[Span]]], path: Path) -> None:
     inch = max(durations) / PLOT_WIDTH  # in milliseconds
     heights = [height_of(spans, inch) for _, spans in drawn]
     inches = (7, 0.75 + 0.5 * sum(heights) + 0.2 * len(drawn))
-    style = {"font.size": 8, "hatch.linewidth": 0.4, "text.parse_math": False}
+    style: dict[Any, Any] = {"font.size": 8, "hatch.linewidth": 0.4, "text.parse_math": False}
     with matplotlib.rc_context(style):
         figure = Figure(inches, dpi=300, layout="constrained")
         grid = figure.subplots(len(drawn), sharex=True, squeeze=False, height_ratios=heights)
@@ -112,11 +112,12 @@ def draw_lanes(axes, spans: list[Span]) -> None:
     for span in spans:
         bar = (1000 * span.start, 1000 * span.seconds)
         bars[span.process, span.lane, span.activity].append(bar)
-    for (process, lane, activity), starts_and_widths in bars.items():
+    for (process, name, activity), starts_and_widths in bars.items():
         color, hatch = STEP[activity]
+        lane = LANES[name]
         axes.broken_barh(
             starts_and_widths,
-            (process + LANES[lane].top, LANES[lane].height),
+            (process + lane.top, lane.height),
             facecolor=color,
             hatch=hatch,
             edgecolor="black",

@@ -1,20 +1,18 @@
 """Reads finished or running runs and tables of runs, and finds which of them can be compared.
 
-A table of runs has a row a run, and the columns of a study's runs.csv: TEXTS, NUMBERS, RESULTS
-(the median speed, the duration of an epoch at this speed, the last training loss as a running
-mean, and the best validation loss), and the task's metrics as valid_* and test_*, such as
-valid_bleu. What was not measured is NaN.
+A table of runs is a list of rows, one a run: dicts with the columns of a study's runs.csv. They
+are TEXTS, NUMBERS, RESULTS (the median speed, the duration of an epoch at this speed, the last
+training loss as a running mean, and the best validation loss), and the task's metrics as
+valid_* and test_*, such as valid_bleu. What was not measured is NaN.
 """
 
-import io
+import csv
 import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
-
-import numpy as np
-import pandas as pd
 
 TEXTS = ["study", "run", "mode"]
 NUMBERS = ["processes", "batch_tokens", "accumulate", "lr", "delay_ms"]
@@ -47,6 +45,7 @@ STUDY_FLAGS = {
 # What is always above 0, and so can be drawn on a logarithmic scale.
 POSITIVE = {"processes", "batch_tokens", "lr", "speed_up", *RESULTS, "loss"}
 
+Row = dict[str, Any]  # texts and numbers, by column
 Lines = dict[str, dict[float, float]]  # {label: {x: y}}
 
 
@@ -54,71 +53,88 @@ Lines = dict[str, dict[float, float]]  # {label: {x: y}}
 class Run:
     """What the folder of a run says."""
 
-    row: pd.DataFrame  # a table of this run alone
-    curve: pd.DataFrame  # metrics.csv
+    row: Row  # of a table of runs
+    curve: list[Row]  # metrics.csv
     summary: dict[str, Any]  # summary.json; empty while the run goes on
 
 
 # --- Tables
 
 
-def measured(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Returns the rows with a finite value in a column, above 0 for what is always above 0."""
-    is_measured = np.isfinite(table[column])
+def measured(rows: list[Row], column: str) -> list[Row]:
+    """Returns the rows with a finite value in a column, above 0 if its quantity always is."""
+    finite = [row for row in rows if math.isfinite(row[column])]
     if column in POSITIVE:
-        is_measured &= table[column] > 0
-    return table[is_measured]
+        return [row for row in finite if row[column] > 0]
+    return finite
 
 
-def metrics(table: pd.DataFrame, part: str) -> list[str]:
-    """Returns the columns of the task's metrics on a part of the data, such as valid_bleu."""
+def metrics(rows: list[Row], part: str) -> list[str]:
+    """Returns the columns of the task's metrics, such as valid_bleu, that all rows have."""
+    shared = set.intersection(*(set(row) for row in rows))
     return [
-        name for name in table.columns if name.startswith(f"{part}_") and name != "valid_loss"
+        name
+        for name in rows[0]
+        if name in shared and name.startswith(f"{part}_") and name != "valid_loss"
     ]
 
 
-def all_translate(runs: pd.DataFrame) -> bool:
+def all_translate(runs: list[Row]) -> bool:
     """Returns whether all runs train translators."""
-    return "valid_bleu" in runs.columns
+    return "valid_bleu" in metrics(runs, "valid")
 
 
-def speed_column(runs: pd.DataFrame) -> str:
+def speed_column(runs: list[Row]) -> str:
     """Returns the speed to compare: tokens/s if all runs translate or one has not ended."""
-    all_ended = np.isfinite(runs["samples_per_second"]).all()
+    all_ended = all(math.isfinite(run["samples_per_second"]) for run in runs)
     if all_translate(runs) or not all_ended:
         return "tokens_per_second"
     return "samples_per_second"
 
 
-def join_tables(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    """Returns one table of all runs, with the columns, and so the metrics, that all have."""
-    return pd.concat(tables, join="inner", ignore_index=True)
+def read_table(text: str, required: list[str]) -> list[Row]:
+    """Returns the rows of a table in CSV, with numbers in all columns but TEXTS.
+
+    Raises ValueError and csv.Error.
+    """
+    table = csv.DictReader(text.split("\n"))
+    columns = table.fieldnames or []
+    for name in required:
+        if name not in columns:
+            raise ValueError(f"there is no column {name}")
+    rows = []
+    for cells in table:
+        if None in cells or None in cells.values():
+            raise ValueError(f"a row does not have {len(columns)} cells")
+        rows.append(
+            {name: cell if name in TEXTS else number(cell) for name, cell in cells.items()}
+        )
+    return rows
 
 
-def read_table(file: Path | io.StringIO, required: list[str]) -> pd.DataFrame:
-    """Returns a table in CSV, with numbers in all columns but TEXTS. Raises ValueError."""
-    texts = dict.fromkeys(TEXTS, str)
-    table = pd.read_csv(file, dtype=texts, keep_default_na=False, na_values=[""])
-    table = table.fillna(dict.fromkeys(TEXTS, ""))
-    for column in required:
-        if column not in table.columns:
-            raise ValueError(f"there is no column {column}")
-    return table.astype({name: float for name in table.columns if name not in TEXTS})
+def number(value: Any) -> float:
+    """Returns a value as a number, NaN for none."""
+    return math.nan if value in ("", None) else float(value)
 
 
-def read_study(path: Path) -> pd.DataFrame:
-    """Returns the runs of a study's table. Raises OSError and ValueError."""
-    runs = read_table(path, [*TEXTS, *NUMBERS, *RESULTS])
-    if runs.empty:
+def read_study(path: Path) -> list[Row]:
+    """Returns the runs of a study's table. Raises OSError, ValueError and csv.Error."""
+    runs = read_table(path.read_text(encoding="utf-8"), [*TEXTS, *NUMBERS, *RESULTS])
+    if not runs:
         raise ValueError("there are no rows")
     return runs
 
 
-def write_study(runs: pd.DataFrame, path: Path) -> None:
+def write_study(runs: list[Row], path: Path) -> None:
     """Writes runs as a study's table."""
-    test, valid = metrics(runs, "test"), metrics(runs, "valid")
-    columns = [*TEXTS, *NUMBERS, *test, *RESULTS, *valid]
-    runs[columns].to_csv(path, index=False, float_format="%.8g")
+    columns = [*NUMBERS, *metrics(runs, "test"), *RESULTS, *metrics(runs, "valid")]
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow([*TEXTS, *columns])
+        for run in runs:
+            texts = [run[name] for name in TEXTS]
+            numbers = ["" if math.isnan(run[name]) else f"{run[name]:.8g}" for name in columns]
+            table.writerow([*texts, *numbers])
 
 
 # --- Runs
@@ -132,7 +148,7 @@ def read_json(path: Path) -> dict:
 def read_run(folder: Path, names: list[str]) -> Run:
     """Returns the run in a folder. If the folder's name is among `names`, its path is the name.
 
-    Raises OSError, ValueError, TypeError and KeyError.
+    Raises OSError, ValueError, csv.Error, TypeError and KeyError.
     """
     config = read_json(folder / "config.json")
     flags = dict(config["flags"])
@@ -141,55 +157,60 @@ def read_run(folder: Path, names: list[str]) -> Run:
         summary = read_json(folder / "summary.json")
     curve = read_curve(folder / "metrics.csv")
     name = folder.resolve().name
-    speed = measured(curve, "tokens_per_second")["tokens_per_second"].median()
+    speed = median(values_of(curve, "tokens_per_second") or [math.nan])
     samples_per_second = speed * examples_per_token(summary)
     row = {
         "study": study_of(flags, config["parameters"]),
         "run": str(folder) if name in names else name,
         "mode": config["mode"],
-        "processes": config["world_size"],
-        "batch_tokens": flags.get("batch_size") or flags.get("batch_tokens"),
-        "accumulate": flags.get("accumulate"),
-        "lr": flags.get("lr"),
-        "delay_ms": flags.get("delay_ms", 0),
+        "processes": number(config["world_size"]),
+        "batch_tokens": number(flags.get("batch_size") or flags.get("batch_tokens")),
+        "accumulate": number(flags.get("accumulate")),
+        "lr": number(flags.get("lr")),
+        "delay_ms": number(flags.get("delay_ms", 0)),
         "samples_per_second": samples_per_second,
-        "epoch_seconds": summary.get("training_examples", math.nan) / samples_per_second,
+        "epoch_seconds": number(summary.get("training_examples")) / samples_per_second,
         "tokens_per_second": speed,
-        "train_loss": curve["train_loss"].iloc[-1],
-        "valid_loss": measured(curve, "valid_loss")["valid_loss"].min(),
+        "train_loss": curve[-1]["train_loss"],
+        "valid_loss": min(values_of(curve, "valid_loss"), default=math.nan),
     }
-    for column in metrics(curve, "valid"):
-        of_test = column.replace("valid", "test", 1)
-        row[of_test] = summary.get(of_test)
-        evaluations = [*curve[column], summary.get(column)]
-        row[column] = pd.Series(evaluations, dtype=float).max()
+    for valid in metrics(curve, "valid"):
+        test = valid.replace("valid", "test", 1)
+        row[test] = number(summary.get(test))
+        final = number(summary.get(valid))
+        row[valid] = max([*values_of(curve, valid), final])  # a NaN at the end loses
     check_confusion(summary)
-    table = pd.DataFrame([row])
-    numbers = {column: float for column in table.columns if column not in TEXTS}
-    return Run(table.astype(numbers), curve, summary)
+    return Run(row, curve, summary)
 
 
-def read_curve(path: Path) -> pd.DataFrame:
+def read_curve(path: Path) -> list[Row]:
     """Returns metrics.csv as far as it is written, with train_loss as a running mean."""
     text = path.read_text(encoding="utf-8")
     whole_lines = text.rpartition("\n")[0]  # a run may be writing the last one
     columns = ["step", "seconds", "tokens_per_second", "train_loss", "valid_loss"]
-    curve = read_table(io.StringIO(whole_lines), columns)
-    curve = measured(measured(curve, "step"), "seconds")
-    if measured(curve, "train_loss").empty and measured(curve, "valid_loss").empty:
+    curve = measured(measured(read_table(whole_lines, columns), "step"), "seconds")
+    with_loss = measured(curve, "train_loss")
+    if not with_loss and not measured(curve, "valid_loss"):
         raise ValueError("metrics.csv has no row with a loss")
-    losses = measured(curve, "train_loss")["train_loss"]
-    means = running_mean(losses.to_numpy(), reach=len(curve) // 40)
-    curve.loc[losses.index, "train_loss"] = means
-    return curve.assign(minutes=curve["seconds"] / 60)
+    losses = [row["train_loss"] for row in with_loss]
+    for row, loss in zip(with_loss, running_mean(losses, reach=len(curve) // 40)):
+        row["train_loss"] = loss
+    for row in curve:
+        row["minutes"] = row["seconds"] / 60
+    return curve
 
 
-def running_mean(values: np.ndarray, reach: int) -> list[float]:
+def values_of(rows: list[Row], column: str) -> list[float]:
+    """Returns what was measured in a column."""
+    return [row[column] for row in measured(rows, column)]
+
+
+def running_mean(values: list[float], reach: int) -> list[float]:
     """Returns means over `reach` values to each side, fewer at the start, where it is steep."""
     means = []
     for i in range(len(values)):
         near = min(reach, i)
-        means.append(float(values[i - near : i + near + 1].mean()))
+        means.append(mean(values[i - near : i + near + 1]))
     return means
 
 
@@ -210,8 +231,8 @@ def examples_per_token(summary: dict) -> float:
     epochs = summary.get("epochs", [])
     if not epochs:
         return math.nan
-    tokens = sum(epoch.get("tokens", math.nan) for epoch in epochs)
-    return sum(epoch.get("examples", math.nan) for epoch in epochs) / tokens
+    tokens = sum(number(epoch.get("tokens")) for epoch in epochs)
+    return sum(number(epoch.get("examples")) for epoch in epochs) / tokens
 
 
 def check_confusion(summary: dict) -> None:
@@ -225,7 +246,7 @@ def check_confusion(summary: dict) -> None:
 # --- Lines to draw
 
 
-def curves(logs: dict[str, pd.DataFrame], x: str, y: str) -> Lines:
+def curves(logs: dict[str, list[Row]], x: str, y: str) -> Lines:
     """Returns a line for each run. With y "loss": a line for each loss of a single run.
 
     logs: the curves of the runs, by their names.
@@ -237,33 +258,33 @@ def curves(logs: dict[str, pd.DataFrame], x: str, y: str) -> Lines:
     for name, curve in logs.items():
         for label, column in columns.items():
             rows = measured(curve, column)
-            if not rows.empty:
-                lines[label if len(logs) == 1 else name] = dict(zip(rows[x], rows[column]))
+            if rows:
+                line = {row[x]: row[column] for row in rows}
+                lines[label if len(logs) == 1 else name] = line
     return lines
 
 
-def alike(runs: pd.DataFrame, x: str, settings: list[str]) -> dict[str, pd.DataFrame]:
+def alike(runs: list[Row], x: str, settings: list[str]) -> dict[str, list[Row]]:
     """Returns groups of runs that differ in x but in no other setting.
 
     Each is named after the settings in which it differs from other groups.
     """
     others = [name for name in settings if name != x]
-    by_others = measured(runs, x).groupby(others, dropna=False)
-    groups = [group for _, group in by_others if group[x].nunique() > 1]
-    if not groups:
-        return {}
-    firsts = pd.concat([group.head(1) for group in groups])
-    differing = [name for name in others if firsts[name].nunique(dropna=False) > 1]
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for run in sorted(measured(runs, x), key=lambda run: [run[name] for name in others]):
+        key = tuple(SETTINGS[name].format(run[name]) for name in others)
+        groups.setdefault(key, []).append(run)
+    groups = {key: group for key, group in groups.items() if len({run[x] for run in group}) > 1}
+    differing = [i for i in range(len(others)) if len({key[i] for key in groups}) > 1]
     named = {}
-    for group in groups:
-        first = group.iloc[0]
-        words = [SETTINGS[name].format(first[name]) for name in differing]
-        label = ", ".join(word for word in words if word)
-        named[label or first["mode"] or "measured"] = group
+    for key, group in groups.items():
+        label = ", ".join(key[i] for i in differing if key[i])
+        mode = group[0]["mode"]
+        named[label or mode or "measured"] = group
     return named
 
 
-def compare(runs: pd.DataFrame, x: str, y: str) -> Lines:
+def compare(runs: list[Row], x: str, y: str) -> Lines:
     """Returns a line for each group of runs that differ in x alone, through the median y.
 
     Where there is no such group, as when the batch grows with the processes, a line joins the
@@ -277,23 +298,26 @@ def compare(runs: pd.DataFrame, x: str, y: str) -> Lines:
         groups = alike(runs, x, ["mode", "study", "accumulate"])
     lines: Lines = {}
     for label, group in groups.items():
-        line = group.groupby(x)[column].median()
+        line = {}
+        for value in sorted({run[x] for run in group}):
+            line[value] = median(run[column] for run in group if run[x] == value)
         if y == column:
-            lines[label] = line.to_dict()
+            lines[label] = line
             continue
         speed_up, efficiency = scaling(line)
-        lines[label] = (speed_up if y == "speed_up" else efficiency).to_dict()
-        fewest = line.index[0]
-        ideal = {n: n / fewest if y == "speed_up" else 100 for n in line.index}
+        lines[label] = speed_up if y == "speed_up" else efficiency
+        fewest = min(line)
+        ideal = {n: n / fewest if y == "speed_up" else 100 for n in line}
         lines.setdefault(f"ideal, from {fewest:g}", {}).update(ideal)
     return lines
 
 
-def scaling(speeds: pd.Series) -> tuple[pd.Series, pd.Series]:
+def scaling(speeds: dict[float, float]) -> tuple[dict[float, float], dict[float, float]]:
     """Returns the speed-up over the fewest processes, and its percentage of the ideal.
 
-    speeds: by the number of processes, in order.
+    speeds: by the number of processes.
     """
-    speed_up = speeds / speeds.iloc[0]
-    efficiency = 100 * speed_up * speeds.index[0] / speeds.index
+    fewest = min(speeds)
+    speed_up = {n: speed / speeds[fewest] for n, speed in speeds.items()}
+    efficiency = {n: 100 * speed_up[n] * fewest / n for n in speeds}
     return speed_up, efficiency

@@ -494,7 +494,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path, corpus_flags, mode):
             r"error: The (loss|gradient) is not finite at step (\d+)\. "
             r"The last good checkpoint is logs/wild/last.pt\.",
             said[0],
-        )[1]
+        )[2]
     )
     saved = torch.load(tmp_path / "logs/wild/last.pt", weights_only=True)
     assert len(said) == 1 and saved["step"] == step - 1

@@ -352,9 +352,12 @@ def test_bad_flags_are_answered_in_one_line(tmp_path, train):
         (["--name", "/tmp/x"], "--name '/tmp/x': letters, digits"),
         (["--name", "a/../../x"], "--name 'a/../../x': letters, digits"),
         (["--dropout", "1.5"], "dropout 1.5 is not in [0, 1)"),
-        (["--head-lr", "1e-3"], "--head-lr is for classifiers; phrasebook is to be translated"),
-        (["--crop", "2"], "--crop is for classifiers"),
-        (["--flip", "yes"], "--flip is for classifiers"),
+        (
+            ["--head-lr", "1e-3"],
+            "--head-lr is for classification, but phrasebook is for translation",
+        ),
+        (["--crop", "2"], "--crop is for classification"),
+        (["--flip", "yes"], "--flip is for classification"),
     ],
 )
 def test_flags_that_cannot_be_are_refused(tmp_path, refusal, flags, expected):

@@ -19,7 +19,6 @@ from conftest import mathematics, read_metrics, run_script
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from model import initialize
-from support.classification import task as classification
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.examples import ExampleBatches, Texts, encode_texts, prepare
 from support.classification.images import ImageTransform, shift_and_mirror
@@ -27,6 +26,9 @@ from support.classification.labelled import classes_of, find_labelled
 from support.classification.predict import load_classifier, predict_logits
 from support.common.errors import UserError
 from support.pretrained.export import export
+from support.training.config_file import read_config
+from support.training.settings import CpuSettings
+from support.training.tasks import base_config
 
 SHAPE = shlex.split(
     "--layers 1 --d-model 32 --heads 2 --d-ff 64 --vocab-size 300 "
@@ -278,20 +280,23 @@ def test_hidden_tokens_depend_on_seed_epoch_and_text_alone():
             ids = torch.from_numpy(np.asarray(rows))[:, None] * 9 + torch.arange(1, 1 + width)
             return ids, torch.zeros(len(rows), dtype=int), torch.ones(len(rows))
 
-    plan = ExampleBatches(Whole(), 90, 1, 0, np.array([4 / 3]), hide=0.4)
+    plan = ExampleBatches(Whole(), 90, 1, 0, np.array([4 / 3]), token_dropout=0.4)
     assert (
         plan.weights.item() == plan.weights.bfloat16().item() != 4 / 3
     )  # what FSDP makes of them in bf16
     rows = np.arange(40)
-    x, whole = plan.batch(rows, [9], epoch=0)[0], Whole().batch(rows)[0]
+    x, whole = plan.collate(rows, [9], epoch=0)[0], Whole().batch(rows)[0]
     hidden = x == 0
     assert torch.equal(x[~hidden], whole[~hidden]) and not hidden[:, 0].any()
     assert 0.3 < float(hidden[:, 1:].float().mean()) < 0.5
-    assert torch.equal(plan.batch(rows[[30, 2]], [9], epoch=0)[0], x[[30, 2]])
-    assert torch.equal(plan.batch(rows[[7]], [5], epoch=0)[0], x[[7], :5])
-    assert not torch.equal(plan.batch(rows, [9], epoch=1)[0] == 0, hidden)
+    assert torch.equal(plan.collate(rows[[30, 2]], [9], epoch=0)[0], x[[30, 2]])
+    assert torch.equal(plan.collate(rows[[7]], [5], epoch=0)[0], x[[7], :5])
+    assert not torch.equal(plan.collate(rows, [9], epoch=1)[0] == 0, hidden)
     assert not torch.equal(
-        ExampleBatches(Whole(), 90, 2, 0, np.ones(1), hide=0.4).batch(rows, [9], 0)[0] == 0,
+        ExampleBatches(Whole(), 90, 2, 0, np.ones(1), token_dropout=0.4).collate(rows, [9], 0)[
+            0
+        ]
+        == 0,
         hidden,
     )
 
@@ -315,20 +320,20 @@ def test_what_cannot_be_is_said_in_one_line(tmp_path, table):
     "flags, expected",
     [
         (["--data", "kinds", "--d-model", "33"], "heads"),
-        (["--data", "phrasebook", "--freeze", "1"], "for classifiers"),
-        (["--data", "phrasebook", "--stem-channels", "8"], "for classifiers"),
-        (["--data", "phrasebook", "--patch", "8"], "--patch is for classifiers"),
+        (["--data", "phrasebook", "--freeze", "1"], "is for classification"),
+        (["--data", "phrasebook", "--stem-channels", "8"], "is for classification"),
+        (["--data", "phrasebook", "--patch", "8"], "--patch is for classification"),
         (["--data", "kinds", "--src", "en"], "--src is for translation"),
-        (["--data", "kinds", "--crop", "1"], "for pictures"),
+        (["--data", "kinds", "--crop", "1"], "are for images"),
         (["--data", "kinds", "--pretrained", "nowhere"], "nowhere"),
-        (["--data", "kinds", "--patch", "8"], "for pictures"),
-        (["--data", "kinds", "--pool", "mean"], "--pool mean: it is for the weights"),
+        (["--data", "kinds", "--patch", "8"], "are for images"),
+        (["--data", "kinds", "--pool", "mean"], "--pool mean requires --pretrained"),
         (["--data", "IMAGES", "--token-dropout", "0.1"], "for texts"),
         (
             ["--data", "IMAGES", "--patch", "2", "--stem-channels", "8"],
-            "patch 2: with a stem",
+            "patch 2 is not a multiple of 4",
         ),
-        (["--data", "kinds", "--stem-channels", "8"], "for pictures"),
+        (["--data", "kinds", "--stem-channels", "8"], "are for images"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(refusal, images, flags, expected):
@@ -503,9 +508,13 @@ def test_texts_have_one_process_and_images_several(images):
     flags = {"data": "kinds", "pretrained": "", "image_size": 0} | dict.fromkeys(
         ("valid", "test", "text", "label"), ""
     )
-    assert classification.presets(flags)["procs"] == 1
-    assert classification.presets(flags | {"pretrained": "FOLDER"})["procs"] == 1
-    assert "procs" not in classification.presets(flags | {"data": images[1]})
+
+    def procs(**changes):
+        path = base_config(flags | changes)
+        return read_config(str(path), CpuSettings).get("procs")
+
+    assert procs() == procs(pretrained="FOLDER") == 1
+    assert procs(data=images[1]) is None
 
 
 @pytest.mark.slow
@@ -533,7 +542,7 @@ def test_a_folder_that_names_more_classes_than_it_has_rows_for(tmp_path, table, 
         (["--head-lr", "1e-3", "--lr", "0"], "--freeze"),
         (["--max-length", "2"], "from 3 to 32"),
         (["--max-length", "64"], "from 3 to 32"),
-        (["--freeze", "3"], "there are 2 layers"),
+        (["--freeze", "3"], "the model has 2 layers"),
         (["--dropout", "1"], "not in [0, 1)"),
     ],
 )

@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from model import initialize, sinusoids
 from support.classification.classifier import Classifier, ClassifierConfig
+from support.classification.flops import classifier_flops
 from support.classification.task import freeze
-from support.common.flops import flops
 
 torch.set_num_threads(1)  # so small a model gains nothing by more
 TEXTS = dict(
@@ -270,7 +270,9 @@ def test_the_flop_count_is_that_of_the_layers():
     with counter:
         model(ids, torch.zeros(3, dtype=torch.long), torch.ones(3))[0].backward()
     head = 3 * 2 * 3 * 16 * 4  # the last layer, which is left out
-    assert counter.get_total_flops() - head == flops(model.config, torch.full((3,), 12))
+    assert counter.get_total_flops() - head == classifier_flops(
+        model.config, torch.full((3,), 12)
+    )
 
 
 def test_the_flop_count_has_the_stem():
@@ -287,7 +289,7 @@ def test_the_flop_count_has_the_stem():
     unneeded = 2 * 2 * (9 * 3 * 6 * 64)  # the image itself has no gradient
     assert (
         counter.get_total_flops() - left_out
-        == flops(model.config, torch.full((2,), 4)) - unneeded
+        == classifier_flops(model.config, torch.full((2,), 4)) - unneeded
     )
 
 
@@ -309,5 +311,5 @@ def test_frozen_layers_have_a_forward_pass_only(frozen):
     )  # the last layer; the patches' projection is frozen
     # The lowest layer that learns passes no gradient on: that of its projection's input is not
     # counted.
-    count = flops(model.config, torch.full((2,), 4), frozen=frozen)
+    count = classifier_flops(model.config, torch.full((2,), 4), frozen=frozen)
     assert 0.95 * count <= counter.get_total_flops() - head - patches <= count

@@ -18,6 +18,7 @@ from support.classification.labelled import (
 )
 from support.common.errors import UserError
 from support.corpora import download, phrasebook
+from support.corpora.download import sha256
 from support.corpora.pairs import find_corpus
 from support.corpora.task_type import task_type
 from support.training.tasks import CONFIGS
@@ -30,6 +31,10 @@ NEWS_READ = [
     ("A vote nin Rome now", "World"),
     ("Chips Faster", "Sci/Tech"),
 ]
+
+
+def is_labelled(data: str, label: str = "") -> bool:
+    return task_type(data, label) == "classification"
 
 
 def read(corpus, part="train"):
@@ -140,7 +145,7 @@ def test_a_file_with_the_name_of_a_corpus_is_not_that_corpus(tmp_path, monkeypat
     (tmp_path / "kinds" / "a").mkdir(parents=True)
     (tmp_path / "kinds" / "a" / "1.txt").write_text("one")
     monkeypatch.chdir(tmp_path)
-    assert find_labelled("kinds").classes == phrasebook.KINDS
+    assert find_labelled("kinds").classes == list(phrasebook.KINDS)
     for wrong in (dict(label="stars"), dict(text="body")):
         assert "./kinds is not a table" in refusal(find_labelled, "./kinds", **wrong)
     (tmp_path / "phrasebook.tsv").write_text("Ja.\tYes.\n")
@@ -287,8 +292,7 @@ def test_a_folder_with_the_files_of_agnews(tmp_path, train):
         },
     )
     corpus = find_labelled(str(folder))
-    assert task_type(str(folder)) == "classification"
-    assert corpus.name == "agnews"
+    assert is_labelled(str(folder)) and corpus.name == "agnews"
     assert corpus.classes == ["World", "Sports", "Business", "Sci/Tech"]
     assert read(corpus) == NEWS_READ and read(corpus, "test") == [("Cup won", "Sports")]
     assert "the class 'Sports' occurs in the test part" in refusal(classes_of, corpus)
@@ -312,7 +316,7 @@ def test_other_corpora_of_that_form_have_their_own_classes(tmp_path):
 def test_agnews_is_fetched_checked_and_kept(tmp_path, monkeypatch):
     served = write_tree(tmp_path / "served", {"train.csv": NEWS, "test.csv": NEWS})
     sums = {
-        name: ((served / name).stat().st_size, download.sha256(served / name))
+        name: ((served / name).stat().st_size, sha256(served / name))
         for name in labelled.AGNEWS
     }
     assert set(sums) == {"train.csv", "test.csv"}
@@ -355,8 +359,7 @@ def write_idx(folder, size=4, **changed):
 def test_idx_files_stay_as_they_are(tmp_path):
     folder = write_idx(tmp_path / "mnist")
     corpus = find_labelled(str(folder))
-    assert task_type(str(folder)) == "classification"
-    assert (corpus.name, corpus.modality) == ("mnist", "image")
+    assert is_labelled(str(folder)) and (corpus.name, corpus.modality) == ("mnist", "image")
     assert (corpus.transform.size, corpus.transform.channels) == (4, 1)
     assert classes_of(corpus) == ["0", "1", "10"]
     content = (folder / "train-images-idx3-ubyte").read_bytes()[16:]
@@ -395,7 +398,7 @@ def test_fashion_mnist_is_known_by_what_it_holds_packed_anew_or_not(tmp_path, mo
     sums = {}
     for name in labelled.FASHION_MNIST:
         content = (served / name.removesuffix(".gz")).read_bytes()
-        sums[name] = (len(content) + 99, download.sha256(served / name.removesuffix(".gz")))
+        sums[name] = (len(content) + 99, sha256(served / name.removesuffix(".gz")))
         (served / name).write_bytes(gzip.compress(content, 1))
     monkeypatch.setattr(labelled, "FASHION_MNIST", sums)
     monkeypatch.setattr(labelled, "FASHION_CLASSES", [f"class {i}" for i in range(11)])
@@ -487,8 +490,7 @@ REVIEWS = {
 def test_class_folders_of_texts_as_imdb_has_them(tmp_path):
     folder = write_tree(tmp_path / "aclImdb", REVIEWS)
     corpus = find_labelled(str(folder))
-    assert task_type(str(folder)) == "classification"
-    assert (corpus.name, corpus.modality) == ("aclImdb", "text")
+    assert is_labelled(str(folder)) and (corpus.name, corpus.modality) == ("aclImdb", "text")
     assert read(corpus) == [("Worse.", "neg"), ("Bad.", "neg"), ("Good film.", "pos")]
     assert read(corpus, "test") == [("So so.", "neg")]
     assert classes_of(corpus) == ["neg", "pos"]
@@ -544,8 +546,7 @@ def test_other_files_named_train_do_not_hide_class_folders(tmp_path):
         tmp_path,
         {"a/1.txt": "x", "b/1.txt": "y", "train.csv": "file,label\n1,a\n", "train.py": ""},
     )
-    assert task_type(str(tmp_path)) == "classification"
-    assert read(find_labelled(str(tmp_path))) == [
+    assert is_labelled(str(tmp_path)) and read(find_labelled(str(tmp_path))) == [
         ("x", "a"),
         ("y", "b"),
     ]
@@ -561,9 +562,9 @@ def test_the_validation_part_has_several_names(tmp_path, train, name):
     assert read(find_labelled(str(tmp_path)), "valid") == [(name, "a"), (name, "b")]
 
 
-def test_the_task_is_known_without_reading(tmp_path, monkeypatch):
+def test_what_is_labelled_is_known_without_reading(tmp_path, monkeypatch):
     for data in ("agnews", "fashion-mnist", "kinds"):
-        assert task_type(data) == "classification"
+        assert is_labelled(data, "")
     write_tree(
         tmp_path,
         {
@@ -582,12 +583,11 @@ def test_the_task_is_known_without_reading(tmp_path, monkeypatch):
         f"{tmp_path}/pairs.tsv",
         f"{tmp_path}/nothing",
     ):
-        assert task_type(data) == "translation"
-    assert task_type(f"{tmp_path}/pairs.tsv", label="2") == "classification"
+        assert not is_labelled(data, "")
+    assert is_labelled(f"{tmp_path}/pairs.tsv", "2")
     write_tree(tmp_path, {"phrasebook/notes/1.txt": "", "own/notes/1.txt": ""})
     monkeypatch.chdir(tmp_path)  # a built-in name goes before a folder's
-    assert task_type("own") == task_type("./phrasebook") == "classification"
-    assert task_type("phrasebook") == "translation"
+    assert is_labelled("own") and not is_labelled("phrasebook") and is_labelled("./phrasebook")
 
 
 # --- Images
@@ -656,8 +656,7 @@ def test_class_folders_of_images(tmp_path, image):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         image.new("RGB", (40, 30), (value,) * 3).save(tmp_path / name)
     corpus = find_labelled(str(tmp_path))
-    assert task_type(str(tmp_path)) == "classification"
-    assert corpus.modality == "image"
+    assert is_labelled(str(tmp_path)) and corpus.modality == "image"
     assert (corpus.transform.size, corpus.transform.channels) == (32, 3)
     assert [(x.shape, round(x.mean() / 10), name) for x, name in read(corpus)] == [
         ((3, 32, 32), 1, "cat"),
@@ -715,8 +714,8 @@ def test_kinds_are_those_of_the_phrasebook():
     """The same German sentences in the same parts; of each kind enough."""
     corpus = find_labelled("kinds")
     for part in phrasebook.SIZES:
-        german = [source for source, _ in phrasebook.pairs(part)]
-        assert [text for text, _ in read(corpus, part)] == german
+        sentences = [german for german, _ in phrasebook.pairs(part)]
+        assert [text for text, _ in read(corpus, part)] == sentences
     assert classes_of(corpus) == phrasebook.KINDS == corpus.classes
     counts = [sum(name == kind for _, name in read(corpus)) for kind in corpus.classes]
     assert 4 <= len(counts) <= 8 and max(counts) <= 4.5 * min(counts)

@@ -385,7 +385,8 @@ def make_profile(folder, model, optimizer, step, **flags):
     return Profile(args, folder, 0, 1, 20, model, optimizer, step)
 
 
-def test_what_is_left_of_one_process(tmp_path, alone):
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_what_is_left_of_one_process(tmp_path, alone, compiled):
     """An evaluation leaves nothing in the step, and no hook stays."""
     pytest.importorskip("matplotlib")
     from support.profiling.profiler import RECORDED, SETTLE, WARM_UP
@@ -393,6 +394,7 @@ def test_what_is_left_of_one_process(tmp_path, alone):
     model = SumOfSquares()
     optimizer = torch.optim.AdamW(model.parameters())
     profile = make_profile(tmp_path, model, optimizer, 3)
+    train_model = torch.compile(model) if compiled else model
     last = 3 + WARM_UP + SETTLE + RECORDED
     for step in range(4, last + 1):
         profile.begin_step()
@@ -400,7 +402,7 @@ def test_what_is_left_of_one_process(tmp_path, alone):
             model(torch.randn(64, 100))
         profile.begin_step()  # as after an evaluation
         for _ in range(2):
-            loss, _ = model(torch.randn(6400, 100))
+            loss, _ = train_model(torch.randn(6400, 100))
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from test_model import CONFIG, make_model
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -225,7 +225,6 @@ def test_fsdp_gathers_a_classifiers_layers_twice_and_all_else_once(tmp_path, fro
         freeze(model, frozen)
         for each in [*model.layers(), model]:
             fully_shard(each, mesh=init_device_mesh("cpu", (2,)))
-        register_fsdp_forward_method(model, "score")  # as train_fsdp.py does, to evaluate
         with CommDebugMode() as sent:
             model(
                 torch.ones(4, 5, dtype=torch.long),
