@@ -14,6 +14,7 @@ alike in the others, a point is their median. All have the figures that are comp
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 try:
     import matplotlib
@@ -138,7 +139,7 @@ def draw_lines(axes: Axes, lines: Lines, labels: list[str]) -> None:
         points = lines.get(label, {})
         markers_per_line = 10 if len(labels) < 10 else 4
         every = max(1, len(points) // markers_per_line)
-        style = {
+        style: dict[str, Any] = {
             "color": matplotlib.colormaps["cividis"](0.75 * i / max(1, len(labels) - 1)),
             "linestyle": DASHES[i % 4],
             "marker": MARKERS[i % 9],

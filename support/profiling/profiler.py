@@ -157,12 +157,15 @@ class Profile:
             self.memory.finish()
         if step < self.recorded[-1]:
             return False
+        assert self.profiler, "begin_step() has started it"
         self.profiler.stop()
         for hook in self.hooks:
             hook.remove()
-        results = [None] * self.world_size if self.rank == 0 else None
-        dist.gather_object(self.result(), results)
+        results: list[Any] | None = None
         if self.rank == 0:
+            results = [None] * self.world_size
+        dist.gather_object(self.result(), results)
+        if results:
             self.write(results)
         return True
 
@@ -172,6 +175,7 @@ class Profile:
         """Writes the trace of this rank, and returns what rank 0 needs of it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"trace-rank{self.rank}.json.gz"
+        assert self.profiler, "begin_step() has started it"
         self.profiler.export_chrome_trace(str(path))
         with gzip.open(path) as file:
             events = read_events(json.load(file))

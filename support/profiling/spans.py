@@ -120,8 +120,9 @@ def write_spans(spans: list[Span], step: int, path: Path) -> None:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["step", *Span._fields])
         for span in spans:
-            rounded = span._replace(start=f"{span.start:.6f}", seconds=f"{span.seconds:.6f}")
-            table.writerow([step, *rounded])
+            rounded = {"start": f"{span.start:.6f}", "seconds": f"{span.seconds:.6f}"}
+            row = span._asdict() | rounded
+            table.writerow([step, *row.values()])
 
 
 def read_spans(path: Path) -> tuple[int, list[Span]]:

@@ -112,11 +112,12 @@ def draw_lanes(axes, spans: list[Span]) -> None:
     for span in spans:
         bar = (1000 * span.start, 1000 * span.seconds)
         bars[span.process, span.lane, span.activity].append(bar)
-    for (process, lane, activity), starts_and_widths in bars.items():
+    for (process, lane_name, activity), starts_and_widths in bars.items():
+        lane = LANES[lane_name]
         color, hatch = STEP[activity]
         axes.broken_barh(
             starts_and_widths,
-            (process + LANES[lane].top, LANES[lane].height),
+            (process + lane.top, lane.height),
             facecolor=color,
             hatch=hatch,
             edgecolor="black",

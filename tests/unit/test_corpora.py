@@ -2,6 +2,7 @@
 
 import gzip
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -87,7 +88,7 @@ def test_a_zip_that_cannot_be_read_is_refused_in_one_line(tmp_path):
     assert "a.zip/MultiUN.de-en.de, line 2: not UTF-8" in latin
     for content in (b"", b"PK\x03\x04 and no more", b"<html>"):
         assert "cannot be read as a .zip archive" in refusal(content)
-    whole = open(write_zip(tmp_path / "b.zip", MOSES), "rb").read()
+    whole = Path(write_zip(tmp_path / "b.zip", MOSES)).read_bytes()
     at = whole.index(b"MultiUN.de-en.en") + 18  # within the packed text
     assert "cannot be read" in refusal(whole[:at] + b"?????" + whole[at + 5 :])
     at = whole.index(b"PK\x01\x02")  # in the list of contents
@@ -105,7 +106,7 @@ def test_pairs_from_json_lines(tmp_path):
 
 
 def test_a_part_in_anothers_place_is_another_corpus(tmp_path):
-    """The same files as --valid and as --test: what is made of one is not taken for the other."""
+    """The same files as --valid and as --test: what is made of one does not serve the other."""
     for name in ("train", "val", "test", "other"):
         for side in ("de", "en"):
             (tmp_path / f"{name}.{side}").write_text(f"{name}\n")
