@@ -23,7 +23,7 @@ def sha256(path: Path, unpacked: bool = False) -> str:
     open_file = gzip.open if is_packed else open
     try:
         with open_file(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except (FileNotFoundError, EOFError, zlib.error, gzip.BadGzipFile):
         return ""
     except OSError as problem:
@@ -49,8 +49,8 @@ def download(
             fetch(f"{base}/{file}", folder / file, size, checksum, unpacked)
         except (OSError, http.client.HTTPException, ValueError) as problem:
             raise UserError(
-                f"{name} cannot be fetched ({problem}); if you have its files, name their folder: "
-                f"--data ./FOLDER"
+                f"{name} cannot be fetched ({problem}); if you have its files, "
+                f"name their folder: --data ./FOLDER"
             ) from problem
     return folder
 
