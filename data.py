@@ -194,7 +194,7 @@ def hold_out(read: Callable[[], Iterator[tuple[str, str]]], num_pairs: int) -> d
 
 
 def count_pairs(corpus, part: str) -> int:
-    """Returns the number of pairs. It reads all, so errors come before anything is written."""
+    """Returns the number of pairs. It reads them all, so that errors come at the start."""
     count = sum(1 for _ in corpus.parts[part]())
     if not count:
         files = ", ".join(map(str, corpus.files))

@@ -12,6 +12,7 @@ batch, src and tgt (lengths in tokens), heads, d_model, d_head = d_model / heads
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +35,10 @@ class LayerConfig:
     bias: bool = False  # in attention's projections
     activation: str = "relu"  # between the feed-forward layers
     epsilon: float = 1e-5  # of layer norm
-    CHOICES = {"norm": ("pre", "post"), "activation": ("relu", "gelu")}
+    CHOICES: ClassVar[dict[str, tuple[str, ...]]] = {
+        "norm": ("pre", "post"),
+        "activation": ("relu", "gelu"),
+    }
 
     def __post_init__(self):
         for name in ("layers", "d_model", "heads", "d_ff", "max_length"):
@@ -279,7 +283,6 @@ EMBEDDINGS = ("embedding.weight", "positions", "prefix_tokens")
 def initialize(model: nn.Module, seed: int) -> None:
     """Fills a model's matrices at random, in every process and script alike; biases with 0.
 
-
     It makes one parameter at a time. So a process that keeps only a shard of each parameter, as
     in train_fsdp.py, never holds the whole model.
     """
@@ -301,8 +304,9 @@ def initialize(model: nn.Module, seed: int) -> None:
 
 def shard_like(parameter: Tensor, values: Tensor) -> Tensor:
     """Returns this process's shard of `values`, placed as that of the DTensor `parameter`."""
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
+    assert isinstance(parameter, DTensor)
     return distribute_tensor(
         values.to(parameter.device),
         parameter.device_mesh,

@@ -7,6 +7,7 @@ logits = model(ids)                                    # (batch, classes)
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +31,7 @@ class ClassifierConfig(LayerConfig):
     pool: str = "mean"  # how the tokens become one vector: see Classifier.pool
     head: str = ""  # a hidden layer before the last: "tanh" as in BERT, or "relu"
     head_dropout: float = 0.1
-    CHOICES = {
+    CHOICES: ClassVar[dict[str, tuple[str, ...]]] = {
         **LayerConfig.CHOICES,
         "pool": ("mean", "first", "first+second", "first+mean"),
         "positions": ("sinusoidal", "learned"),

@@ -87,7 +87,7 @@ FASHION_MEAN, FASHION_STD = 0.28604, 0.35302  # of the training part's pixels, f
 MAX_CLASSES = 5000
 LARGE_CORPUS = 4 << 30  # bytes of images, above which their files are not read for a checksum
 
-Reader = Callable[[], Iterator[tuple[Any, str]]]  # yields (text or array, class name)
+Reader = Callable[[], Iterable[tuple[Any, str]]]  # yields (text or array, class name)
 
 
 @dataclass

@@ -52,8 +52,9 @@ def read_numbered(path: Path, classes: list[str], line_end: str) -> Iterator[tup
     for number, (label, *texts) in read_rows(path):
         if label not in class_of or not texts:
             raise UserError(
-                f"{path}, row {number}: {label[:40]!r} is no class from 1 to {len(classes)} with "
-                f"a text after it; to use a table with a header: --data FILE --label COLUMN"
+                f"{path}, row {number}: {label[:40]!r} is no class from 1 to {len(classes)} "
+                f"with a text after it; to use a table with a header: "
+                f"--data FILE --label COLUMN"
             )
         text = " ".join(texts).replace(line_end, " ").replace("\\", " ")
         yield one_line(text), class_of[label]

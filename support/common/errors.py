@@ -13,12 +13,7 @@ class UserError(Exception):
     """The user's input cannot be used; the message says in one line what is wrong."""
 
 
-def refuse(message: str) -> NoReturn:
-    """Raises UserError."""
-    raise UserError(message)
-
-
-def first_line(problem: Exception, max_length: int = 90) -> str:
+def first_line(problem: BaseException, max_length: int = 90) -> str:
     """Returns the first line of an exception's message, or its type if it has no message."""
     lines = str(problem).strip().splitlines() or [type(problem).__name__]
     return lines[0][:max_length]

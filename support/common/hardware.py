@@ -124,4 +124,4 @@ def device_name(device: str) -> str:
     """Returns the name of the GPU or of the CPU."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    return getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", platform.machine())
+    return torch.cpu.get_capabilities().get("cpu_name", platform.machine())

@@ -12,6 +12,7 @@ import math
 import os
 import sys
 from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model import Attention, Transformer, scaled_dot_product
+
+Model = TypeVar("Model", bound=nn.Module)
 
 # Parameters of mallopt, from glibc's malloc.h.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
@@ -36,7 +39,7 @@ def configure_backends() -> None:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
 
 
-def speed_up(model: nn.Module, device: str, bf16: bool, recompute: bool = False) -> nn.Module:
+def speed_up(model: Model, device: str, bf16: bool, recompute: bool = False) -> Model:
     """Replaces parts of `model` by faster ones that compute the same, and returns it.
 
     device: "cpu" or "cuda", where the model will run; bf16: whether under autocast to bfloat16;
@@ -67,7 +70,7 @@ def fast_precision(device: str) -> str:
     if device == "cuda":
         ampere_or_newer = torch.cuda.get_device_capability()[0] >= 8
         return "bf16" if ampere_or_newer else "fp32"
-    supports = getattr(torch.cpu, "get_capabilities", dict)()
+    supports = torch.cpu.get_capabilities()
     instructions = ("avx512_bf16", "amx_bf16", "bf16")
     return "bf16" if any(supports.get(name) for name in instructions) else "fp32"
 

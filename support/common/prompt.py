@@ -1,5 +1,6 @@
 """An interactive prompt in the terminal."""
 
+import io
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +18,8 @@ def prompt(greeting: str, question: str, answer: Callable[[str], str]) -> None:
     """
     readline = load_history()
     print(greeting)
-    sys.stdin.reconfigure(errors="surrogateescape")  # `readable` replaces what is not UTF-8
+    if isinstance(sys.stdin, io.TextIOWrapper):  # `readable` replaces what is not UTF-8
+        sys.stdin.reconfigure(errors="surrogateescape")
     try:
         while (line := input(question)).strip() != "q":
             if not line.strip():

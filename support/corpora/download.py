@@ -49,8 +49,8 @@ def download(
             fetch(f"{base}/{file}", folder / file, size, checksum, unpacked)
         except (OSError, http.client.HTTPException, ValueError) as problem:
             raise UserError(
-                f"{name} cannot be fetched ({problem}); if you have its files, name their "
-                f"folder: --data ./FOLDER"
+                f"{name} cannot be fetched ({problem}); if you have its files, "
+                f"name their folder: --data ./FOLDER"
             ) from problem
     return folder
 

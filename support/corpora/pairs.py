@@ -47,7 +47,7 @@ MULTI30K = {
 }
 
 Pair = tuple[str, str]
-PairReader = Callable[[], Iterator[Pair]]
+Reader = Callable[[], Iterator[Pair]]
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Corpus:
     """A corpus that was found but not read."""
 
     name: str
-    parts: dict[str, PairReader]  # train, valid, test
+    parts: dict[str, Reader]  # of train, valid, test
     columns: tuple[str, ...]  # the languages; then the parts that another file replaced
     files: list[Path] = field(default_factory=list)  # what it is made from
 
@@ -94,9 +94,7 @@ def phrasebook_corpus(src: str, tgt: str) -> Corpus:
     """Returns the built-in corpus, in either direction. Raises UserError."""
     if {src, tgt} != {"de", "en"}:
         raise UserError(f"--src {src} --tgt {tgt}: the phrasebook has de and en")
-    readers: dict[str, PairReader] = {
-        part: partial(read_phrasebook, part, src) for part in PARTS
-    }
+    readers: dict[str, Reader] = {part: partial(read_phrasebook, part, src) for part in PARTS}
     return Corpus("phrasebook", readers, (src, tgt), [phrasebook.DATA])
 
 
@@ -107,7 +105,7 @@ def read_phrasebook(part: str, src: str) -> Iterator[Pair]:
 
 
 def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
-    """Returns the corpus of a folder with train.de and train.en, perhaps with more parts.
+    """Returns the corpus of a folder with train.de, train.en and more parts. Raises UserError.
 
     Multi30k is known by the name of its test part, so a copy of it has the same settings.
     Raises UserError.
@@ -129,7 +127,10 @@ def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
 
 
 def own_name(path: Path, built_in: tuple[str, ...]) -> str:
-    """Returns a name for a user's corpus: none of `built_in`, which have their own settings."""
+    """Returns the name of a user's corpus, but none of `built_in`.
+
+    Those have settings of their own.
+    """
     name = path.resolve().name.split(".")[0]
     if name in built_in:
         name += "-file"
@@ -171,7 +172,7 @@ def find_file(path: str) -> Path | None:
 
 
 def find_in_zip(path: Path, src: str, tgt: str) -> list[zipfile.Path]:
-    """Returns the two sides in an archive, NAME.de and NAME.en. Raises UserError."""
+    """Returns the two sides in an archive, NAME.de and NAME.en, which are read in place."""
     try:
         archive = zipfile.ZipFile(path)
     except (OSError, zipfile.BadZipFile) as problem:

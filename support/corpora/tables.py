@@ -17,19 +17,19 @@ from support.common.errors import UserError
 
 TABLES = (".tsv", ".csv", ".jsonl")
 # Where columns are given by position, the first row is a header if it has only these names.
-HEADER = {
-    *("de", "en", "src", "tgt", "source", "target"),
-    *("german", "english", "deutsch", "englisch"),
-    *("text", "content", "sentence", "review", "body", "title", "description"),
-    *("label", "class", "class index", "category", "topic", "sentiment", "stars", "rating"),
-}
+HEADER = set(
+    """de en src tgt source target german english deutsch englisch
+    text content sentence review body title description
+    label class category topic sentiment stars rating""".split()  # noqa: SIM905
+) | {"class index"}
 QUOTED = re.compile(r'\A"((?:[^"]|"")*)"\Z')
 
 
 def read_lines(path: Path | zipfile.Path) -> Iterator[str]:
     """Yields the lines of a text file (.gz too), without line ends. Raises UserError."""
     try:
-        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:  # type: ignore[arg-type]
+        is_packed = path.suffix.lower() == ".gz"
+        with gzip.open(str(path)) if is_packed else path.open("rb") as file:
             yield from decode_lines(file, str(path))
     except (EOFError, zlib.error, OSError, zipfile.BadZipFile) as problem:
         raise UserError(f"{path}: cannot be read ({problem})") from problem
@@ -159,8 +159,8 @@ def read_columns(
         for position in positions:
             if not 0 <= position < len(row):
                 raise UserError(
-                    f"{path}, row {number}: {len(row)} columns, column {position + 1} was "
-                    f"asked for"
+                    f"{path}, row {number}: {len(row)} columns, "
+                    f"column {position + 1} was asked for"
                 )
         yield number, [row[position] for position in positions]
 
@@ -175,8 +175,8 @@ def read_columns_of_objects(
             value = row.get(name.lower(), [])
             if isinstance(value, list | dict):
                 raise UserError(
-                    f"{path}, line {number}: no text or number named {name!r} ({flags}); it "
-                    f"has {', '.join(row)[:120]}"
+                    f"{path}, line {number}: no text or number named {name!r} ({flags}); "
+                    f"it has {', '.join(row)[:120]}"
                 )
             cells.append(text_of(value))
         yield number, cells

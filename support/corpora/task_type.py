@@ -25,7 +25,7 @@ def task_type(data: str, label: str = "") -> str:
 
 
 def find_idx(folder: Path) -> dict[str, tuple[Path | None, Path | None]]:
-    """Returns the IDX files of each part, of images and of labels; None for a missing one."""
+    """Returns the IDX files of each part: its images and its labels, if they are there."""
     parts = {}
     for part, name in (("train", "train"), ("test", "t10k")):
         images = find_file(f"{folder}/{name}-images-idx3-ubyte")
@@ -36,7 +36,7 @@ def find_idx(folder: Path) -> dict[str, tuple[Path | None, Path | None]]:
 
 
 def find_numbered(folder: Path) -> dict[str, Path]:
-    """Returns the .csv file of each part in AG News's form: a class number comes first."""
+    """Returns the .csv file of each part, as in AG News: the class's number comes first."""
     parts = {}
     for name, part in (
         ("train_part.csv", "train"),

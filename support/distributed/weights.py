@@ -7,11 +7,12 @@ wait until --timeout. They do the same whether the processes have shards of the 
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
     set_state_dict,
 )
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from support.common.errors import UserError, first_line
@@ -93,14 +95,14 @@ def first_failure(problem: dcp.CheckpointException) -> str:
     return f"process {rank}: {first_line(failure, 150)}"
 
 
-def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
+def full_state_dict(model: nn.Module) -> dict[str, Any]:
     """Returns all weights on the CPU in rank 0, and {} in the others."""
     return get_model_state_dict(model, options=FULL)
 
 
-def load_full_state_dict(model: nn.Module, weights: dict[str, Tensor] | None) -> None:
+def load_full_state_dict(model: nn.Module, weights: dict[str, Any] | None) -> None:
     """Loads rank 0's `weights` into the model of every process; the others pass None."""
-    if hasattr(model, "reshard"):  # FSDP leaves the root gathered after an evaluation
+    if isinstance(model, FSDPModule):  # FSDP leaves the root gathered after an evaluation
         model.reshard()
     weights = dict(weights or {})  # a copy, as the function below changes it
     set_model_state_dict(model, weights, options=BROADCAST)

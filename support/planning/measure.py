@@ -182,12 +182,12 @@ def print_base() -> None:
     """Trains a tiny model, and prints the peak memory in bytes."""
     torch.set_num_threads(1)
     time_computing(TINY)
-    try:  # what getrusage returns includes the peak of the process that started this one
-        status = Path("/proc/self/status").read_text()
-        kib = int(re.search(r"VmHWM:\s*(\d+)", status)[1])
-    except OSError:
-        kib = peak_memory() * 2**10
-    print(kib * 2**10)
+    peak = peak_memory() * 2**20
+    status = Path("/proc/self/status")
+    if status.exists():  # else the peak includes that of the process that started this one
+        kib = re.findall(r"VmHWM:\s*(\d+)", status.read_text())[0]
+        peak = int(kib) * 2**10
+    print(peak)
 
 
 def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Hardware:

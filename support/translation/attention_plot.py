@@ -74,9 +74,8 @@ def find_words(bpe: BPE, ids: list[int]) -> list[Word]:
     """Returns the words that token ids make up; eos is a word of its own, "end"."""
     groups: list[list[int]] = []  # positions of each word's tokens
     for position, token in enumerate(ids):
-        starts_word = token == EOS or bpe.tokenizer.id_to_token(token).startswith(
-            "Ġ"
-        )  # a space
+        subword = bpe.tokenizer.id_to_token(token) or ""
+        starts_word = token == EOS or subword.startswith("Ġ")  # a space
         if starts_word or not groups:
             groups.append([])
         groups[-1].append(position)

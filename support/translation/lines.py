@@ -42,7 +42,7 @@ def translate_lines(
             if part:
                 pieces.append(part)
                 line_numbers.append(number)
-    translations = [[] for _ in lines]  # of the pieces of each line
+    translations: list[list[list[Text]]] = [[] for _ in lines]  # of the pieces of each line
     for number, hypotheses in zip(line_numbers, search_sorted(pieces, search)):
         texts = [(score, printable(bpe.decode(ids))) for score, ids in hypotheses]
         translations[number].append(texts)
@@ -62,7 +62,7 @@ def search_sorted(sentences: list[Ids], search: Search) -> list[list[tuple[float
     """Searches in batches of sentences of similar length; returns hypotheses in given order."""
     batches = sort_into_batches(sentences)
     results = search([[sentences[i] for i in batch] for batch in batches])
-    hypotheses = [None] * len(sentences)
+    hypotheses: list[list[tuple[float, Ids]]] = [[] for _ in sentences]
     for batch, result in zip(batches, results):
         for i, each in zip(batch, result):
             hypotheses[i] = each

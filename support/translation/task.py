@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -184,7 +184,7 @@ class Translation:
             self.bpe,
             read_text(self.folder, part, "src"),
             self.config.max_length - 1,
-            shared_search(whole_model, beam, rank, ranks),
+            shared_search(cast(Transformer | None, whole_model), beam, rank, ranks),
             quiet=True,
         )
         torch.set_num_threads(threads)

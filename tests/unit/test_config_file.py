@@ -140,7 +140,8 @@ def test_a_file_cannot_give_published_weights_another_shape(tmp_path, monkeypatc
     write(tmp_path, "a.yaml", "data: kinds\npretrained: bert\nlayers: 4\n")
     with pytest.raises(
         UserError,
-        match="--config a.yaml: --layers cannot be set with --pretrained: the weights have a shape",
+        match="--config a.yaml: --layers cannot be set with --pretrained: "
+        "the weights have a shape",
     ):
         parse_arguments("", CpuSettings).complete()
     write(

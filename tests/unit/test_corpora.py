@@ -96,7 +96,7 @@ def test_pairs_from_json_lines(tmp_path):
 
 
 def test_a_part_in_anothers_place_is_another_corpus(tmp_path):
-    """The same files as --valid and as --test are not taken for each other."""
+    """The same files as --valid and as --test: what is made of one does not serve the other."""
     for name in ("train", "val", "test", "other"):
         for side in ("de", "en"):
             (tmp_path / f"{name}.{side}").write_text(f"{name}\n")

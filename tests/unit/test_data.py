@@ -1,4 +1,4 @@
-"""Corpora are read right or refused in one line; BPE; the encoded corpus; batches."""
+"""Corpora, read right or refused in one line; BPE; encoded corpora; the sentences of a step."""
 
 import gzip
 import http.server

@@ -262,7 +262,7 @@ def test_delays_are_counted_by_exchange():
 
 
 def all_reduce_bucket(_, bucket):
-    """What DDP does with a bucket by itself; but the futures of the fake group have no value."""
+    """What DDP does with a bucket by itself; but the fake group's futures have no value."""
     dist.all_reduce(bucket.buffer())
     future = torch.futures.Future()
     future.set_result(bucket.buffer())
