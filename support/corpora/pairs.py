@@ -108,7 +108,6 @@ def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
     """Returns the corpus of a folder with train.de, train.en and more parts. Raises UserError.
 
     Multi30k is known by the name of its test part, so a copy of it has the same settings.
-    Raises UserError.
     """
     corpus = Corpus(own_name(folder, ("phrasebook",)), {}, (src, tgt))
     for part, names in PARTS.items():
