@@ -32,6 +32,7 @@ from support.classification.starting_weights import adapt
 from support.common.errors import UserError
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
+from support.corpora.task_type import CLASSIFICATION_CORPORA
 
 EVALUATION_TOKENS = 4096  # in a batch of an evaluation
 
@@ -49,7 +50,7 @@ def config_name(flags: dict[str, Any]) -> str:
     modality = f"{corpus.modality}s"
     if flags["pretrained"]:
         return f"pretrained-{modality}"
-    if corpus.name in ("agnews", "fashion-mnist", "kinds"):
+    if corpus.name in CLASSIFICATION_CORPORA:
         return corpus.name
     return modality
 

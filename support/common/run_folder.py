@@ -1,13 +1,14 @@
 """The folder of a run, logs/NAME: its name, its lock, and nothing in it overwritten."""
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
 import re
+import time
 from pathlib import Path
-
-from filelock import FileLock, Timeout
+from typing import IO
 
 from support.common.errors import UserError
 from support.common.paths import LOGS
@@ -60,25 +61,37 @@ def make_numbered_folder(corpus: str) -> str:
     raise AssertionError("unreachable")
 
 
-def lock_folder(folder: Path, is_new: bool) -> FileLock:
-    """Locks a run's folder until this process ends, so that two runs never write to it.
+def lock_folder(folder: Path, is_new: bool) -> IO[str]:
+    """Locks a run's folder until the file that it returns is closed: one run writes to it.
 
+    The lock ends with the process, also if it is killed. A file system without locks has none.
     is_new: whether there was no checkpoint when the flags were read. Raises UserError if
     another run is writing, if there is a checkpoint by now, or if the folder cannot be written.
     """
-    lock = FileLock(folder / LOCK)
     try:
-        lock.acquire(timeout=LOCK_TIMEOUT, poll_interval=0.1)
-    except Timeout:
-        raise UserError(f"{folder}: another run is writing to it") from None
-    except NotImplementedError:  # a file system without locks
-        pass
+        file = open(folder / LOCK, "w")  # noqa: SIM115 (open as long as the run)
     except OSError as problem:
         reason = problem.strerror or problem
         raise UserError(f"{folder}: cannot be written ({reason})") from problem
+    end = time.monotonic() + LOCK_TIMEOUT
+    while not try_to_lock(file):
+        if time.monotonic() > end:
+            raise UserError(f"{folder}: another run is writing to it")
+        time.sleep(0.1)
     if is_new and (folder / "last.pt").is_file():
         raise UserError(f"{folder}: a run that was ending has just saved it; start again")
-    return lock
+    return file
+
+
+def try_to_lock(file: IO[str]) -> bool:
+    """Locks an open file, and returns False if another process has the lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True
 
 
 def remove_if_empty(folder: str) -> None:
@@ -86,11 +99,8 @@ def remove_if_empty(folder: str) -> None:
     if not folder:
         return
     path = Path(folder)
-    if not path.is_dir():
-        return
-    lock = FileLock(path / LOCK, timeout=0)  # another run may have it
-    with contextlib.suppress(OSError, Timeout, NotImplementedError), lock:
-        if os.listdir(path) == [LOCK]:
+    with contextlib.suppress(OSError), open(path / LOCK) as file:
+        if try_to_lock(file) and os.listdir(path) == [LOCK]:
             (path / LOCK).unlink()
     for empty in (path, path.parent):
         with contextlib.suppress(OSError):

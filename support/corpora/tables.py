@@ -32,7 +32,8 @@ def read_lines(path: Path | zipfile.Path) -> Iterator[str]:
         is_packed = path.suffix.lower() == ".gz"
         with gzip.open(str(path)) if is_packed else path.open("rb") as file:
             yield from decode_lines(file, str(path))
-    except (EOFError, zlib.error, OSError, zipfile.BadZipFile) as problem:
+    except (EOFError, zlib.error, OSError, zipfile.BadZipFile, RuntimeError) as problem:
+        # RuntimeError: the archive is encrypted.
         raise UserError(f"{path}: cannot be read ({problem})") from problem
 
 

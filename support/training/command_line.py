@@ -200,7 +200,7 @@ def refuse_changes(
     for name, field in flags_of(settings).items():
         if name not in asked or field.metadata["changeable"]:
             continue
-        before = stored[name]
+        before = stored.get(name, field.default)  # a flag may be newer than the run
         if asked[name] != before:
             shown = "none" if before == "" else before
             raise UserError(

@@ -54,7 +54,7 @@ def load_file(path: str) -> Any:
     if path.endswith(".json"):
         try:
             return json.loads(text, object_pairs_hook=unique)
-        except ValueError as problem:
+        except (ValueError, RecursionError) as problem:
             raise UserError(f"--config {path}: {first_line(problem, 200)}") from problem
     try:
         import yaml
@@ -70,7 +70,7 @@ def load_file(path: str) -> Any:
     )
     try:
         return yaml.load(text, Loader) or {}
-    except (yaml.YAMLError, ValueError) as problem:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as problem:
         mark = getattr(problem, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         reason = getattr(problem, "problem", None) or first_line(problem, 200)

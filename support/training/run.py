@@ -194,7 +194,7 @@ class Run:
         return ends_row or step == self.last
 
     def record(self, step: int, nll: Tensor, targets: int, norm: Tensor) -> None:
-        """Counts a step. Only where it ends a row or an epoch does it wait for the device.
+        """Counts a step. It waits for the device only where a row, an epoch or a save is due.
 
         nll: this rank's sum over the step's targets; targets: of all ranks; norm: the
         gradient's. A collective. Raises UserError where the loss or the gradient is not finite,
@@ -204,8 +204,10 @@ class Run:
         values = torch.stack([nll.double(), norm.double()])
         self.unread = values if self.unread is None else self.unread + values
         ends_epoch = step % self.epoch_steps == 0
-        if self.should_log(step) or ends_epoch:
+        if self.should_log(step) or ends_epoch or self.should_save(step, stopping=False):
             self.read_back(step)
+        if self.profile and self.args.device == "cuda":
+            torch.cuda.synchronize()
         seconds = time.perf_counter() - self.step_began
         if self.profile and self.profile.end_step(step, seconds):
             self.profile = None
@@ -247,7 +249,7 @@ class Run:
         if (self.folder / "last.pt").is_file() and not self.args.benchmark:
             hint = f"The last good checkpoint is {self.folder}/last.pt."
         raise UserError(
-            f"The {quantity} is not finite at step {step}. {hint} "
+            f"The {quantity} is not finite, as was noticed at step {step}. {hint} "
             f"Try a lower --lr, a longer --warmup or --precision fp32."
         )
 

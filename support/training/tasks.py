@@ -57,7 +57,7 @@ class Task(Protocol):
         """Scores the test part. Returns entries of summary.json, and text to show."""
 
     def saved(self) -> dict[str, Any]:
-        """Returns what the checkpoint holds of the task: tensors, numbers and text."""
+        """Returns what the checkpoint holds of the task: numbers and text, as in JSON."""
 
 
 def find_task(args: Settings) -> Task:

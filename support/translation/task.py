@@ -29,7 +29,7 @@ from support.translation.beam import translate_batch
 from support.translation.lines import translate_lines
 
 BEAM = 4  # hypotheses of the last evaluations; those during training are greedy
-EVALUATION_TOKENS = 4096  # a side in a batch of an evaluation
+EVALUATION_TOKENS = 2048  # a side in a batch of an evaluation, whose logits are all kept
 EXAMPLES_SHOWN = 5
 
 

@@ -491,7 +491,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path, corpus_flags, mode):
     said = [line for line in errors.splitlines() if line.startswith("error:")]
     step = int(
         re.match(
-            r"error: The (loss|gradient) is not finite at step (\d+)\. "
+            r"error: The (loss|gradient) is not finite, as was noticed at step (\d+)\. "
             r"The last good checkpoint is logs/wild/last.pt\.",
             said[0],
         )[2]

@@ -606,9 +606,9 @@ def test_a_run_waits_for_the_last_checkpoint_of_the_one_before(tmp_path, train):
 
 
 def test_a_checkpoint_that_appears_is_not_overwritten(tmp_path):
-    lock_folder(tmp_path, is_new=True).release()
+    lock_folder(tmp_path, is_new=True).close()
     (tmp_path / "last.pt").write_text("")
-    lock_folder(tmp_path, is_new=False).release()
+    lock_folder(tmp_path, is_new=False).close()
     with pytest.raises(UserError, match="has just saved it; start again"):
         lock_folder(tmp_path, is_new=True)
 
