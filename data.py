@@ -9,17 +9,16 @@ The batch of each step is a deterministic function of the corpus, the seed and t
 so every rank can compute it without communication.
 """
 
-import contextlib
 import hashlib
 import json
 import math
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ class BPE:
         tokenizer.train_from_iterator(texts, trainer)
         return BPE(tokenizer.to_str())
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the token ids of each text, without bos and eos, and without outer spaces."""
         encodings = self.tokenizer.encode_batch_fast([text.strip() for text in texts])
         return [encoding.ids for encoding in encodings]
@@ -212,42 +211,30 @@ def encode_part(
     too. Pairs with an empty side, or with more than `max_length` tokens, are left out.
     """
     dtype = np.dtype(np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32)
-    keeps_text = path.name != "train"
     num_pairs = too_long = empty = 0
     ends = dict.fromkeys(SIDES, 0)  # tokens so far
-    with contextlib.ExitStack() as stack:
-
-        def create(name: str):
-            return stack.enter_context(open(f"{path}.{name}", "wb"))
-
-        ids_files = {side: create(f"{side}.ids") for side in SIDES}
-        offsets_files = {side: create(f"{side}.offsets") for side in SIDES}
-        text_files = {side: create(f"{side}.txt") for side in SIDES if keeps_text}
-        for side in SIDES:
-            offsets_files[side].write(np.zeros(1, np.int64).tobytes())
-        while block := list(islice(pairs, ENCODED_AT_ONCE)):
-            kept: dict[str, list[list[int]]] = {side: [] for side in SIDES}
-            sources = bpe.encode([source for source, _ in block])
-            targets = bpe.encode([target for _, target in block])
-            for source, target in zip(sources, targets):
-                if not source or not target:
-                    empty += 1
-                elif max(len(source), len(target)) >= max_length:  # eos is one more
-                    too_long += 1
-                else:
-                    kept["src"].append(source)
-                    kept["tgt"].append(target)
-                    num_pairs += 1
-            for i, side in enumerate(SIDES):
-                if keeps_text:
-                    text_files[side].write("".join(pair[i] + "\n" for pair in block).encode())
-                if not kept[side]:
-                    continue
-                lengths = np.array([len(ids) for ids in kept[side]], dtype=np.int64)
-                flat = np.concatenate([np.array(ids, dtype=dtype) for ids in kept[side]])
-                ids_files[side].write(flat.tobytes())
-                offsets_files[side].write((ends[side] + lengths.cumsum()).tobytes())
-                ends[side] += int(lengths.sum())
+    for side in SIDES:
+        append(f"{path}.{side}.offsets", np.zeros(1, np.int64).tobytes())
+    while block := list(islice(pairs, ENCODED_AT_ONCE)):
+        sources, targets = zip(*block)
+        kept = []
+        for source, target in zip(bpe.encode(sources), bpe.encode(targets)):
+            if not source or not target:
+                empty += 1
+            elif max(len(source), len(target)) >= max_length:  # eos is one more
+                too_long += 1
+            else:
+                kept.append((source, target))
+        num_pairs += len(kept)
+        for side, sentences in zip(SIDES, zip(*kept)):
+            lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
+            ids = np.fromiter(chain.from_iterable(sentences), dtype)
+            append(f"{path}.{side}.ids", ids.tobytes())
+            append(f"{path}.{side}.offsets", (ends[side] + lengths.cumsum()).tobytes())
+            ends[side] += len(ids)
+        if path.name != "train":
+            for side, texts in zip(SIDES, (sources, targets)):
+                append(f"{path}.{side}.txt", "".join(text + "\n" for text in texts).encode())
     return {
         "pairs": num_pairs,
         "too_long": too_long,
@@ -255,6 +242,12 @@ def encode_part(
         "tokens": sum(ends.values()) + 2 * num_pairs,  # with eos
         "dtype": dtype.name,
     }
+
+
+def append(path: str, content: bytes) -> None:
+    """Appends to a file, which is created if it is not there."""
+    with open(path, "ab") as file:
+        file.write(content)
 
 
 def read_bpe(folder: Path) -> str:

@@ -17,11 +17,12 @@ from support.common.errors import UserError
 
 TABLES = (".tsv", ".csv", ".jsonl")
 # Where columns are given by position, the first row is a header if it has only these names.
-HEADER = set(
-    """de en src tgt source target german english deutsch englisch
-    text content sentence review body title description
-    label class category topic sentiment stars rating""".split()  # noqa: SIM905
-) | {"class index"}
+HEADER = {
+    *("de", "en", "src", "tgt", "source", "target"),
+    *("german", "english", "deutsch", "englisch"),
+    *("text", "content", "sentence", "review", "body", "title", "description"),
+    *("label", "class", "class index", "category", "topic", "sentiment", "stars", "rating"),
+}
 QUOTED = re.compile(r'\A"((?:[^"]|"")*)"\Z')
 
 

@@ -89,11 +89,14 @@ def base_config(flags: dict[str, Any]) -> Path | None:
     """Returns the file in configs/ that a new run begins with, if any. Raises UserError."""
     if type_of_task(flags["data"], flags["label"]) == "translation":
         from support.corpora.pairs import find_corpus
+        from support.corpora.task_type import TRANSLATION_CORPORA
 
         corpus = find_corpus(
             flags["data"], flags["valid"], flags["test"], flags["src"], flags["tgt"]
         )
         name = corpus.name
+        if name not in TRANSLATION_CORPORA:  # a user's corpus may have the name of another file
+            return None
     else:
         from support.classification.task import config_name
 

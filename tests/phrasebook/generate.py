@@ -1,9 +1,8 @@
 """A German-English phrasebook that writes itself, from a grammar of everyday sentences.
 
-    python tests/phrasebook/generate.py                # twenty sample pairs: German, a tab,
-    English
+    python tests/phrasebook/generate.py                # prints twenty pairs: German, English
     python tests/phrasebook/generate.py 200 --seed 7   # two hundred others, for proof-reading
-    python tests/phrasebook/generate.py --write        # support/corpora/phrasebook.tsv.gz
+    python tests/phrasebook/generate.py --write        # rewrites the data file of the corpus
 
 A sentence is built from a lexicon (nouns, adjectives, verbs, places, times) that knows what
 goes with what: bread is eaten, letters are written, and only people wear hats. One clause is

@@ -1,5 +1,4 @@
-"""The built-in corpus: as its grammar makes it, distinct sentences, one English for each
-German."""
+"""The built-in corpus: made by its grammar, of distinct sentences with one translation each."""
 
 import re
 
@@ -19,6 +18,12 @@ def test_the_file_is_what_the_grammar_makes():
     assert [tuple(row) for row in phrasebook.read_rows()] == rows
     assert phrasebook.DATA.read_bytes()[4:8] == bytes(4)  # no time in it: the same each time
     assert list(generate.KINDS) == phrasebook.KINDS
+
+
+def test_every_template_has_one_kind():
+    with_kind = [template for kind in generate.KINDS.values() for template in kind]
+    assert len(with_kind) == len(set(with_kind))
+    assert set(with_kind) == set(generate.TEMPLATES)
 
 
 def test_the_parts_have_their_sizes_and_share_no_source(corpus):
@@ -51,8 +56,7 @@ def test_sentences_look_like_sentences(corpus):
 
 
 def test_a_and_an(corpus):
-    """By sound, as far as spelling tells; the few words that spelling misleads about are
-    named."""
+    """The article follows the sound; words whose spelling misleads are listed."""
     for _, english in corpus["train"]:
         for article, word in re.findall(r"\b([Aa]n?) (\w+)", english):
             vowel = word[0].lower() in "aeiou" or word.startswith(("hour", "honest"))

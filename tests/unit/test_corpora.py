@@ -36,22 +36,19 @@ def test_a_zip_in_moses_format_is_read_where_it_is(tmp_path):
     back = find_corpus(data, src="en", tgt="de")
     assert list(back.parts["train"]()) == [pair[::-1] for pair in PAIRS]
     assert back.checksum() != find_corpus(data).checksum()
-    assert [path.name for path in tmp_path.iterdir()] == [
-        "de-en.txt.zip"
-    ]  # nothing is unpacked
+    names = [path.name for path in tmp_path.iterdir()]
+    assert names == ["de-en.txt.zip"]  # nothing is unpacked
 
 
 def test_the_phrasebook_goes_both_ways():
-    pairs, back = (
-        list(find_corpus(src=src, tgt=tgt).parts["test"]())
-        for src, tgt in (("de", "en"), ("en", "de"))
-    )
-    assert (
-        pairs == [pair[::-1] for pair in back]
-        and len({src for src, _ in pairs} & {src for src, _ in back}) < len(pairs) / 10
-    )
-    german, english = find_corpus(), find_corpus(src="en", tgt="de")
-    assert german.checksum() != english.checksum()  # they are encoded in different folders
+    corpus = find_corpus(src="de", tgt="en")
+    turned = find_corpus(src="en", tgt="de")
+    pairs = list(corpus.parts["test"]())
+    assert [(german, english) for english, german in turned.parts["test"]()] == pairs
+    german = {source for source, _ in pairs}
+    english = {target for _, target in pairs}
+    assert len(german & english) < len(pairs) / 10
+    assert corpus.checksum() != turned.checksum()  # they are encoded in two folders
     with pytest.raises(UserError, match="^--src en --tgt fr: the phrasebook has de and en$"):
         find_corpus(src="en", tgt="fr")
 
@@ -78,12 +75,10 @@ def test_a_zip_that_cannot_be_read_is_refused_in_one_line(tmp_path):
     assert "a.zip: no such file" in refusal(None)
     assert "one pair of files NAME.fr and NAME.en, but has 0" in refusal(MOSES, src="fr")
     assert "but has 0" in refusal({"a.de": "", "b.en": ""})
-    assert "one pair of files NAME.de and NAME.en, but has 2" in refusal(
-        MOSES | {"b.de": "", "b.en": ""}
-    )
-    assert "a.zip/MultiUN.de-en.en has 1: the sides differ" in refusal(
-        MOSES | {"MultiUN.de-en.en": "Yes.\n"}
-    )
+    two_pairs = MOSES | {"b.de": "", "b.en": ""}
+    assert "one pair of files NAME.de and NAME.en, but has 2" in refusal(two_pairs)
+    shorter = MOSES | {"MultiUN.de-en.en": "Yes.\n"}
+    assert "a.zip/MultiUN.de-en.en has 1: the sides differ" in refusal(shorter)
     latin = refusal(MOSES | {"MultiUN.de-en.de": b"gut\nsch\xf6n\n"})
     assert "a.zip/MultiUN.de-en.de, line 2: not UTF-8" in latin
     for content in (b"", b"PK\x03\x04 and no more", b"<html>"):
