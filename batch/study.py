@@ -69,16 +69,24 @@ def study_batch_size(args: argparse.Namespace) -> list[Run]:
     """
     from support.corpora.task_type import task_type
 
-    unit, total, sizes = "tokens", args.tokens, [32, 96, 384, 1024, 4096]
-    lr_at, reference_size = 0.004, 4096  # the peak learning rate for a step of this size
     if args.pretrained or task_type(args.data, args.label) == "classification":
-        unit, total, sizes = "size", args.examples, [2, 8, 16, 32, 128]
-        lr_at, reference_size = 0.001, 64
+        unit = "size"
+        total = args.examples
+        sizes = [2, 8, 16, 32, 128]
+        reference_lr = 0.001  # the peak learning rate for a step of the reference size
+        reference_size = 64
+    else:
+        unit = "tokens"
+        total = args.tokens
+        sizes = [32, 96, 384, 1024, 4096]
+        reference_lr = 0.004
+        reference_size = 4096
     if args.pretrained:
-        lr_at, reference_size = 0.00005, 32
+        reference_lr = 0.00005
+        reference_size = 32
     runs = []
     for size in args.batches or sizes:
-        lr = lr_at * math.sqrt(size / reference_size)
+        lr = reference_lr * math.sqrt(size / reference_size)
         steps = max(1, total // size)
         quarter = max(1, total // 4 // size)
         flags = (
@@ -116,10 +124,10 @@ def study_delay(args: argparse.Namespace) -> list[Run]:
     micro-batches of the same size and one exchange of gradients: a quarter of the waiting for
     the same sentences.
     """
-    netem = args.netem and args.device == "cpu" and args.processes == 2
-    if netem:
+    uses_netem = args.netem and args.device == "cpu" and args.processes == 2
+    if uses_netem:
         probe = ["sh", "batch/netem.sh", "0", "works"]
-        netem = subprocess.run(probe, capture_output=True).returncode == 0
+        uses_netem = subprocess.run(probe, capture_output=True).returncode == 0
     runs = []
     for accumulate in (1, 4):
         for delay in args.delays:
@@ -131,7 +139,7 @@ def study_delay(args: argparse.Namespace) -> list[Run]:
             )
             name = f"delay-{delay}-accumulate-{accumulate}"
             run = Run(name, "ddp", args.processes, flags)
-            if netem:
+            if uses_netem:
                 run.flags += " --netem"
                 run.prefix = f"sh batch/netem.sh {delay}"
             runs.append(run)

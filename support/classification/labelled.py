@@ -1,8 +1,9 @@
 """Where labelled examples come from: AG News, Fashion-MNIST, the phrasebook, users' files.
 
-corpus = find_labelled("agnews")    # or fashion-mnist, kinds, a folder, a .csv, .tsv, .jsonl
-classes = classes_of(corpus)
-for text, name in corpus.parts["train"](): ...          # of images: (array, name)
+Example:
+    corpus = find_labelled("agnews")  # or fashion-mnist, kinds, a folder, a .csv, .tsv, .jsonl
+    classes = classes_of(corpus)
+    for text, name in corpus.parts["train"](): ...      # of images: (array, name)
 """
 
 import hashlib
@@ -199,7 +200,8 @@ def find_data(
     else:
         if size and not transform:
             corpus.transform = ImageTransform(size)
-        for part, path in (find_class_folders(folder) or {"train": folder}).items():
+        folders = find_class_folders(folder) or {"train": folder}
+        for part, path in folders.items():
             add_part(corpus, part, path, text, label)
     return corpus
 
