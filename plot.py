@@ -6,10 +6,10 @@
     python plot.py --steps logs/a logs/b         # with --profile: step.png, memory.png
 
 curves.png shows the losses (the training loss as a running mean) and the task's metrics
-over steps and over time. For a single run of a classifier, confusion.png is drawn as well.
-Runs that differ in the number of processes are compared in scaling.png, in the batch size in
-batch_size.png, in the learning rate in learning_rate.png, in the delay in delay.png. There a
-line joins runs that differ in nothing else, and a point is the median of equal runs.
+over steps and over time. A single run of a classifier also gets a confusion.png. Runs
+that differ in the number of processes are compared in scaling.png, in the batch size in
+batch_size.png, in the learning rate in learning_rate.png, in the delay in delay.png.
+There a line joins runs that differ in nothing else; a point is the median of equal runs.
 """
 
 import csv
