@@ -257,12 +257,14 @@ def show_table(runs: list[Row]) -> None:
             columns.append((f"{title} {metric_name(name)}", name, digits))
     rows = [["run", *(title for title, _, _ in columns)]]
     for run in runs:
-        cells = [
-            "-" if math.isnan(run[name]) else format(run[name], digits)
-            for _, name, digits in columns
-        ]
+        cells = [format_cell(run[name], digits) for _, name, digits in columns]
         rows.append([run["run"], *cells])
     print("", *aligned(rows), sep="\n")
+
+
+def format_cell(value: float, digits: str) -> str:
+    """Returns a number as text, "-" for NaN. digits: its format, such as ".1f"."""
+    return "-" if math.isnan(value) else format(value, digits)
 
 
 # --- The script

@@ -69,7 +69,7 @@ def parse_arguments() -> argparse.Namespace:
         "--precision",
         choices=("auto", "bf16", "fp32"),
         default="auto",
-        help="of matrix products [auto: bf16 on a GPU that supports it, else fp32]",
+        help="precision of matrix products [auto: bf16 on a GPU that supports it, else fp32]",
     )
     args = parser.parse_args()
     check_values(args)

@@ -258,8 +258,11 @@ def check_header(corpus: Labelled, counts: Counter) -> None:
     Its class occurs only once then, other classes more often. counts: the examples of each
     class in the training part.
     """
+    if not corpus.columns_by_position:
+        return
     first = next(iter(counts))  # the class of the first example
-    if not corpus.columns_by_position or counts[first] > 1 or max(counts.values()) == 1:
+    only_first_is_unique = counts[first] == 1 and max(counts.values()) > 1
+    if not only_first_is_unique:
         return
     if first.lower() in column_names(corpus.files[0]):  # else a header was passed over
         raise UserError(

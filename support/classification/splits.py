@@ -1,4 +1,4 @@
-"""Which examples of a labelled corpus are held out of training, to validate on.
+"""Holds out examples of a labelled corpus for validation.
 
 Example:
     readers, count = hold_out(corpus)  # readers of all parts; number of training examples

@@ -113,7 +113,7 @@ def exit_on_signal(number: int, _frame) -> None:
 
 @contextmanager
 def one_process_reports(rank: int):
-    """Has an error that all processes meet printed by the first process of each node.
+    """Lets the first process of each node print an error that all processes raise.
 
     The others wait until torchrun, or `spawn`, ends them. Rank 0 waits a second, too: the
     others still read from the store, which ends with it.
@@ -304,7 +304,7 @@ def run_under_torchrun(
     rank: int,
     world_size: int,
 ) -> None:
-    """Has the processes of this start meet and agree, and calls `train`."""
+    """Connects the processes of this start, agrees on the settings, and calls `train`."""
     timeout = command_line.given.get("timeout", command_line.settings.timeout)
     if timeout < 1:
         raise UserError(f"--timeout {timeout}: it must be at least 1")

@@ -1,4 +1,4 @@
-"""How processes meet, check that they train the same thing, and find out which has died.
+"""How processes connect, compare their settings, and find out which of them has died.
 
 Processes exchange short texts through a key-value store (dist.Store) before there is a process
 group, and after one of them was lost.
@@ -187,7 +187,7 @@ def restart_store(
 
 
 def open_port(store: dist.Store, rank: int) -> dist.TCPStore | None:
-    """Has `dist.init_process_group` meet at a new port of rank 0's host.
+    """Makes `dist.init_process_group` use a new port of rank 0's host.
 
     torchrun's own port serves all starts of a run; the process group of a start that failed has
     left its keys there. Returns what has to be kept in rank 0 while the group is made.
@@ -209,7 +209,7 @@ def open_port(store: dist.Store, rank: int) -> dist.TCPStore | None:
 
 @contextmanager
 def name_lost_processes(store: dist.Store, rank: int, world_size: int):
-    """If one of the processes dies, names it: the one that does not write to the store."""
+    """Raises UserError that names the lost processes if an exchange in the block fails."""
     try:
         yield
     except RuntimeError as problem:

@@ -44,7 +44,7 @@ class EpochSums:
 
 @dataclass
 class Progress:
-    """How far a run has come. It travels in the checkpoint."""
+    """The progress of a run. Its checkpoints hold it."""
 
     seconds: float = 0.0
     tokens: int = 0
