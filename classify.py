@@ -1,11 +1,12 @@
 """Classifies with a trained model: at a prompt, one text or image, a file, or a test set.
 
-python classify.py                                    # a prompt, until q
-python classify.py "Wo wohnt der Mann?"               # one text
-python classify.py shirt.png                          # one image, with a model of images
-python classify.py < in.txt > out.txt                 # label, tab, probability of each line
-python classify.py --score test.csv                   # precision, recall, F1 and accuracy
-python classify.py --export FOLDER                    # for Hugging Face's transformers
+Examples:
+    python classify.py                          # a prompt, until q
+    python classify.py "Wo wohnt der Mann?"     # one text
+    python classify.py shirt.png                # one image, with a model of images
+    python classify.py < in.txt > out.txt       # label, tab, probability of each line
+    python classify.py --score test.csv         # precision, recall, F1 and accuracy
+    python classify.py --export FOLDER          # for Hugging Face's transformers
 """
 
 import argparse
@@ -86,7 +87,8 @@ def parse_arguments() -> argparse.Namespace:
 def check_arguments(args: argparse.Namespace) -> None:
     """Raises UserError for arguments that do not go together."""
     actions = [args.example, args.score, args.export]
-    if sum(action is not None for action in actions) > 1:
+    given = [action for action in actions if action is not None]
+    if len(given) > 1:
         raise UserError("pass only one of a text or image, --score and --export")
     if (args.text or args.label) and not args.score:
         raise UserError(
@@ -197,9 +199,8 @@ def find_file(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, s
         label = label or flags.get("label", "")
     corpus = find_labelled(args.score, text=text, label=label, transform=predictor.transform)
     check_modality(args, predictor, corpus)
-    part = [name for name in PARTS if name in corpus.parts][
-        -1
-    ]  # test before valid before train
+    parts = [name for name in PARTS if name in corpus.parts]  # train, valid, test
+    part = parts[-1]
     description = f" of the {part} part" if len(corpus.parts) > 1 else ""
     if part == "train" and path.resolve() == Path(flags.get("data", "")).resolve():
         description = ", including those that the model was trained on"
@@ -218,7 +219,8 @@ def check_modality(args: argparse.Namespace, predictor: Predictor, corpus: Label
 def score(args: argparse.Namespace, predictor: Predictor) -> None:
     """Prints the metrics of the model on labelled examples, and the speed. Raises UserError."""
     is_part = args.score in PARTS and not Path(args.score).exists()
-    read, description = find_part(args, predictor) if is_part else find_file(args, predictor)
+    find = find_part if is_part else find_file
+    read, description = find(args, predictor)
     classes = predictor.classes
     numbers = {name: i for i, name in enumerate(classes)}
     confusion = torch.zeros(len(classes) ** 2, dtype=torch.int64)

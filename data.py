@@ -29,9 +29,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from support.common.errors import UserError
 
 PAD, BOS, EOS = 0, 1, 2
-FORMAT = 1  # of the encoded corpus: to be raised when the same text is stored otherwise
+FORMAT = 1  # of the encoded corpus: increase it when the same text is stored differently
 ENCODED_AT_ONCE = 20_000  # pairs, so that a large corpus needs no more memory
-BPE_PAIRS = 1_000_000  # that are enough to learn a BPE from
+BPE_PAIRS = 1_000_000  # are enough to learn a BPE from
 SIDES = ("src", "tgt")
 
 
@@ -94,18 +94,18 @@ def prepare(
     folder, in `cache`, is named by a hash of all this, so that a later call finds it. Without a
     validation part, some pairs are held out of training: see `hold_out`. Raises UserError.
     """
-    made_of = [FORMAT, corpus.name, corpus.checksum(), vocab_size, max_length]
-    trained = name_folder(cache, corpus.name, [*made_of, None])
+    description = [FORMAT, corpus.name, corpus.checksum(), vocab_size, max_length]
+    trained = name_folder(cache, corpus.name, [*description, None])
     # A run that goes on brings the BPE that was trained here.
     if is_encoded(trained) and bpe in (None, read_bpe(trained)):
         return trained
-    folder = name_folder(cache, corpus.name, [*made_of, bpe])
+    folder = name_folder(cache, corpus.name, [*description, bpe])
     return make_once(folder, lambda new: encode(corpus, new, vocab_size, max_length, bpe))
 
 
-def name_folder(cache: Path, name: str, made_of: list) -> Path:
-    """Returns where an encoded corpus is kept, by a hash of all that it is made of."""
-    digest = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
+def name_folder(cache: Path, name: str, description: list) -> Path:
+    """Returns the folder of an encoded corpus; a hash of its description is in the name."""
+    digest = hashlib.sha256(json.dumps(description).encode()).hexdigest()
     return cache / f"{name}-{digest[:16]}"
 
 
@@ -187,7 +187,8 @@ def hold_out(read: Callable[[], Iterator[tuple[str, str]]], num_pairs: int) -> d
 
     def select(held_out: bool) -> Iterator[tuple[str, str]]:
         for source, target in read():
-            if (zlib.crc32(source.encode()) % one_in == 0) == held_out:
+            is_held_out = zlib.crc32(source.encode()) % one_in == 0
+            if is_held_out == held_out:
                 yield source, target
 
     return {"train": lambda: select(False), "valid": lambda: select(True)}
@@ -226,7 +227,8 @@ def encode_part(
             else:
                 kept.append((source, target))
         num_pairs += len(kept)
-        for side, sentences in zip(SIDES, zip(*kept)):
+        for i, side in enumerate(SIDES):
+            sentences = [pair[i] for pair in kept]
             lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
             ids = np.fromiter(chain.from_iterable(sentences), dtype)
             append(f"{path}.{side}.ids", ids.tobytes())
@@ -293,12 +295,10 @@ class Pairs:
         A width of 0 is that of the longest sentence. Without rows it returns one row of
         padding, so that a rank with nothing to do still takes the step.
         """
-        src, tgt = [
-            padded(ids, offsets, rows, lengths, width)
-            for (ids, offsets), lengths, width in zip(
-                self.sides, self.lengths(rows), (src_width, tgt_width)
-            )
-        ]
+        src_side, tgt_side = self.sides
+        src_lengths, tgt_lengths = self.lengths(rows)
+        src = padded(*src_side, rows, src_lengths, src_width)
+        tgt = padded(*tgt_side, rows, tgt_lengths, tgt_width)
         tgt_in = tgt[:, :-1].masked_fill(tgt[:, :-1] == EOS, PAD)
         return src[:, 1:].contiguous(), tgt_in, tgt[:, 1:].contiguous()
 
@@ -324,9 +324,8 @@ def padded(
 
 # --- Batches ----------------------------------------------------------------------------------
 
-BLOCK_SIZE = (
-    1 << 20
-)  # examples that are sorted at a time, so that a large corpus fits in memory
+# Examples that are sorted at a time, so that a large corpus fits in memory.
+BLOCK_SIZE = 1 << 20
 
 
 def group_by_length(
@@ -342,9 +341,8 @@ def group_by_length(
     longer = np.maximum(lengths[0], lengths[-1])
     difference = lengths[0] - lengths[-1]
     shuffled = rng.permutation(len(longer))
-    order = np.lexsort((shuffled, difference, longer))[
-        ::-1
-    ]  # by the last key first, descending
+    ascending = np.lexsort((shuffled, difference, longer))  # the last key counts first
+    order = ascending[::-1]
     steps = []
     start = 0
     while start < len(order):
@@ -371,7 +369,7 @@ class Batches:
         self.batch_tokens = batch_tokens
         self.batch_size = batch_size
         self.num_blocks = math.ceil(len(examples) / BLOCK_SIZE)
-        self.plan = lru_cache(maxsize=2)(self.plan_block)
+        self.plan = lru_cache(maxsize=2)(self.plan_block)  # keeps the last two blocks
         steps_of_blocks = [len(self.plan(0, block)) for block in range(self.num_blocks)]
         self.block_starts = np.cumsum([0, *steps_of_blocks])  # the first step of each block
         self.executor = ThreadPoolExecutor(max_workers=1)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 @dataclass(kw_only=True)
 class LayerConfig:
-    """The shape of a stack of layers. An impossible one raises ValueError, in one line."""
+    """The shape of a stack of layers. Raises ValueError for an impossible one."""
 
     layers: int = 3  # encoder layers; the Transformer has as many decoder layers
     d_model: int = 256
@@ -199,15 +199,14 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
-        # Pre-norm leaves the sum of all sub-layers as it is, so it needs one more norm at the
-        # end.
-        last = nn.LayerNorm if config.norm == "pre" else nn.Identity
-        self.encoder_norm = last(config.d_model, eps=config.epsilon)
-        self.decoder_norm = last(config.d_model, eps=config.epsilon)
+        # Pre-norm does not normalize the sum of all sub-layers, so it needs a norm at the end.
+        final_norm = nn.LayerNorm if config.norm == "pre" else nn.Identity
+        self.encoder_norm = final_norm(config.d_model, eps=config.epsilon)
+        self.decoder_norm = final_norm(config.d_model, eps=config.epsilon)
         self.dropout = nn.Dropout(config.dropout)
 
     def layers(self) -> list[nn.Module]:
-        """The encoder's and the decoder's, in order of use: FSDP gathers one at a time."""
+        """Returns all layers in order of use; FSDP gathers one at a time."""
         return [*self.encoder, *self.decoder]
 
     def embed(self, ids: Tensor, first: int = 0) -> Tensor:
@@ -226,8 +225,7 @@ class Transformer(nn.Module):
 
     def decode(self, tgt_in: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
         """tgt_in: (batch, tgt) ids. Returns (batch, tgt, d_model), for the projection."""
-        # Padding comes last: the mask that hides later positions hides it, too, from real
-        # tokens.
+        # Padding comes last, so the mask of later positions hides it from real tokens, too.
         length = tgt_in.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=tgt_in.device).tril()
         x = self.embed(tgt_in)
@@ -260,8 +258,7 @@ class Transformer(nn.Module):
         """Returns translations, taking the most likely next token each time.
 
         src: (batch, src) ids. Returns (batch, tgt) ids, padded after eos, without bos.
-        support/translation/beam.py has beam search, and does not compute earlier positions
-        anew.
+        support/translation/beam.py has beam search, and caches earlier positions.
         """
         memory, memory_mask = self.encode(src)
         ids = torch.full((len(src), 1), self.config.bos, device=src.device)
@@ -281,10 +278,10 @@ EMBEDDINGS = ("embedding.weight", "positions", "prefix_tokens")
 
 @torch.no_grad()
 def initialize(model: nn.Module, seed: int) -> None:
-    """Fills a model's matrices at random, in every process and script alike; biases with 0.
+    """Initializes all parameters from a seed, the same in every process and script.
 
-    It makes one parameter at a time. So a process that keeps only a shard of each parameter, as
-    in train_fsdp.py, never holds the whole model.
+    Biases are 0. One parameter is made at a time, so that a process that keeps only a shard of
+    each parameter, as in train_fsdp.py, never holds the whole model.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():

@@ -1,14 +1,15 @@
-"""Draws runs: loss, metrics, and what processes, batch size, learning rate, delay change.
+"""Plots runs: losses and metrics, and the effect of processes, batch size, lr and delay.
 
     python plot.py logs/multi30k                 # one run: logs/multi30k/curves.png …
     python plot.py logs/a logs/b logs/c          # several: logs/curves.png, runs.csv …
     python plot.py --out FOLDER logs/runs.csv    # a study: a table with a row a run
     python plot.py --steps logs/a logs/b         # with --profile: step.png, memory.png
 
-curves.png has the losses (of training: a running mean) and the task's metrics over steps
-and over time; of one classifier there is its confusion.png. Where runs differ in them:
-scaling.png (processes), batch_size.png, learning_rate.png, delay.png; a line joins runs
-alike in the others, a point is their median. All have the figures that are compared.
+curves.png shows the losses (the training loss as a running mean) and the task's metrics
+over steps and over time. A single run of a classifier also gets a confusion.png. Runs
+that differ in the number of processes are compared in scaling.png, in the batch size in
+batch_size.png, in the learning rate in learning_rate.png, in the delay in delay.png.
+There a line joins runs that differ in nothing else; a point is the median of equal runs.
 """
 
 import csv
@@ -119,7 +120,7 @@ def expand(name: str, runs: list[Row]) -> list[str]:
     if name == "speed":
         return [speed_column(runs)]
     if name == "epoch_seconds" and len(measured(runs, name)) < len(runs):
-        return []  # its lines would be of other runs than those of the panels beside it
+        return []  # the panels beside it would show other runs
     return [name]
 
 
@@ -193,7 +194,9 @@ def draw_figure(panels: list[Panel], path: Path, loss_unit: str) -> None:
     """Draws panels into a PNG file, with one legend below all of them."""
     labels = list(dict.fromkeys(label for _, _, lines in panels for label in lines))
     over_both = len({x for x, _, _ in panels}) == 2  # over steps, and beside it over time
-    columns = 2 if over_both else max(n for n in (1, 2, 3) if len(panels) % n == 0)
+    columns = 2
+    if not over_both:
+        columns = max(n for n in (1, 2, 3) if len(panels) % n == 0)
     rows = len(panels) // columns
     width = min(7, 3.5 * columns)  # inches
     legend_entry = 0.6 + 0.055 * max(map(len, labels))
@@ -240,12 +243,13 @@ def draw_profiles(folders: list[Path], out: Path) -> None:
 def show_table(runs: list[Row]) -> None:
     """Prints settings, speed and metrics of the runs."""
     speed = speed_column(runs)
+    speed_digits = ",.0f" if speed == "tokens_per_second" else ",.1f"
     columns = [
         ("processes", "processes", "g"),
         ("batch size", "batch_tokens", ",.0f"),
         ("lr", "lr", "g"),
         ("epoch (s)", "epoch_seconds", ",.1f"),
-        (AXES[speed], speed, ",.0f" if speed == "tokens_per_second" else ",.1f"),
+        (AXES[speed], speed, speed_digits),
     ]
     for part, title in (("valid", "best valid"), ("test", "test")):
         for name in metrics(runs, part):
@@ -253,12 +257,14 @@ def show_table(runs: list[Row]) -> None:
             columns.append((f"{title} {metric_name(name)}", name, digits))
     rows = [["run", *(title for title, _, _ in columns)]]
     for run in runs:
-        cells = [
-            "-" if math.isnan(run[name]) else format(run[name], digits)
-            for _, name, digits in columns
-        ]
+        cells = [format_cell(run[name], digits) for _, name, digits in columns]
         rows.append([run["run"], *cells])
     print("", *aligned(rows), sep="\n")
+
+
+def format_cell(value: float, digits: str) -> str:
+    """Returns a number as text, "-" for NaN. digits: its format, such as ".1f"."""
+    return "-" if math.isnan(value) else format(value, digits)
 
 
 # --- The script

@@ -1,12 +1,13 @@
 """Translates with a trained model: a sentence, a file, what is typed, or a test set with BLEU.
 
-python translate.py                                   # a prompt, until q
-python translate.py "Ein Hund läuft im Park."         # one sentence
-python translate.py < in.de > out.en                  # as many lines out as in
-python translate.py --score test.de test.en           # BLEU with its sacreBLEU signature
-python translate.py --checkpoint A --checkpoint B …   # an ensemble: the mean of several models
-python translate.py --attention out.png "Ein Hund."   # a plot of what each word attends to
-python translate.py --engine ctranslate2 < in.de      # in int8: pip install ctranslate2
+Examples:
+    python translate.py                                   # a prompt, until q
+    python translate.py "Ein Hund läuft im Park."         # one sentence
+    python translate.py < in.de > out.en                  # as many lines out as in
+    python translate.py --score test.de test.en           # BLEU with its sacreBLEU signature
+    python translate.py --checkpoint A --checkpoint B …   # an ensemble of several models
+    python translate.py --attention out.png "Ein Hund."   # a plot of what each word attends to
+    python translate.py --engine ctranslate2 < in.de      # in int8: pip install ctranslate2
 """
 
 import argparse
@@ -68,7 +69,7 @@ def parse_arguments() -> argparse.Namespace:
         "--precision",
         choices=("auto", "bf16", "fp32"),
         default="auto",
-        help="of matrix products [auto: bf16 on a GPU that supports it, else fp32]",
+        help="precision of matrix products [auto: bf16 on a GPU that supports it, else fp32]",
     )
     args = parser.parse_args()
     check_values(args)
@@ -133,7 +134,9 @@ class Translator:
             find_checkpoint(path, "translation") for path in args.checkpoint or [None]
         ]
         models, bpes, tasks = zip(*map(load_translator, self.paths))
-        self.model, self.bpe, self.task = models[0], bpes[0], tasks[0]
+        self.model = models[0]
+        self.bpe = bpes[0]
+        self.task = tasks[0]
         check_ensemble(models, bpes, tasks)
         vocab_size = self.model.config.vocab_size
         if 2 * args.beam > vocab_size:
@@ -232,7 +235,8 @@ def translate_stdin(args: argparse.Namespace) -> None:
 def start_prompt(args: argparse.Namespace) -> None:
     """Translates what is typed at a prompt."""
     translator = Translator(args)
-    src, tgt = translator.task["src"], translator.task["tgt"]
+    src = translator.task["src"]
+    tgt = translator.task["tgt"]
     names = ", ".join(map(str, translator.paths))
 
     def answer(line: str) -> str:

@@ -207,8 +207,9 @@ def training_flags(estimate: Estimate, args: argparse.Namespace) -> list[str]:
     if "data" not in args.given:  # a built-in corpus has its own presets
         flags.append("--data CORPUS")
     for name, value in args.given.items():
-        chosen_here = name in ("accumulate", "delay_ms")
-        if name != "data" and (name not in SHARED or chosen_here) or value is False:
+        is_training_flag = name == "data" or name in SHARED
+        chosen_below = name in ("accumulate", "delay_ms")
+        if not is_training_flag or chosen_below or value is False:
             continue
         flag = f"--{name.replace('_', '-')}"
         flags.append(flag if value is True else f"{flag} {value}")
@@ -223,12 +224,12 @@ def training_flags(estimate: Estimate, args: argparse.Namespace) -> list[str]:
 
 def torchrun_command(estimate: Estimate, flags: list[str]) -> str:
     """Returns the command for nodes without GPUs, for which there is no SBATCH file."""
-    meeting = "--standalone"
+    rendezvous = "--standalone"
     if estimate.nodes > 1:
-        meeting = f"--nnodes {estimate.nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29500"
+        rendezvous = f"--nnodes {estimate.nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29500"
     script = "train_fsdp.py" if estimate.shards else "train_ddp.py"
     return (
-        f"torchrun {meeting} --nproc-per-node {estimate.per_node} "
+        f"torchrun {rendezvous} --nproc-per-node {estimate.per_node} "
         f"{script} --device cpu {' '.join(flags)}"
     )
 
@@ -274,8 +275,8 @@ def command(estimate: Estimate, args: argparse.Namespace) -> str:
 
 def does_not_fit(size: str, fewest: dict[str, int], args: argparse.Namespace) -> str:
     """Returns the message for a model that fits in no mode: how many GPUs would hold it."""
-    enough = [f"{MODE_NAMES[mode]} fits on {gpus}" for mode, gpus in fewest.items() if gpus]
-    advice = ", ".join(enough) or f"nor on any number up to {MAX_GPUS:,}"
+    fitting = [f"{MODE_NAMES[mode]} fits on {gpus}" for mode, gpus in fewest.items() if gpus]
+    advice = ", ".join(fitting) or f"nor on any number up to {MAX_GPUS:,}"
     gpus = args.nodes * args.gpus_per_node
     return f"{size} do not fit on {gpus} x {args.hardware}; {advice}"
 

@@ -69,16 +69,24 @@ def study_batch_size(args: argparse.Namespace) -> list[Run]:
     """
     from support.corpora.task_type import task_type
 
-    unit, total, sizes = "tokens", args.tokens, [32, 96, 384, 1024, 4096]
-    lr_at, reference_size = 0.004, 4096  # the peak learning rate for a step of this size
     if args.pretrained or task_type(args.data, args.label) == "classification":
-        unit, total, sizes = "size", args.examples, [2, 8, 16, 32, 128]
-        lr_at, reference_size = 0.001, 64
+        unit = "size"
+        total = args.examples
+        sizes = [2, 8, 16, 32, 128]
+        reference_lr = 0.001  # the peak learning rate for a step of the reference size
+        reference_size = 64
+    else:
+        unit = "tokens"
+        total = args.tokens
+        sizes = [32, 96, 384, 1024, 4096]
+        reference_lr = 0.004
+        reference_size = 4096
     if args.pretrained:
-        lr_at, reference_size = 0.00005, 32
+        reference_lr = 0.00005
+        reference_size = 32
     runs = []
     for size in args.batches or sizes:
-        lr = lr_at * math.sqrt(size / reference_size)
+        lr = reference_lr * math.sqrt(size / reference_size)
         steps = max(1, total // size)
         quarter = max(1, total // 4 // size)
         flags = (
@@ -116,10 +124,10 @@ def study_delay(args: argparse.Namespace) -> list[Run]:
     micro-batches of the same size and one exchange of gradients: a quarter of the waiting for
     the same sentences.
     """
-    netem = args.netem and args.device == "cpu" and args.processes == 2
-    if netem:
+    uses_netem = args.netem and args.device == "cpu" and args.processes == 2
+    if uses_netem:
         probe = ["sh", "batch/netem.sh", "0", "works"]
-        netem = subprocess.run(probe, capture_output=True).returncode == 0
+        uses_netem = subprocess.run(probe, capture_output=True).returncode == 0
     runs = []
     for accumulate in (1, 4):
         for delay in args.delays:
@@ -131,7 +139,7 @@ def study_delay(args: argparse.Namespace) -> list[Run]:
             )
             name = f"delay-{delay}-accumulate-{accumulate}"
             run = Run(name, "ddp", args.processes, flags)
-            if netem:
+            if uses_netem:
                 run.flags += " --netem"
                 run.prefix = f"sh batch/netem.sh {delay}"
             runs.append(run)
@@ -160,42 +168,56 @@ def shape(args: argparse.Namespace, layers: int, d_model: int, d_ff: int) -> str
 
 def read_flags() -> argparse.Namespace:
     """Returns the study's flags; `passed_on`: those for the training script."""
-    settings = {
+    parser_settings = {
         "formatter_class": argparse.RawDescriptionHelpFormatter,
         "allow_abbrev": False,  # else a study would take some flags of the training script
     }
-    parser = argparse.ArgumentParser(description=__doc__, **settings)
+    parser = argparse.ArgumentParser(description=__doc__, **parser_settings)
     subparsers = parser.add_subparsers(dest="study", metavar="STUDY", required=True)
-    add = {}
     for name, study in STUDIES.items():
         doc = study.__doc__.replace("\n    ", "\n")
         subparser = subparsers.add_parser(
-            name, help=doc.splitlines()[0], description=doc, **settings
+            name, help=doc.splitlines()[0], description=doc, **parser_settings
         )
-        add[name] = subparser.add_argument
-        add[name]("--data", default="phrasebook", help="corpus [phrasebook]")
-        add[name]("--pretrained", default="", help="folder of weights to begin with")
-        add[name]("--label", default="", help="to classify: column of a table with the class")
-        add[name]("--device", choices=("cpu", "cuda"), default="cpu", help="[cpu]")
-        add[name]("--name", default=f"study-{name}", help=f"folder in logs/ [study-{name}]")
-        if name != "processes":
-            add[name]("--processes", type=int, default=2, help="of each run [2]")
-    numbers = {"type": int, "nargs": "+", "metavar": "N"}
-    add["processes"]("--processes", **numbers, default=[1, 2, 4], help="[1 2 4]")
-    add["processes"]("--steps", type=int, default=60, help="of each run [60]")
-    add["batch-size"]("--batches", **numbers, help="sizes, in tokens or examples")
-    add["batch-size"]("--tokens", type=int, default=160_000, help="of each run [160000]")
-    add["batch-size"]("--examples", type=int, default=16_000, help="of each run [16000]")
-    add["learning-rate"]("--rates", nargs="+", metavar="LR", help="peak learning rates")
-    add["learning-rate"]("--epochs", type=int, default=5, help="of each run [5]")
-    delays = ["0", "1", "10", "50", "100"]
-    add["delay"]("--delays", nargs="+", metavar="MS", default=delays, help="[0 1 10 50 100]")
-    add["delay"]("--steps", type=int, default=80, help="micro-batches of each run [80]")
-    add["delay"]("--no-netem", dest="netem", action="store_false", help="use --delay-ms")
+        add_common_flags(subparser, name)
+        add_own_flags(subparser, name)
     args, args_passed_on = parser.parse_known_args()
     args.passed_on = args_passed_on
     args.name = args.name.removeprefix("logs/")
     return args
+
+
+def add_common_flags(parser: argparse.ArgumentParser, study: str) -> None:
+    """Adds the flags that all studies have."""
+    add = parser.add_argument
+    add("--data", default="phrasebook", help="corpus [phrasebook]")
+    add("--pretrained", default="", help="folder of weights to begin with")
+    add("--label", default="", help="to classify: column of a table with the class")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="[cpu]")
+    add("--name", default=f"study-{study}", help=f"folder in logs/ [study-{study}]")
+    if study != "processes":
+        add("--processes", type=int, default=2, help="of each run [2]")
+
+
+def add_own_flags(parser: argparse.ArgumentParser, study: str) -> None:
+    """Adds the flags that only this study has."""
+    add = parser.add_argument
+    if study == "processes":
+        numbers = [1, 2, 4]
+        add("--processes", type=int, nargs="+", metavar="N", default=numbers, help="[1 2 4]")
+        add("--steps", type=int, default=60, help="of each run [60]")
+    elif study == "batch-size":
+        add("--batches", type=int, nargs="+", metavar="N", help="sizes, in tokens or examples")
+        add("--tokens", type=int, default=160_000, help="of each run [160000]")
+        add("--examples", type=int, default=16_000, help="of each run [16000]")
+    elif study == "learning-rate":
+        add("--rates", nargs="+", metavar="LR", help="peak learning rates")
+        add("--epochs", type=int, default=5, help="of each run [5]")
+    elif study == "delay":
+        delays = ["0", "1", "10", "50", "100"]
+        add("--delays", nargs="+", metavar="MS", default=delays, help="[0 1 10 50 100]")
+        add("--steps", type=int, default=80, help="micro-batches of each run [80]")
+        add("--no-netem", dest="netem", action="store_false", help="use --delay-ms")
 
 
 def find_command(args: argparse.Namespace, run: Run) -> list[str]:
@@ -214,7 +236,7 @@ def find_command(args: argparse.Namespace, run: Run) -> list[str]:
 
 
 def stop(number: int, _frame) -> None:
-    """Answers a signal: ends the study, once the current run has saved."""
+    """Handles a signal: ends the study, once the current run has saved."""
     for other in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(other, signal.SIG_IGN)
     sys.exit(128 + number)

@@ -1,8 +1,9 @@
-"""The Classifier: an encoder, a pooling and a choice among classes, for texts or for images.
+"""The Classifier: an encoder, a pooling and a classification head, for texts or images.
 
-model = Classifier(ClassifierConfig(classes=4, vocab_size=8000))
-loss, nll = model(ids, label, weight)                  # sums over the batch's examples
-logits = model(ids)                                    # (batch, classes)
+Example:
+    model = Classifier(ClassifierConfig(classes=4, vocab_size=8000))
+    loss, nll = model(ids, label, weight)              # sums over the batch's examples
+    logits = model(ids)                                # (batch, classes)
 """
 
 import math
@@ -94,7 +95,7 @@ class Classifier(nn.Module):
         return f"head.{len(self.head) - 1}"
 
     def layers(self) -> list[nn.Module]:
-        """The encoder's, in order of use: FSDP gathers one at a time."""
+        """Returns the encoder's layers in order of use; FSDP gathers one at a time."""
         return list(self.encoder)
 
     def embed(self, x: Tensor) -> Tensor:
@@ -170,7 +171,7 @@ class Classifier(nn.Module):
 
 
 def make_stem(config: ClassifierConfig) -> nn.Sequential:
-    """Returns two convolutions with max-pooling (Hassani et al., 2021), or nothing."""
+    """Returns two convolutions with max-pooling (Hassani et al., 2021), or an empty module."""
     if not config.stem_channels:
         return nn.Sequential()
     return nn.Sequential(

@@ -1,13 +1,15 @@
 """Labelled examples, texts or images, encoded on disk once and mapped by all processes.
 
-folder = prepare(corpus, corpus.checksum(), cache, tokenizer, max_length, transform, 8000)
-train = Texts(folder, "train")                         # or Images
-x, label, weight = train.batch(rows)
-weights = class_weights(train.labels, classes=4, alike=False)
-batches = ExampleBatches(train, batch_tokens, seed, batch_size, weights)
+Example:
+    folder = prepare(corpus, corpus.checksum(), cache, tokenizer, max_length, transform, 8000)
+    train = Texts(folder, "train")                     # or Images
+    x, label, weight = train.batch(rows)
+    weights = class_weights(train.labels, classes=4, balanced=False)
+    batches = ExampleBatches(train, batch_tokens, seed, batch_size, weights)
 """
 
 import json
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
@@ -24,8 +26,8 @@ from support.classification.labelled import Labelled, Reader, classes_of
 from support.classification.splits import hold_out
 from support.common.errors import UserError
 
-FORMAT = 5  # of the files: raise it where the same examples would be stored otherwise
-BLOCK = 1000  # texts encoded at a time: what is cut off a long one takes half a MiB
+FORMAT = 5  # of the files: increase it when the same examples are stored differently
+BLOCK = 1000  # texts encoded at a time; the part cut off a long one takes half a MiB
 BPE_TEXTS = 1_000_000  # enough to train a tokenizer on
 CHARACTERS_PER_TOKEN = 100  # hardly a token has more than a dozen
 
@@ -106,8 +108,8 @@ def encode_corpus(
 
 def train_tokenizer(read: Reader, count: int, vocab_size: int) -> str:
     """Returns a serialized byte-level BPE, on lower case: "Oil" and "oil" become one word."""
-    every = -(-count // BPE_TEXTS)  # rounded up
-    texts = (text for text, _ in islice(read(), 0, None, every))
+    stride = math.ceil(count / BPE_TEXTS)
+    texts = (text for text, _ in islice(read(), 0, None, stride))
     return BPE.train(texts, vocab_size, lower=True).serialized
 
 
@@ -268,12 +270,13 @@ def normalize(pixels: np.ndarray, transform: ImageTransform) -> torch.Tensor:
     return (torch.from_numpy(np.ascontiguousarray(pixels)).float() / 255 - mean) / std
 
 
-def class_weights(labels: np.ndarray, classes: int, alike: bool) -> np.ndarray:
-    """Returns the loss's factor for each class, (classes,): all 1.
+def class_weights(labels: np.ndarray, classes: int, balanced: bool) -> np.ndarray:
+    """Returns the factor of each class in the loss, (classes,).
 
-    If `alike`, the factors make all classes count as if they were equally frequent.
+    All factors are 1 unless `balanced`; then all classes count as if they were equally
+    frequent.
     """
-    if not alike:
+    if not balanced:
         return np.ones(classes)
     counts = np.bincount(labels, minlength=classes)
     return len(labels) / classes / np.maximum(counts, 1)
@@ -308,8 +311,7 @@ class ExampleBatches(Batches):
         self.crop = crop
         self.flip = flip
         self.token_dropout = token_dropout
-        # FSDP with bf16 rounds what goes into the model: so all scripts use the rounded
-        # weights.
+        # FSDP with bf16 rounds the model's inputs, so all scripts use the rounded weights.
         self.weights = torch.from_numpy(weights).bfloat16().float()
         self.moves = lru_cache(maxsize=1)(self.draw_moves)
 

@@ -1,6 +1,7 @@
 """Images as arrays of bytes: from files that Pillow reads, and from IDX files.
 
-read_image(Path("shirt.png"), ImageTransform(size=28, channels=1))      # (1, 28, 28)
+Example:
+    read_image(Path("shirt.png"), ImageTransform(size=28, channels=1))  # (1, 28, 28)
 """
 
 import gzip
@@ -32,9 +33,8 @@ class ImageTransform:
     channels: int = 3  # 1: grey
     resample: str = "bilinear"  # or "bicubic"
     crop: int = 0  # pixels a side of the centre that is cut out after resizing; 0: no crop
-    mean: list[float] = field(
-        default_factory=list
-    )  # of each channel, from 0 to 1; [] means 0.5
+    # Mean and standard deviation of each channel, from 0 to 1; [] means 0.5.
+    mean: list[float] = field(default_factory=list)
     std: list[float] = field(default_factory=list)
     square: bool = False  # whether both edges are resized to `size` before a crop
 
@@ -70,7 +70,7 @@ def read_image(path: Path, transform: ImageTransform) -> np.ndarray:
         ) from None
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except Exception as problem:  # a spoilt file makes Pillow raise exceptions of many types
+    except Exception as problem:  # a damaged file makes Pillow raise exceptions of many types
         reason = " ".join(str(problem).split())[:100]
         raise UserError(
             f"{path}: not a readable image of type {', '.join(FORMATS)} ({reason})"
@@ -101,9 +101,7 @@ def rotate_as_exif_says(image):
 def to_array(image, transform: ImageTransform) -> np.ndarray:
     """Returns a Pillow image as bytes, (channels, n, n). Transparency is ignored."""
     image_module = load_pillow()
-    if image.mode.startswith(
-        "I"
-    ):  # 16 bits a pixel, of which convert() would clip those over 255
+    if image.mode.startswith("I"):  # 16 bits a pixel: convert() would clip values over 255
         image = image_module.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     image = image.convert("L" if transform.channels == 1 else "RGB")
     if transform.crop and not transform.square:
@@ -152,7 +150,7 @@ def read_bytes(path: Path, count: int = -1) -> bytes:
 
 
 def idx_shape(path: Path, content: bytes, dimensions: int) -> list[int]:
-    """Returns the shape that the header of an IDX file says. Raises UserError."""
+    """Returns the shape in the header of an IDX file. Raises UserError."""
     header = 4 + 4 * dimensions  # bytes
     magic = bytes([0, 0, 8, dimensions])
     if content[:4] != magic or len(content) < header:
@@ -204,7 +202,7 @@ def shift_and_mirror(pixels: np.ndarray, moves: np.ndarray) -> np.ndarray:
     """Returns images, (n, channels, height, width), each shifted and perhaps mirrored.
 
     moves: (n, 3): pixels down, pixels to the right, and 1 if it is mirrored. What comes in from
-    outside is black.
+    outside the image is black.
     """
     height, width = pixels.shape[2:]
     out = np.zeros_like(pixels)
@@ -219,7 +217,7 @@ def shift_and_mirror(pixels: np.ndarray, moves: np.ndarray) -> np.ndarray:
 
 
 def shift_slices(shift: int, length: int) -> tuple[slice, slice]:
-    """Returns where the part of an edge that stays visible is after a shift, and before it."""
+    """Returns the part of an edge that stays visible: its place after a shift, and before."""
     after = slice(max(0, shift), length + min(0, shift))
     before = slice(max(0, -shift), length - max(0, shift))
     return after, before

@@ -1,8 +1,9 @@
 """Where labelled examples come from: AG News, Fashion-MNIST, the phrasebook, users' files.
 
-corpus = find_labelled("agnews")    # or fashion-mnist, kinds, a folder, a .csv, .tsv, .jsonl
-classes = classes_of(corpus)
-for text, name in corpus.parts["train"](): ...          # of images: (array, name)
+Example:
+    corpus = find_labelled("agnews")  # or fashion-mnist, kinds, a folder, a .csv, .tsv, .jsonl
+    classes = classes_of(corpus)
+    for text, name in corpus.parts["train"](): ...      # of images: (array, name)
 """
 
 import hashlib
@@ -199,7 +200,8 @@ def find_data(
     else:
         if size and not transform:
             corpus.transform = ImageTransform(size)
-        for part, path in (find_class_folders(folder) or {"train": folder}).items():
+        folders = find_class_folders(folder) or {"train": folder}
+        for part, path in folders.items():
             add_part(corpus, part, path, text, label)
     return corpus
 
@@ -256,8 +258,11 @@ def check_header(corpus: Labelled, counts: Counter) -> None:
     Its class occurs only once then, other classes more often. counts: the examples of each
     class in the training part.
     """
+    if not corpus.columns_by_position:
+        return
     first = next(iter(counts))  # the class of the first example
-    if not corpus.columns_by_position or counts[first] > 1 or max(counts.values()) == 1:
+    only_first_is_unique = counts[first] == 1 and max(counts.values()) > 1
+    if not only_first_is_unique:
         return
     if first.lower() in column_names(corpus.files[0]):  # else a header was passed over
         raise UserError(

@@ -22,7 +22,7 @@ def load_classifier(path: Path) -> tuple[Classifier, dict[str, Any]]:
     try:
         model = Classifier(ClassifierConfig(**saved["config"]))
         model.load_state_dict(checkpoint["model"])
-    except Exception as problem:  # a spoilt checkpoint raises exceptions of many types
+    except Exception as problem:  # a damaged checkpoint raises exceptions of many types
         raise UserError(
             f"{path}: not a complete checkpoint of a classifier ({first_line(problem)})"
         ) from problem

@@ -1,6 +1,7 @@
-"""Which examples of a labelled corpus are held out of training, to validate on.
+"""Holds out examples of a labelled corpus for validation.
 
-readers, count = hold_out(corpus)                      # of all parts; examples to train on
+Example:
+    readers, count = hold_out(corpus)  # readers of all parts; number of training examples
 """
 
 import zlib

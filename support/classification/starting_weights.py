@@ -1,4 +1,4 @@
-"""Published weights made to fit a corpus: its classes, its lengths, another pooling."""
+"""Adapts published weights to a corpus: its classes, its lengths, another pooling."""
 
 from dataclasses import replace
 
@@ -20,9 +20,9 @@ def adapt(
     were made for these classes. Raises UserError where they do not fit.
     """
     is_text = bool(tokenizer)
-    if bool(pretrained.config.patch) == is_text:
-        model_modality = "texts" if pretrained.config.patch == 0 else "images"
-        modality = "texts" if is_text else "images"
+    modality = "texts" if is_text else "images"
+    model_modality = "images" if pretrained.config.patch else "texts"
+    if model_modality != modality:
         raise UserError(
             f"--pretrained loads a model of {model_modality}, but {corpus} has {modality}"
         )
@@ -39,7 +39,8 @@ def adapt(
         weights["positions"] = weights["positions"][: args.max_length]
     last_layer = f"{model.last_layer}."
     order = order_of_classes(pretrained, args, classes)
-    for name in [name for name in weights if name.startswith(last_layer)]:
+    last_layer_names = [name for name in weights if name.startswith(last_layer)]
+    for name in last_layer_names:
         if order and max(order) < len(weights[name]):
             weights[name] = weights[name][order]
         else:

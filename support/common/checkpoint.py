@@ -6,7 +6,7 @@
     format      the version of this table
     step        optimizer steps done
     model       weights by name
-    task        all that is needed to use the model: its task's kind, its configuration, ...
+    task        all that is needed to use the model: its type of task, its configuration, ...
     flags       the flags of the run
     progress    seconds, tokens and examples so far, and the like
     optimizer   the optimizer's state; last.pt only
@@ -118,9 +118,9 @@ def find_checkpoint(path: Path | None, task_type: str) -> Path:
     checkpoint = load(path)
     if "sharded" in checkpoint:
         raise UserError(f"{path}: its weights are sharded; use best.pt in the same folder")
-    found_type = checkpoint["task"].get("kind")
-    if found_type != task_type and found_type in SCRIPTS:
-        script = SCRIPTS[found_type]
+    saved_type = checkpoint["task"].get("kind")
+    if saved_type != task_type and saved_type in SCRIPTS:
+        script = SCRIPTS[saved_type]
         raise UserError(
             f"{path}: not a model for {task_type}; use python {script} --checkpoint {path}"
         )

@@ -24,7 +24,9 @@ from model import Attention, Transformer, scaled_dot_product
 Model = TypeVar("Model", bound=nn.Module)
 
 # Parameters of mallopt, from glibc's malloc.h.
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+M_TRIM_THRESHOLD = -1
+M_TOP_PAD = -2
+M_MMAP_THRESHOLD = -3
 
 
 def configure_backends() -> None:

@@ -21,7 +21,10 @@ def prompt(greeting: str, question: str, answer: Callable[[str], str]) -> None:
     if isinstance(sys.stdin, io.TextIOWrapper):  # `readable` replaces what is not UTF-8
         sys.stdin.reconfigure(errors="surrogateescape")
     try:
-        while (line := input(question)).strip() != "q":
+        while True:
+            line = input(question)
+            if line.strip() == "q":
+                break
             if not line.strip():
                 continue
             try:

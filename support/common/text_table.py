@@ -1,6 +1,7 @@
 """Tables in the terminal.
 
-print(*aligned([["run", "BLEU"], ["a", "41.7"]]), sep="\n")
+Example:
+    print(*aligned([["run", "BLEU"], ["a", "41.7"]]), sep="\\n")
 """
 
 from itertools import zip_longest

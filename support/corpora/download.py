@@ -1,4 +1,4 @@
-"""Corpora that are fetched once, checked, and kept."""
+"""Downloads corpora once, checks their files, and keeps them."""
 
 import gzip
 import hashlib

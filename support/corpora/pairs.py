@@ -1,7 +1,8 @@
 """Where sentence pairs come from: the phrasebook, Multi30k, parallel files, tables, archives.
 
-corpus = find_corpus("multi30k")  # or "phrasebook", a PREFIX, a folder, a table, a .zip
-for german, english in corpus.parts["train"](): ...
+Example:
+    corpus = find_corpus("multi30k")  # or "phrasebook", a PREFIX, a folder, a table, a .zip
+    for german, english in corpus.parts["train"](): ...
 """
 
 import hashlib
@@ -25,8 +26,7 @@ PARTS = {
     "test": ["test_2016_flickr", "test"],
 }
 
-# Elliott et al., 2016, for non-commercial research. Of each file: its size in bytes, its
-# SHA-256.
+# Elliott et al., 2016, for non-commercial research: size in bytes and SHA-256 of each file.
 MULTI30K_URL = (
     "https://raw.githubusercontent.com/multi30k/dataset/"
     "a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/"
@@ -126,10 +126,7 @@ def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
 
 
 def own_name(path: Path, built_in: tuple[str, ...]) -> str:
-    """Returns the name of a user's corpus, but none of `built_in`.
-
-    Those have settings of their own.
-    """
+    """Returns the name of a user's corpus: never one of `built_in`, which have own settings."""
     name = path.resolve().name.split(".")[0]
     if name in built_in:
         name += "-file"

@@ -1,6 +1,7 @@
 """Lines of text files, and rows of tables: .tsv, .csv, and .jsonl with a JSON object a line.
 
-for number, (german, english) in read_columns(Path("pairs.tsv"), ["de", "en"]): ...
+Example:
+    for number, (german, english) in read_columns(Path("pairs.tsv"), ["de", "en"]): ...
 """
 
 import csv
@@ -55,8 +56,8 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
 def blocks(items: Iterable, size: int) -> Iterator[list]:
     """Yields lists of `size` items, the last one shorter.
 
-    If `items` raises UserError, what came before it is yielded first: a bad line in a file
-    costs the answers to none of the lines above it.
+    If `items` raises UserError, the items before it are yielded first, so that the lines above
+    a bad line of a file are still processed.
     """
     block = []
     try:

@@ -1,4 +1,4 @@
-"""Which task a corpus is for, by the names of its files: none is opened."""
+"""Finds out which task a corpus is for, from the names of its files alone."""
 
 from pathlib import Path
 
@@ -79,7 +79,7 @@ def folders_with_examples(folder: Path) -> list[Path]:
 def find_class_folders(folder: Path) -> dict[str, Path]:
     """Returns the folder of each part that has a folder for each class.
 
-    Beside train.de and train.en they are something else.
+    A folder that also has train.de and train.en is a corpus to translate.
     """
     by_name = {path.name.lower(): path for path in inner_folders(folder)}
     parts = {}

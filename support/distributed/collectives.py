@@ -13,7 +13,7 @@ def all_gather_objects(value: Any) -> list[Any]:
 
 
 def broadcast_object(value: Any) -> Any:
-    """Returns the value of rank 0, whatever the other ranks give."""
+    """Returns the value of rank 0; those of other ranks are ignored."""
     values = [value]
     dist.broadcast_object_list(values)
     return values[0]

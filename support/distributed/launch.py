@@ -43,20 +43,20 @@ CONNECT_TIMEOUT = timedelta(minutes=1)  # enough: the store was there before the
 MAX_PROCS_BY_DEFAULT = 8
 MIN_TOKENS_PER_PROC = 512
 MAX_PROCS_PER_CORE = 4
-KILL_AFTER = 2  # seconds between a first signal and a second one that does not wait any longer
+KILL_AFTER = 2  # seconds after the first signal, from which on another one kills
 
 # --- What every process does ------------------------------------------------------------------
 
 
 class ThisProcess:
-    """What the launcher knows of this process, for `rank_0_first`."""
+    """The rank and the store of this process, which `rank_0_first` uses."""
 
     rank = 0
     store: dist.Store  # of this start: see support/distributed/rendezvous.py
 
 
 def run(train: Train, rank: int, world_size: int, store: dist.Store, args) -> None:
-    """Calls `train` in this process, with all around it that is not training."""
+    """Sets up this process, calls `train`, and destroys its process group."""
     ThisProcess.rank = rank
     ThisProcess.store = store
     configure_backends()
@@ -113,7 +113,7 @@ def exit_on_signal(number: int, _frame) -> None:
 
 @contextmanager
 def one_process_reports(rank: int):
-    """Has an error that all processes meet printed by the first process of each node.
+    """Lets the first process of each node print an error that all processes raise.
 
     The others wait until torchrun, or `spawn`, ends them. Rank 0 waits a second, too: the
     others still read from the store, which ends with it.
@@ -156,8 +156,8 @@ def spawn(train: Train, command_line: CommandLine) -> None:
     # Threads that wait for each other soon sleep. Spinning, they would keep cores from the
     # threads that they wait for: many times slower where other work shares the cores.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    # Until all have started, a signal waits: in the new processes, which inherit the mask; here
-    # it is noted as well, because the mask is one thread's, and libraries have started others.
+    # Signals are blocked until all processes have started; the new ones inherit the mask. The
+    # mask holds for this thread only. A signal that reaches another thread is noted in `early`.
     early: list[int] = []
     Signals.handle(lambda number, _: early.append(number))
     resource_tracker.ensure_running()  # now, because starting it unblocks signals
@@ -169,8 +169,9 @@ def spawn(train: Train, command_line: CommandLine) -> None:
 def number_of_processes(args) -> int:
     """Returns how many processes train, and sets the threads of each. Raises UserError.
 
-    By default one a core: its one thread waits for no other inside an operation. With more than
-    8, or with few tokens for each, exchanging costs more than it brings.
+    The default is one process for each core, with one thread, which never waits for others
+    inside an operation. With more than 8 processes, or with few tokens for each, the exchange
+    would cost more time than another process saves.
     """
     cores = available_cores()
     procs = args.procs
@@ -226,9 +227,10 @@ def forward_signals(workers: mp.ProcessContext, early: list[int]) -> list[int]:
         received.append(number)
         times.append(time.monotonic())
         was_asked_before = times[-1] - times[0] > KILL_AFTER
+        signal_to_send = signal.SIGKILL if was_asked_before else number
         for process in workers.processes:
             if process.is_alive():
-                os.kill(process.pid, signal.SIGKILL if was_asked_before else number)
+                os.kill(process.pid, signal_to_send)
 
     Signals.handle(forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
@@ -239,7 +241,7 @@ def forward_signals(workers: mp.ProcessContext, early: list[int]) -> list[int]:
 
 def report_failure(problem: Exception, exit_codes: list[int | None], folder: str) -> None:
     """Exits with a line that says which process has died, and how the run goes on."""
-    if 2 in exit_codes:  # that process has said why
+    if 2 in exit_codes:  # that process has printed its error
         sys.exit(2)
     message = str(problem)
     if -signal.SIGKILL in exit_codes:
@@ -302,7 +304,7 @@ def run_under_torchrun(
     rank: int,
     world_size: int,
 ) -> None:
-    """Has the processes of this start meet and agree, and calls `train`."""
+    """Connects the processes of this start, agrees on the settings, and calls `train`."""
     timeout = command_line.given.get("timeout", command_line.settings.timeout)
     if timeout < 1:
         raise UserError(f"--timeout {timeout}: it must be at least 1")

@@ -1,4 +1,4 @@
-"""How processes meet, check that they train the same thing, and find out which has died.
+"""How processes connect, compare their settings, and find out which of them has died.
 
 Processes exchange short texts through a key-value store (dist.Store) before there is a process
 group, and after one of them was lost.
@@ -150,22 +150,21 @@ def restart_store(
 ) -> dist.Store:
     """Returns a part of torchrun's store for this start, without keys of a start that failed.
 
-    torchrun counts restarts differently on each node. So rank 0 invents a name for the start,
-    and tells it to each process that asks, under a key that only that process knows. A process
-    that died may have asked before: then another one asks under the same rank. Raises
-    UserError.
+    torchrun counts restarts differently on each node. So rank 0 chooses a name for the start,
+    and answers each process's request under a key that only this process knows. The request of
+    a process that has died is replaced by that of its successor. Raises UserError.
     """
     own_key = uuid.uuid4().hex
-    torchrun_store.set(f"asks/{rank}", own_key)
+    torchrun_store.set(f"request/{rank}", own_key)
     if rank > 0:
         try:
-            torchrun_store.wait([f"told/{own_key}"], timedelta(seconds=timeout))
+            torchrun_store.wait([f"start/{own_key}"], timedelta(seconds=timeout))
         except dist.DistStoreError:
             raise UserError(
                 f"process 0 of {world_size} has not started within {timeout} seconds "
                 f"(--timeout)"
             ) from None
-        name = torchrun_store.get(f"told/{own_key}").decode()
+        name = torchrun_store.get(f"start/{own_key}").decode()
         store = dist.PrefixStore(name, torchrun_store)
         store.set(f"joined/{rank}", "")
         return store
@@ -179,16 +178,16 @@ def restart_store(
                 f"within {timeout} seconds (--timeout)"
             )
         for other in missing:
-            if torchrun_store.check([f"asks/{other}"]):
-                key = torchrun_store.get(f"asks/{other}").decode()
-                torchrun_store.set(f"told/{key}", own_key)
+            if torchrun_store.check([f"request/{other}"]):
+                key = torchrun_store.get(f"request/{other}").decode()
+                torchrun_store.set(f"start/{key}", own_key)
         time.sleep(0.02)
         missing = [other for other in missing if not store.check([f"joined/{other}"])]
     return store
 
 
 def open_port(store: dist.Store, rank: int) -> dist.TCPStore | None:
-    """Has `dist.init_process_group` meet at a new port of rank 0's host.
+    """Makes `dist.init_process_group` use a new port of rank 0's host.
 
     torchrun's own port serves all starts of a run; the process group of a start that failed has
     left its keys there. Returns what has to be kept in rank 0 while the group is made.
@@ -210,7 +209,7 @@ def open_port(store: dist.Store, rank: int) -> dist.TCPStore | None:
 
 @contextmanager
 def name_lost_processes(store: dist.Store, rank: int, world_size: int):
-    """If one of the processes dies, names it: the one that does not write to the store."""
+    """Raises UserError that names the lost processes if an exchange in the block fails."""
     try:
         yield
     except RuntimeError as problem:

@@ -42,7 +42,8 @@ def stop_requested() -> bool:
         Signals.handle(Signals.note)
         Signals.are_noted = True
     parent_died = os.getppid() != Signals.parent
-    requests = torch.tensor(int(bool(Signals.received) or parent_died))
+    is_asked = Signals.received != 0 or parent_died
+    requests = torch.tensor(1 if is_asked else 0)
     dist.all_reduce(requests)
     Signals.run_stopped = bool(requests)
     return Signals.run_stopped

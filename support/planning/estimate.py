@@ -251,7 +251,9 @@ class Estimate:
             links.append(self.hardware.node_bandwidth)
         if nodes > 1:
             network = self.hardware.network_bandwidth(self.per_node)
-            links.append(network / self.per_node if among == "across" else network)
+            if among == "across":  # the processes of a node share it
+                network /= self.per_node
+            links.append(network)
         if not links:
             return 0.0
         sent = (processes - 1) / processes * size

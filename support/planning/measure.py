@@ -7,6 +7,7 @@ they share caches and memory; all of them exchange.
 """
 
 import json
+import math
 import os
 import re
 import statistics
@@ -118,7 +119,7 @@ def time_exchanges(timings: Timings, processes: int, unit: int) -> None:
     """Adds the exchanges to `timings`; unit: numbers in the largest unit that FSDP gathers."""
     small = torch.zeros(4)
     large = torch.zeros(EXCHANGED)
-    shard = torch.zeros(-(-unit // processes))  # rounded up
+    shard = torch.zeros(math.ceil(unit / processes))
     whole = torch.zeros(len(shard) * processes)
     copy = torch.zeros_like(whole)
 

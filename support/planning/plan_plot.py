@@ -57,7 +57,8 @@ def plot_mode(panels: list[Axes], mode: str, estimates: list[Estimate]) -> None:
     mfu = [100 * estimate.mfu for estimate in fitting]
     exchange = [100 * estimate.exchange / estimate.seconds for estimate in fitting]
     color, marker = MODE_STYLES[mode]
-    for axes, x, y in zip(panels, (all_gpus, gpus, gpus, gpus), (memory, speed, mfu, exchange)):
+    lines = [(all_gpus, memory), (gpus, speed), (gpus, mfu), (gpus, exchange)]
+    for axes, (x, y) in zip(panels, lines):
         axes.plot(x, y, color=color, marker=marker, label=MODE_NAMES[mode])
 
 

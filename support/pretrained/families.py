@@ -19,8 +19,7 @@ class Family:
 
 
 # Where the file has two modules for one of ours, both names are given: ours is their
-# concatenation. "#" is the prefix of a layer: "encoder.N." here, "encoder.layer.N." in the
-# file.
+# concatenation. "#" stands for a layer: "encoder.N." here, "encoder.layer.N." in the file.
 BERT = {
     "embedding": "embeddings.word_embeddings",
     "norm": "embeddings.LayerNorm",

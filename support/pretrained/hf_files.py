@@ -28,11 +28,13 @@ def as_user_error(message: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as problem:  # spoilt files raise exceptions of many types
+    except Exception as problem:  # damaged files raise exceptions of many types
         reason = str(problem)
         if isinstance(problem, KeyError):
             reason = f"there is no {problem}"
-        reason = " ".join(reason.split()).split(". ")[0] or type(problem).__name__
+        one_line = " ".join(reason.split())
+        first_sentence = one_line.split(". ")[0]
+        reason = first_sentence or type(problem).__name__
         raise UserError(f"{message} ({reason[:200]})") from problem
 
 

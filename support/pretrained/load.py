@@ -1,8 +1,11 @@
 """Loads the weights of a Hugging Face folder for a Classifier.
 
-pretrained = load_pretrained("FOLDER", classes=4)   # BERT, RoBERTa, DistilBERT, ViT, DeiT,
-DINOv2 model = Classifier(pretrained.config) initialize(model, seed=1)                    # for
-the parameters that pretrained.new names model.load_state_dict(pretrained.weights, strict=False)
+    pretrained = load_pretrained("FOLDER", classes=4)
+    model = Classifier(pretrained.config)
+    initialize(model, seed=1)  # for the parameters in pretrained.new
+    model.load_state_dict(pretrained.weights, strict=False)
+
+The folder holds a BERT, RoBERTa, DistilBERT, ViT, DeiT or DINOv2.
 """
 
 from dataclasses import dataclass, replace

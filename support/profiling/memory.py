@@ -1,4 +1,4 @@
-"""What a process holds in memory and sends while it trains: counted, and by the formula."""
+"""The memory of a training process and the bytes that it sends: counted, and by formula."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,7 +20,8 @@ def local_tensor(tensor: Tensor) -> Tensor:
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Returns the bytes that tensors occupy. A storage that several share counts once."""
     storages = [local_tensor(tensor).untyped_storage() for tensor in tensors]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    bytes_by_address = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return sum(bytes_by_address.values())
 
 
 class MemoryCounter:
@@ -130,10 +131,10 @@ def formula(model: Any, micro_batches: int, precision: str, world_size: int) -> 
     prefetches it as if the backward pass came to it.
     """
     layers = model.layers()
-    num_frozen = sum(not next(layer.parameters()).requires_grad for layer in layers)
+    frozen = [layer for layer in layers if not next(layer.parameters()).requires_grad]
     gathered_twice = {
         id(weight)
-        for layer in layers[max(0, num_frozen - 1) :]
+        for layer in layers[max(0, len(frozen) - 1) :]
         for weight in layer.parameters()
     }
     gathered_width = 2 if precision == "bf16" else 4  # bytes of a number

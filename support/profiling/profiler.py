@@ -1,12 +1,12 @@
-"""What --profile leaves in logs/RUN/: a few steps of every rank, recorded by torch.profiler.
+"""Records a few steps of every rank with torch.profiler, for --profile, in logs/RUN/.
 
     trace-rank0.json.gz ...   all that a rank recorded, for https://ui.perfetto.dev
     step.csv, step.png        one of the steps: what each process did, and what was exchanged
     profile.json              memory, and bytes sent in that step: counted, and by the formula
     memory.png                a plot of the memory
 
-On several nodes, who waits for whom is only as right as their clocks agree. Without --profile,
-none of this code is imported.
+On several nodes, the times of waiting are only as exact as the nodes' clocks agree. Without
+--profile, none of this code is imported.
 """
 
 import gzip

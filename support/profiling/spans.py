@@ -52,7 +52,8 @@ def combine(steps: list[Step]) -> list[Span]:
         for lane, intervals in lanes.items():
             for activity, start, end, unit, size in intervals:
                 if start < end:
-                    begin, seconds = (start - zero) / 1e9, (end - start) / 1e9
+                    begin = (start - zero) / 1e9
+                    seconds = (end - start) / 1e9
                     spans.append(Span(rank, lane, activity, unit, begin, seconds, size))
     return spans
 
@@ -120,7 +121,7 @@ def write_spans(spans: list[Span], step: int, path: Path) -> None:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["step", *Span._fields])
         for span in spans:
-            times = f"{span.start:.6f}", f"{span.seconds:.6f}"
+            times = [f"{span.start:.6f}", f"{span.seconds:.6f}"]
             table.writerow([step, *span[:4], *times, span.bytes])
 
 

@@ -123,11 +123,13 @@ def draw_lanes(axes, spans: list[Span]) -> None:
             edgecolor="black",
             linewidth=0.2,
         )
-    places, labels = [], []
+    places = []
+    labels = []
     for process in sorted({span.process for span in spans}):
         for name, lane in LANES.items():
             places.append(process + lane.top + lane.height / 2)
-            labels.append(f"process {process}  {name}" if name == "computing" else name)
+            label = f"process {process}  {name}" if name == "computing" else name
+            labels.append(label)
     axes.set_yticks(places, labels)
     axes.tick_params(axis="y", length=0, labelsize=6)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -155,13 +157,14 @@ def label_exchanges(axes, spans: list[Span], inch: float) -> None:
     labelled = labelled_exchanges(spans, inch)
     turned = are_turned(labelled, inch)
     for span in labelled:
-        words = (
-            [span.unit, format_bytes(span.bytes)] if span.unit else [format_bytes(span.bytes)]
-        )
+        text = format_bytes(span.bytes)
+        if span.unit:
+            separator = " " if turned else "\n"
+            text = span.unit + separator + text
         axes.text(
             middle(span),
             span.process + 0.87,
-            " ".join(words) if turned else "\n".join(words),
+            text,
             fontsize=5,
             ha="center",
             va="top",

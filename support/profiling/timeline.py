@@ -1,6 +1,7 @@
 """Finds one step of one rank in what torch.profiler has recorded of it.
 
-step = find_step(read_events(trace), 8, world_size)    # trace: a Chrome trace, as a dict
+Example:
+    step = find_step(read_events(trace), 8, world_size)  # trace: a Chrome trace, as a dict
 """
 
 import math

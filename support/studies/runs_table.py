@@ -264,7 +264,7 @@ def curves(logs: dict[str, list[Row]], x: str, y: str) -> Lines:
     return lines
 
 
-def alike(runs: list[Row], x: str, settings: list[str]) -> dict[str, list[Row]]:
+def comparable_groups(runs: list[Row], x: str, settings: list[str]) -> dict[str, list[Row]]:
     """Returns groups of runs that differ in x but in no other setting.
 
     Each is named after the settings in which it differs from other groups.
@@ -293,9 +293,9 @@ def compare(runs: list[Row], x: str, y: str) -> Lines:
     """
     column = speed_column(runs) if y in ("speed_up", "efficiency") else y
     runs = measured(runs, column)
-    groups = alike(runs, x, list(SETTINGS))
+    groups = comparable_groups(runs, x, list(SETTINGS))
     if not groups:
-        groups = alike(runs, x, ["mode", "study", "accumulate"])
+        groups = comparable_groups(runs, x, ["mode", "study", "accumulate"])
     lines: Lines = {}
     for label, group in groups.items():
         line = {}

@@ -60,13 +60,14 @@ class CommandLine:
         if given.get("resume") or (is_there and not given.get("benchmark")):
             checkpoint = load_run(folder, sharded="sharded" in flags_of(self.settings))
         if checkpoint and given.get("resume"):
-            flags, config = self.resumed(given, checkpoint["flags"]), ""
-            asked = given
+            flags = self.flags_of_resumed_run(given, checkpoint["flags"])
+            config = ""
+            requested = given
         else:
-            flags, config = self.begun(given, checkpoint)
-            asked = flags
+            flags, config = self.flags_of_new_run(given, checkpoint)
+            requested = flags
         if checkpoint:
-            refuse_changes(self.settings, asked, checkpoint["flags"], folder)
+            refuse_changes(self.settings, requested, checkpoint["flags"], folder)
         args = self.settings(**flags)
         args.saved = checkpoint["task"] if checkpoint else None
         args.base_config = config
@@ -91,7 +92,9 @@ class CommandLine:
             in_file["batch_size"] = 0
         return in_file | given
 
-    def resumed(self, given: dict[str, Any], stored: dict[str, Any]) -> dict[str, Any]:
+    def flags_of_resumed_run(
+        self, given: dict[str, Any], stored: dict[str, Any]
+    ) -> dict[str, Any]:
         """Returns all flags of a run that goes on. stored: those it began with."""
         known = flags_of(self.settings)
         kept = {
@@ -103,7 +106,7 @@ class CommandLine:
             kept["steps"] = 0
         return defaults_of(self.settings) | kept | given
 
-    def begun(
+    def flags_of_new_run(
         self, given: dict[str, Any], checkpoint: dict | None
     ) -> tuple[dict[str, Any], str]:
         """Returns all flags of a new run, or of one that --name names; and its config."""
@@ -119,7 +122,8 @@ class CommandLine:
         flags |= given
         if flags["pretrained"]:
             self.refuse_shape(given)
-        return flags, f"configs/{path.name}" if path else ""
+        config = f"configs/{path.name}" if path else ""
+        return flags, config
 
     def refuse_shape(self, given: dict[str, Any]) -> None:
         """Raises UserError for flags that give published weights another shape."""
@@ -194,17 +198,17 @@ def find_folder(given: dict[str, Any], restarted: str) -> Path:
 
 
 def refuse_changes(
-    settings: type[Settings], asked: dict[str, Any], stored: dict[str, Any], folder: Path
+    settings: type[Settings], requested: dict[str, Any], stored: dict[str, Any], folder: Path
 ) -> None:
     """Raises UserError for a flag that would make a run that goes on another run."""
     for name, field in flags_of(settings).items():
-        if name not in asked or field.metadata["changeable"]:
+        if name not in requested or field.metadata["changeable"]:
             continue
         before = stored.get(name, field.default)  # a flag may be newer than the run
-        if asked[name] != before:
+        if requested[name] != before:
             shown = "none" if before == "" else before
             raise UserError(
-                f"{option(name)} {asked[name]}: {folder} was started with {shown}; "
+                f"{option(name)} {requested[name]}: {folder} was started with {shown}; "
                 f"--resume {folder} remembers a run's flags"
             )
 

@@ -1,4 +1,4 @@
-"""Learning rate and seed as functions of the step; the groups of weights that learn."""
+"""Learning rate and seed as functions of the step; the optimizer's parameter groups."""
 
 import math
 

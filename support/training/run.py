@@ -44,7 +44,7 @@ class EpochSums:
 
 @dataclass
 class Progress:
-    """How far a run has come. It travels in the checkpoint."""
+    """The progress of a run. Its checkpoints hold it."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -53,9 +53,7 @@ class Progress:
     best: list[float] = field(default_factory=lambda: [-math.inf, -math.inf])
     since_best: int = 0  # evaluations since the best one
     epoch: EpochSums = field(default_factory=EpochSums)
-    evaluated: dict[str, float] = field(
-        default_factory=dict
-    )  # the last evaluation of the epoch
+    evaluated: dict[str, float] = field(default_factory=dict)  # last evaluation of the epoch
     epochs: list[dict[str, Any]] = field(default_factory=list)  # a record of each that is done
     wandb_id: str = ""
 
@@ -84,9 +82,8 @@ class Run:
         self.columns = [*COLUMNS, *(f"valid_{name}" for name in task.metrics)]
         self.progress = Progress()
         self.throughput = Throughput(peak_rate(args, rank, world_size))
-        self.unread: Tensor | None = (
-            None  # nll, and norms, of steps that were not read back yet
-        )
+        # Sums of nll and norm over the steps that were not read back yet.
+        self.unread: Tensor | None = None
         self.row: dict[str, Any] | None = None  # of metrics.csv, to be written
         self.bar: Any = None  # tqdm's
         self.log: MetricsLog | None = None
@@ -149,26 +146,30 @@ class Run:
 
     def restore_checkpoint(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
         """Restores last.pt in all ranks, and returns its step."""
-        found = None
-        step, progress, shards = 0, {}, ""
+        saved = None
+        step = 0
+        progress = {}
+        shards = ""
         if self.rank == 0:
-            found = checkpoint.load_run(self.folder, hasattr(self.args, "sharded"))
-            step = found["step"]
-            progress = found["progress"]
-            if "sharded" in found:
-                shards = str(self.folder / found["sharded"])
+            saved = checkpoint.load_run(self.folder, hasattr(self.args, "sharded"))
+            step = saved["step"]
+            progress = saved["progress"]
+            if "sharded" in saved:
+                shards = str(self.folder / saved["sharded"])
             if step > self.last:
                 raise UserError(f"{self.folder} is at step {step} already")
         step, progress, shards = broadcast_object((step, progress, shards))
         self.progress = Progress.load(progress)
-        weights.restore(model, optimizer, found, shards)
+        weights.restore(model, optimizer, saved, shards)
         self.stop_if_no_better(step)
         return step
 
     def load_published_weights(self, model: nn.Module, published: dict[str, Tensor]) -> None:
         """Loads the weights that the task brings along. The others stay random."""
-        state = weights.full_state_dict(model)
-        weights.load_full_state_dict(model, state | published if self.rank == 0 else None)
+        state: dict[str, Tensor] | None = weights.full_state_dict(model) | published
+        if self.rank > 0:  # only rank 0 has the other weights, and sends all of them
+            state = None
+        weights.load_full_state_dict(model, state)
 
     def begin_step(self) -> None:
         """Starts the clock of the next step."""
@@ -238,7 +239,8 @@ class Run:
         nll, norms = self.unread.tolist()
         self.unread = None
         if not math.isfinite(nll + norms):
-            self.refuse_step(step, "gradient" if math.isfinite(nll) else "loss")
+            quantity = "gradient" if math.isfinite(nll) else "loss"
+            self.refuse_step(step, quantity)
         self.progress.nll += nll
         self.progress.epoch.nll += nll
 

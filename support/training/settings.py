@@ -116,7 +116,7 @@ class ModelSettings:
     )
     pool: str = flag(
         "pretrained",
-        "for --pretrained: classify from the token that it does, or from the mean of all",
+        "for --pretrained: classify from the same token as these weights, or from the mean",
         choices=("pretrained", "mean"),
         task=CLASSIFY,
     )
@@ -148,7 +148,9 @@ class OptimizerSettings:
     head_lr: float = flag(
         0.0, "peak learning rate of a classifier's head; 0: --lr", (0, LARGE), task=CLASSIFY
     )
-    weight_decay: float = flag(0.0, "of AdamW; biases and norms never decay", (0, 1))
+    weight_decay: float = flag(
+        0.0, "weight decay of AdamW; biases and norms never decay", (0, 1)
+    )
     class_weights: bool = flag(
         False, "give all classes the same weight in the loss, also rare ones", task=CLASSIFY
     )
@@ -182,7 +184,7 @@ class SpeedSettings:
 
     precision: str = flag(
         "auto",
-        "of matrix multiplications; auto selects bf16 if the hardware supports it",
+        "precision of matrix products; auto selects bf16 if the hardware supports it",
         choices=("auto", "fp32", "bf16"),
         changeable=True,
     )
@@ -266,7 +268,7 @@ class RunSettings:
 
 @dataclass
 class Settings(RunSettings, SpeedSettings, OptimizerSettings, ModelSettings, CorpusSettings):
-    """All flags of a run, completed and checked; and what follows from them."""
+    """All flags of a run, completed and checked, and values that are derived from them."""
 
     DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "cuda")  # where the script can train
 

@@ -1,4 +1,4 @@
-"""What a run says at its beginning and its end: the weights it keeps, and how good they are."""
+"""The messages at the beginning and the end of a run, and the choice of its weights."""
 
 import csv
 import json

@@ -20,7 +20,7 @@ CONFIGS = ROOT / "configs"
 
 
 class Task(Protocol):
-    """What is trained, on which data, and how it is judged."""
+    """What is trained, on which data, and how it is evaluated."""
 
     weights: dict[str, Tensor] | None  # published weights to begin with, by name
 

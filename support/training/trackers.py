@@ -1,4 +1,4 @@
-"""Where the metrics go besides metrics.csv, if asked for: TensorBoard, Weights & Biases."""
+"""Sends the metrics to TensorBoard and Weights & Biases, if the flags ask for it."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from support.common.errors import UserError
 class Trackers:
     """The trackers of a run. A resumed run goes on in the records that it began.
 
-    After a crash, the steps since the checkpoint come again with the same values: TensorBoard
+    After a crash, the steps since the checkpoint are repeated with the same values: TensorBoard
     drops the first ones, W&B the second. W&B takes its key from the environment or from its own
     login.
     """

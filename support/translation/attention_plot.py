@@ -37,7 +37,8 @@ def draw_attention(model: Transformer, bpe: BPE, text: str, beam: int, path: str
         )
     device = next(model.parameters()).device
     src = torch.tensor([[*ids, EOS]], device=device)
-    [[(_, translation)]] = beam_search(model, src, beam)
+    hypotheses = beam_search(model, src, beam)[0]
+    _, translation = hypotheses[0]
     tgt_in = torch.tensor([[BOS, *translation]], device=device)
     weights = alignment(model, src, tgt_in)[0].float().cpu()  # (tgt, src)
     rows = find_words(bpe, [*translation, EOS])
@@ -50,8 +51,7 @@ def draw_attention(model: Transformer, bpe: BPE, text: str, beam: int, path: str
 def alignment(model: Transformer, src: Tensor, tgt_in: Tensor) -> Tensor:
     """Returns what each target position attends to in the last layer, mean over heads.
 
-    src: (batch, src) and tgt_in: (batch, tgt) ids. Returns (batch, tgt, src), each row of sum
-    1.
+    src: (batch, src) and tgt_in: (batch, tgt) ids. Returns (batch, tgt, src); rows sum to 1.
     """
     weights = []
 

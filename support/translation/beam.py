@@ -167,8 +167,7 @@ class Decoder:
         """src: (batch, src) ids; beam: the number of hypotheses of each sentence."""
         self.model = model
         memory, self.mask = model.encode(src)  # mask: (live, 1, 1, src)
-        # Of each layer, (live, src, 2 * d_model): all hypotheses of a sentence share its
-        # source.
+        # Of each layer, (live, src, 2 * d_model): the hypotheses of a sentence share it.
         self.source_kv = [layer.cross_attention.key_value(memory) for layer in model.decoder]
         # Of each layer, (live * beam, positions, 2 * d_model).
         self.past_kv = [kv.new_empty(len(src) * beam, 0, kv.shape[2]) for kv in self.source_kv]

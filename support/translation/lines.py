@@ -97,7 +97,9 @@ def join_pieces(pieces: list[list[Text]]) -> list[Text]:
     if len(pieces) == 1:
         return pieces[0]
     best = [texts[0] for texts in pieces]
-    return [(sum(score for score, _ in best), " ".join(text for _, text in best))]
+    score = sum(score for score, _ in best)
+    text = " ".join(text for _, text in best)
+    return [(score, text)]
 
 
 def printable(text: str) -> str:

@@ -1,7 +1,8 @@
 """Decoding with beam.py on all cores, in a process for each, or on a GPU.
 
-pool = Pool(models, beam=4, n_best=1, procs=2)
-answers = translate_lines(bpe, lines, max_tokens, pool.search)
+Example:
+    pool = Pool(models, beam=4, n_best=1, procs=2)
+    answers = translate_lines(bpe, lines, max_tokens, pool.search)
 """
 
 import atexit
