@@ -110,8 +110,8 @@ def test_checkpoints_in_parts_and_recomputed_activations(tmp_path, corpus_flags)
     done = go("ddp", 1, "--resume", "logs/parts", "--steps", "12")
     assert done.returncode != 0
     assert (
-        "error: logs/parts/last.pt: its weights are in sharded-0000008/; "
-        "train_fsdp.py goes on" in done.stderr
+        "error: logs/parts/last.pt: its weights are sharded, in sharded-0000008/; "
+        "resume it with train_fsdp.py" in done.stderr
     )
     done = go("fsdp", 2, "--resume", "logs/parts", "--steps", "12")
     assert done.returncode == 0, done.stderr

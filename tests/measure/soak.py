@@ -380,7 +380,7 @@ class Soak:
         if found := DIED.match(line):
             ranks = {int(rank) for rank in found[1].split(", ")}
             return ranks <= self.ranks and int(found[2]) == self.procs
-        if line.startswith("error: the processes have lost touch with each other ("):
+        if line.startswith("error: the processes have lost contact ("):
             # A process that was stopped says so, or the store has gone.
             return kind in (STOP, KILL_PARENT, KILL_NODE)
         if line == "error: torchrun has ended meanwhile":
