@@ -86,7 +86,7 @@ KILLED = re.compile(
 )
 NOT_WRITTEN = re.compile(
     r"error: logs/run\S*: (?:the checkpoint )?cannot be written .*?"
-    r"(; the one from before is whole)?$"
+    r"(; the previous one is intact)?$"
 )
 STOPPED = re.compile(
     r"stopped and saved at step (\d+); go on with: "
