@@ -162,7 +162,7 @@ def test_images_are_learnt_alike_by_all_pages(tmp_path, images):
     "corpus, cases",
     [
         ("table", [("cpu", 3, 2), ("fsdp", 2, 2), ("fsdp", 3, 1)]),
-        ("pictures", [("ddp", 3, 1), ("cpu", 2, 2)]),
+        ("images", [("ddp", 3, 1), ("cpu", 2, 2)]),
     ],
 )
 def test_more_processes_and_micro_batches(tmp_path, request, corpus, cases):
