@@ -9,6 +9,7 @@ from test_house import changed_lines
 
 DOCUMENTS = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     ROOT / "docs" / "lesson.md",
     ROOT / "support" / "README.md",
     *sorted((ROOT / "logs" / "reference").rglob("*.md")),
