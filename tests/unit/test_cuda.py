@@ -41,7 +41,8 @@ if "RANK" in os.environ:
         return make({"cuda": "cpu"}[device], shape, **kwargs)
 
     def set_device(device):
-        print(f"process {os.environ['RANK']} has {device}", flush=True)
+        # One write: what torchrun's processes print without a buffer can be interleaved.
+        os.write(1, f"process {os.environ['RANK']} has {device}\\n".encode())
 
     OnCPU().__enter__()
     torch.cuda.is_available = lambda: True
