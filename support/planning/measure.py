@@ -8,8 +8,6 @@ they share caches and memory; all of them exchange.
 
 import json
 import math
-import os
-import re
 import statistics
 import subprocess
 import sys
@@ -20,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -30,7 +29,7 @@ from support.common.errors import UserError
 from support.common.hardware import available_cores, matrix_rate, peak_memory
 from support.common.kernels import configure_backends, speed_up
 from support.common.paths import ROOT
-from support.distributed.rendezvous import store_on_loopback
+from support.distributed.rendezvous import connect, store_on_loopback
 from support.planning.estimate import ADAM_BYTES, HARDWARE, Estimate, Hardware
 from support.planning.footprint import FP32, TrainingStep
 
@@ -140,8 +139,8 @@ def time_exchanges(timings: Timings, processes: int, unit: int) -> None:
 def worker(rank: int, processes: int, port: int, step: TrainingStep, path: str) -> None:
     """Measures in one of the processes; rank 0 writes its Timings to `path`."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
     hour = timedelta(hours=1)  # a large model, while processes take turns on the cores
+    store = connect(port, hour)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes, timeout=hour)
     dist.barrier()
     timings = Timings()
@@ -152,7 +151,7 @@ def worker(rank: int, processes: int, port: int, step: TrainingStep, path: str) 
     if processes > 1:
         time_exchanges(timings, processes, max(step.units))
     if rank == 0:
-        Path(path).write_text(json.dumps(asdict(timings)))
+        Path(path).write_text(json.dumps(asdict(timings)), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -160,13 +159,14 @@ def worker(rank: int, processes: int, port: int, step: TrainingStep, path: str) 
 def take_timings(step: TrainingStep, processes: int) -> Timings:
     """Starts the processes and returns what rank 0 measured. Raises UserError."""
     store = store_on_loopback()
-    with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "timings.json"
         try:
-            mp.spawn(worker, (processes, store.port, step, file.name), nprocs=processes)
+            mp.spawn(worker, (processes, store.port, step, str(path)), nprocs=processes)
         except (mp.ProcessExitedException, mp.ProcessRaisedException) as problem:
             message = str(problem).strip().splitlines()[-1]  # the last line of a traceback
             raise UserError(f"--measure: {message[:200]} (out of memory?)") from problem
-        return Timings(**json.load(file))
+        return Timings(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def base_memory() -> float:
@@ -183,12 +183,7 @@ def print_base() -> None:
     """Trains a tiny model, and prints the peak memory in bytes."""
     torch.set_num_threads(1)
     time_computing(TINY)
-    peak = peak_memory() * 2**20
-    status = Path("/proc/self/status")
-    if status.exists():  # else the peak includes that of the process that started this one
-        kib = re.findall(r"VmHWM:\s*(\d+)", status.read_text())[0]
-        peak = int(kib) * 2**10
-    print(peak)
+    print(peak_memory() * 2**20)
 
 
 def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Hardware:
@@ -202,7 +197,7 @@ def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Ha
     fastest = step.flops / step.sentences / timings.peak_flops  # measured without --recompute
     sentence = max(fastest, sentence)
     overhead = max(0.0, timings.step - step.sentences * sentence)
-    machine_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine_memory = psutil.virtual_memory().total
     network = HARDWARE["cpu"]  # guesses: one machine cannot measure it
     hardware = Hardware(
         memory=machine_memory / processes,

@@ -134,6 +134,7 @@ def test_a_process_whose_parent_has_died_before_they_met_ends(monkeypatch, capfd
             processes.worker(0, None, Namespace(timeout=600), port, 2)
         for name, value in {
             "RANK": 0,
+            "LOCAL_RANK": 0,
             "WORLD_SIZE": 2,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,

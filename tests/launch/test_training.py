@@ -229,6 +229,8 @@ def alive(pids) -> set[int]:
         pytest.param(signal.SIGINT, False, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR2, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGXCPU, True, marks=pytest.mark.slow),
     ],
 )
 def test_ctrl_c_and_kill_save_say_so_and_leave_nobody_behind(running, number, whole_group):
