@@ -174,7 +174,7 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str | No
                 f"--max-length {max_length})"
             )
         meta["parts"][part] = counts
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
 
 def hold_out(read: Callable[[], Iterator[tuple[str, str]]], num_pairs: int) -> dict:
@@ -267,7 +267,7 @@ class Pairs:
     """One part of an encoded corpus, mapped from disk: all processes share the same memory."""
 
     def __init__(self, folder: Path, part: str):
-        meta = json.loads((folder / "meta.json").read_text())
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         self.num_pairs = meta["parts"][part]["pairs"]
         dtype = meta["parts"][part]["dtype"]
         self.sides = []

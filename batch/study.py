@@ -27,6 +27,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.common.errors import UserError, run_main
 from support.common.paths import LOGS
 
+# As in support/distributed/signals.py, which loads PyTorch. Windows has only the first two.
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+STOPPING = [signal.Signals[name] for name in NAMES if hasattr(signal, name)]
+
 
 @dataclass
 class Run:
@@ -51,7 +55,7 @@ def study_processes(args: argparse.Namespace) -> list[Run]:
     for mode in modes:
         for processes in args.processes:
             run = Run(f"{mode}-{processes}", mode, processes, flags)
-            if args.device == "cpu" and shutil.which("taskset"):
+            if sys.platform == "linux" and args.device == "cpu" and shutil.which("taskset"):
                 cores = sorted(os.sched_getaffinity(0))[:processes]
                 run.prefix = f"taskset -c {','.join(map(str, cores))}"
             runs.append(run)
@@ -124,7 +128,8 @@ def study_delay(args: argparse.Namespace) -> list[Run]:
     micro-batches of the same size and one exchange of gradients: a quarter of the waiting for
     the same sentences.
     """
-    uses_netem = args.netem and args.device == "cpu" and args.processes == 2
+    is_possible = sys.platform == "linux" and args.device == "cpu" and args.processes == 2
+    uses_netem = args.netem and is_possible
     if uses_netem:
         probe = ["sh", "batch/netem.sh", "0", "works"]
         uses_netem = subprocess.run(probe, capture_output=True).returncode == 0
@@ -237,19 +242,22 @@ def find_command(args: argparse.Namespace, run: Run) -> list[str]:
 
 def stop(number: int, _frame) -> None:
     """Handles a signal: ends the study, once the current run has saved."""
-    for other in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+    for other in STOPPING:
         signal.signal(other, signal.SIG_IGN)
     sys.exit(128 + number)
 
 
 def call(command: list[str]) -> int:
     """Runs a command and returns its exit status; stopping the study stops the command."""
+    program = shutil.which(command[0]) or command[0]  # Windows does not look in PATH first
     # In a process group of its own, so that Ctrl-C in the terminal does not reach it as well.
-    child = subprocess.Popen(command, process_group=0)
+    # On Windows it does, and `terminate` would not let the child save.
+    child = subprocess.Popen([program, *command[1:]], process_group=0)
     try:
         return child.wait()
     except SystemExit:
-        child.terminate()
+        if sys.platform != "win32":
+            child.terminate()
         child.wait()
         raise
 
@@ -259,7 +267,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
     folder = LOGS / args.name / run.name
     folder.mkdir(parents=True, exist_ok=True)
     command = find_command(args, run)
-    (folder / "command").write_text(shlex.join(command) + "\n")
+    (folder / "command").write_text(shlex.join(command) + "\n", encoding="utf-8")
     command = [*run.prefix.split(), *command]
     print(f"\n{args.name}: {shlex.join(command)}", flush=True)
     status = call(command)
@@ -275,7 +283,7 @@ def check_same_flags(args: argparse.Namespace, run: Run) -> None:
     folder = LOGS / args.name / run.name
     if not (folder / "config.json").exists():  # it did not begin to train
         return
-    before = (folder / "command").read_text().strip()
+    before = (folder / "command").read_text(encoding="utf-8").strip()
     if before != shlex.join(find_command(args, run)):
         raise UserError(f"{folder} was started as: {before}; pass --name for another study")
 
@@ -306,8 +314,8 @@ def train_and_plot(args: argparse.Namespace, runs: list[Run], task: int) -> None
 def main() -> None:
     args = read_flags()
     # "python" and "torchrun" are those of the Python that runs this script.
-    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for number in STOPPING:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, stop)
     runs = STUDIES[args.study](args)
@@ -320,7 +328,8 @@ def main() -> None:
     except SystemExit as end:
         print(f"{args.name} is stopped; started again, it goes on", file=sys.stderr)
         job = os.environ.get("SLURM_JOB_ID")
-        if job and end.code == 128 + signal.SIGUSR1:  # the time limit is near
+        is_near_limit = sys.platform != "win32" and end.code == 128 + signal.SIGUSR1
+        if job and is_near_limit:
             subprocess.run(["scontrol", "requeue", job])
         raise
 

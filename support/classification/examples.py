@@ -103,7 +103,7 @@ def encode_corpus(
             hint = "; pass one with --valid" if is_held_out and part == "valid" else ""
             raise UserError(f"{corpus.name}: the {part} part has no example{hint}")
         meta["parts"][part] = counts
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
 
 def train_tokenizer(read: Reader, count: int, vocab_size: int) -> str:
@@ -224,7 +224,8 @@ class Images:
     """One part of an encoded corpus of images; tokens: how many a model makes of an image."""
 
     def __init__(self, folder: Path, part: str, transform: ImageTransform, tokens: int):
-        shape = json.loads((folder / "meta.json").read_text())["parts"][part]["shape"]
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        shape = meta["parts"][part]["shape"]
         self.pixels = np.memmap(folder / f"{part}.pixels", np.uint8, "r").reshape(-1, *shape)
         self.labels = np.memmap(folder / f"{part}.labels", dtype=np.int32, mode="r")
         self.transform = transform

@@ -20,6 +20,7 @@ support/distributed/weights.py gathers the weights that are saved and distribute
 import os
 import pickle
 import shutil
+import sys
 import warnings
 from pathlib import Path
 
@@ -27,9 +28,11 @@ import torch
 from torch import Tensor
 
 from support.common.errors import UserError, first_line
+from support.common.files import replace
 from support.common.paths import LOGS
 
 FORMAT = 1
+CAN_MAP = sys.platform != "win32"  # where a file cannot be replaced while it is mapped
 FIELD_TYPES = {"step": int, "model": dict, "task": dict, "flags": dict, "progress": dict}
 SCRIPTS = {"translation": "translate.py", "classification": "classify.py"}  # by task type
 
@@ -50,7 +53,7 @@ def load(path: Path) -> dict:
     Raises UserError if the file cannot be read, may hold code, or is not a whole checkpoint.
     """
     try:
-        checkpoint = unpickle(path, mmap=True)
+        checkpoint = unpickle(path, mmap=CAN_MAP)
         check_fields(checkpoint)
         return checkpoint
     except OSError as problem:
@@ -87,7 +90,7 @@ def save(path: Path, checkpoint: dict) -> None:
             torch.save({"format": FORMAT} | checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
-        partial.rename(path)
+        replace(partial, path)
         folder = os.open(path.parent, os.O_RDONLY)  # the rename has to reach the disk, too
         os.fsync(folder)
         os.close(folder)

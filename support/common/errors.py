@@ -72,7 +72,7 @@ def ignore_closed_stdout():
 def run_main(main: Callable[[], None]) -> None:
     """Runs the main function of a script that only reads a model and prints."""
     if sys.stdin is None:  # the shell has closed it (<&-)
-        sys.stdin = open(os.devnull)  # noqa: SIM115  (open until the end)
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  (open until the end)
     with exit_on_user_error():
         try:
             with ignore_closed_stdout():

@@ -44,10 +44,10 @@ def cgroup_quota(cgroups: Path) -> int:
     """Returns the container's quota of CPU time in cores, rounded up; 0 without a quota."""
     try:
         if (cgroups / "cpu.max").exists():  # cgroups version 2
-            quota, period = (cgroups / "cpu.max").read_text().split()
+            quota, period = (cgroups / "cpu.max").read_text(encoding="utf-8").split()
         else:  # version 1
-            quota = (cgroups / "cpu" / "cpu.cfs_quota_us").read_text()
-            period = (cgroups / "cpu" / "cpu.cfs_period_us").read_text()
+            quota = (cgroups / "cpu" / "cpu.cfs_quota_us").read_text(encoding="utf-8")
+            period = (cgroups / "cpu" / "cpu.cfs_period_us").read_text(encoding="utf-8")
         if quota == "max" or int(quota) <= 0:
             return 0
         return math.ceil(int(quota) / int(period))

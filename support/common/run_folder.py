@@ -19,12 +19,16 @@ else:
     import fcntl
 
 LOCK = ".lock"
+# Names that stand for devices in Windows, and the last dot, which it leaves out.
+RESERVED = re.compile(r"(?i)((con|prn|aux|nul|com\d|lpt\d)(\..*)?|.*\.)")
 LOCK_TIMEOUT = 20  # seconds: a run that was just stopped may still be saving
 
 
 def check_name(name: str) -> str:
     """Returns the name of a run, which has to stay within logs/. Raises UserError."""
     name = name.replace(os.sep, "/").removeprefix(f"{LOGS}/")
+    if sys.platform == "win32" and any(map(RESERVED.fullmatch, name.split("/"))):
+        raise UserError(f"--name {name!r}: Windows has no folder of this name; choose another")
     is_valid = re.fullmatch(r"[\w.+=,@-]+(/[\w.+=,@-]+)*", name) and ".." not in name.split("/")
     if name and not is_valid:
         raise UserError(
@@ -41,7 +45,9 @@ def make_folder(folder: Path, corpus: str) -> str:
             return make_numbered_folder(corpus)
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / "config.json"
-        was_saved = config.is_file() and json.loads(config.read_text()).get("saved")
+        was_saved = False
+        if config.is_file():
+            was_saved = json.loads(config.read_text(encoding="utf-8")).get("saved", False)
         if was_saved or (folder / "summary.json").is_file():
             raise UserError(
                 f"{folder} is a run whose checkpoint last.pt is missing. It cannot go on, and "

@@ -11,6 +11,7 @@ import zlib
 from pathlib import Path
 
 from support.common.errors import UserError
+from support.common.files import replace
 from support.common.paths import CACHE
 
 
@@ -68,4 +69,4 @@ def fetch(url: str, path: Path, size: int, checksum: str, unpacked: bool) -> Non
                 f"{url}: not the expected file (another SHA-256, of {len(content)} bytes); "
                 f"nothing was kept"
             )
-        partial.rename(path)
+        replace(partial, path)

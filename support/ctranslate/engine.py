@@ -39,13 +39,13 @@ def converted(path: Path, model: Transformer, again: bool = False) -> Path:
     folder = path.with_suffix(".ct2")
     stamp = folder / "made-from.txt"
     made_from = f"{sha256(path)} {FORMAT}"
-    if not again and stamp.is_file() and stamp.read_text() == made_from:
+    if not again and stamp.is_file() and stamp.read_text(encoding="utf-8") == made_from:
         return folder
     new = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
     try:
         new.mkdir()
         convert(model).save(str(new))
-        (new / stamp.name).write_text(made_from)
+        (new / stamp.name).write_text(made_from, encoding="utf-8")
         if stamp.is_file():  # an older conversion; without the stamp it is the user's folder
             shutil.rmtree(folder)
         new.rename(folder)  # only now that it is complete

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from support.common.files import replace
 from support.common.hardware import PEAKS, device_name, matrix_rate
 from support.common.paths import CACHE
 from support.distributed.collectives import all_gather_objects, broadcast_object
@@ -72,7 +73,7 @@ def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
         rate = world_size * next((peak for part, peak in PEAKS.items() if part in name), 0.0)
     if not rate:
         with contextlib.suppress(OSError, ValueError, TypeError):
-            rate = float(json.loads(path.read_text()).get(setup, 0))
+            rate = float(json.loads(path.read_text(encoding="utf-8")).get(setup, 0))
     rate = broadcast_object(rate)  # all ranks go the same way, whatever their caches hold
     if not rate:
         rate = sum(all_gather_objects(matrix_rate(args.device, args.precision)))
@@ -86,8 +87,8 @@ def keep_rate(path: Path, setup: str, rate: float) -> None:
     with contextlib.suppress(OSError):
         rates = {}
         with contextlib.suppress(OSError, ValueError):
-            rates = dict(json.loads(path.read_text()))
+            rates = dict(json.loads(path.read_text(encoding="utf-8")))
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(rates | {setup: rate}, indent=1))
-        partial.rename(path)
+        partial.write_text(json.dumps(rates | {setup: rate}, indent=1), encoding="utf-8")
+        replace(partial, path)
