@@ -49,9 +49,8 @@ def own_port(store: dist.Store, rank: int):
 
     The keys of a group stay in its store, where the next group would find them.
     """
-    before = {
-        name: os.environ.get(name) for name in ("MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
-    }
+    names = ("MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+    before = {name: os.environ[name] for name in names}
     server = open_port(dist.PrefixStore("trial", store), rank)
     try:
         yield

@@ -100,12 +100,12 @@ def base_config(flags: dict[str, Any]) -> Path | None:
     if type_of_task(flags["data"], flags["label"]) == "translation":
         from support.corpora.pairs import find_corpus
 
-        corpus = find_corpus(
+        pairs = find_corpus(
             flags["data"], flags["valid"], flags["test"], flags["src"], flags["tgt"]
         )
-        if corpus.name in TRANSLATION_CORPORA:  # a user's corpus may have another file's name
-            return CONFIGS / f"{corpus.name}.yaml"
-        return config_for_amount("pairs", corpus.parts["train"]())
+        if pairs.name in TRANSLATION_CORPORA:  # a user's corpus may have another file's name
+            return CONFIGS / f"{pairs.name}.yaml"
+        return config_for_amount("pairs", pairs.parts["train"]())
     from support.classification.labelled import find_labelled
 
     corpus = find_labelled(
