@@ -73,12 +73,16 @@ def run(train: Train, rank: int, world_size: int, store: dist.Store, args) -> No
     Signals.parent = os.getppid()
     Signals.handle(signal.SIG_DFL)
     unblock_signals()  # `spawn` has blocked them until here
-    server = open_port(store, rank)
     with name_lost_processes(store, rank, world_size), delay:
+        if args.minutes and not args.saved:
+            from support.distributed.trial import settle_length
+
+            settle_length(train, rank, world_size, store, args)
+        server = open_port(store, rank)
         train(rank, world_size, args)
         # Here, and not in `train`: DDP, which uses the group, has to be gone before it.
         dist.destroy_process_group()
-    del server
+        del server
 
 
 def node_and_local_rank(rank: int) -> tuple[str, int]:

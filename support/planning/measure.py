@@ -6,17 +6,14 @@ Each process has one thread. As many processes compute side by side as there are
 they share caches and memory; all of them exchange.
 """
 
-import json
 import math
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 
 import psutil
 import torch
@@ -136,8 +133,8 @@ def time_exchanges(timings: Timings, processes: int, unit: int) -> None:
     timings.reduce_scatter = seconds_after_computing(reduce_scatter)
 
 
-def worker(rank: int, processes: int, port: int, step: TrainingStep, path: str) -> None:
-    """Measures in one of the processes; rank 0 writes its Timings to `path`."""
+def worker(rank: int, processes: int, port: int, step: TrainingStep, results) -> None:
+    """Measures in one of the processes; rank 0 puts its Timings into the queue `results`."""
     torch.set_num_threads(1)
     hour = timedelta(hours=1)  # a large model, while processes take turns on the cores
     store = connect(port, hour)
@@ -151,7 +148,7 @@ def worker(rank: int, processes: int, port: int, step: TrainingStep, path: str) 
     if processes > 1:
         time_exchanges(timings, processes, max(step.units))
     if rank == 0:
-        Path(path).write_text(json.dumps(asdict(timings)), encoding="utf-8")
+        results.put(timings)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -159,14 +156,13 @@ def worker(rank: int, processes: int, port: int, step: TrainingStep, path: str) 
 def take_timings(step: TrainingStep, processes: int) -> Timings:
     """Starts the processes and returns what rank 0 measured. Raises UserError."""
     store = store_on_loopback()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "timings.json"
-        try:
-            mp.spawn(worker, (processes, store.port, step, str(path)), nprocs=processes)
-        except (mp.ProcessExitedException, mp.ProcessRaisedException) as problem:
-            message = str(problem).strip().splitlines()[-1]  # the last line of a traceback
-            raise UserError(f"--measure: {message[:200]} (out of memory?)") from problem
-        return Timings(**json.loads(path.read_text(encoding="utf-8")))
+    results = mp.get_context("spawn").SimpleQueue()
+    try:
+        mp.spawn(worker, (processes, store.port, step, results), nprocs=processes)
+    except (mp.ProcessExitedException, mp.ProcessRaisedException) as problem:
+        message = str(problem).strip().splitlines()[-1]  # the last line of a traceback
+        raise UserError(f"--measure: {message[:200]} (out of memory?)") from problem
+    return results.get()
 
 
 def base_memory() -> float:
