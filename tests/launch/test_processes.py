@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from conftest import skip_on_windows
 
 from support.common import run_folder
 from support.common.errors import UserError
@@ -17,6 +18,8 @@ from support.distributed import launch as processes
 from support.distributed import rendezvous
 from support.distributed.rendezvous import name_lost_processes, restart_store
 from support.distributed.signals import STOPPING, Signals
+
+skip_on_windows("Windows has no POSIX signals")
 
 TOUCH = "the processes have lost contact"
 

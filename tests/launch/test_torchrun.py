@@ -25,6 +25,7 @@ from conftest import (
     mathematics,
     read_metrics,
     run_script,
+    skip_on_windows,
     wait_for,
     workers_of,
     write_pairs,
@@ -36,6 +37,8 @@ from support.distributed.launch import torchrun
 from support.distributed.rendezvous import checksum_of_code, share_settings
 from support.training.command_line import parse_arguments
 from support.training.settings import FsdpSettings, Settings
+
+skip_on_windows("torchrun asks for libuv, which PyTorch for Windows is built without")
 
 
 def start(folder, mode, procs, *flags, **how):

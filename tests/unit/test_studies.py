@@ -13,9 +13,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import NETWORK, ROOT, SMALL, read_metrics, wait_for
+from conftest import NETWORK, ROOT, SMALL, read_metrics, skip_on_windows, wait_for
 
 from support.common.errors import run_main
+
+skip_on_windows("Windows makes no links to folders")
 
 spec = importlib.util.spec_from_file_location("batch_study", ROOT / "batch" / "study.py")
 batch_study = importlib.util.module_from_spec(spec)
