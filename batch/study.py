@@ -21,6 +21,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -173,14 +174,14 @@ def shape(args: argparse.Namespace, layers: int, d_model: int, d_ff: int) -> str
 
 def read_flags() -> argparse.Namespace:
     """Returns the study's flags; `passed_on`: those for the training script."""
-    parser_settings = {
+    parser_settings: dict[str, Any] = {
         "formatter_class": argparse.RawDescriptionHelpFormatter,
         "allow_abbrev": False,  # else a study would take some flags of the training script
     }
     parser = argparse.ArgumentParser(description=__doc__, **parser_settings)
     subparsers = parser.add_subparsers(dest="study", metavar="STUDY", required=True)
     for name, study in STUDIES.items():
-        doc = study.__doc__.replace("\n    ", "\n")
+        doc = (study.__doc__ or "").replace("\n    ", "\n")
         subparser = subparsers.add_parser(
             name, help=doc.splitlines()[0], description=doc, **parser_settings
         )

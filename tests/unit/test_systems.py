@@ -88,7 +88,7 @@ def reads_or_writes_text(call: ast.Call) -> bool:
     if isinstance(call.func, ast.Attribute):
         return call.func.attr in ("read_text", "write_text")
     modes = [*call.args[1:2], *(each.value for each in call.keywords if each.arg == "mode")]
-    is_binary = any("b" in mode.value for mode in modes if isinstance(mode, ast.Constant))
+    is_binary = any("b" in str(each.value) for each in modes if isinstance(each, ast.Constant))
     return isinstance(call.func, ast.Name) and call.func.id == "open" and not is_binary
 
 
