@@ -109,6 +109,7 @@ class Classification:
         args = self.args
         self.name = corpus.name
         self.checksum = corpus.checksum()
+        self.left_out_line = corpus.left_out_line()
         if saved:
             check_corpus(self.checksum, saved, args.data, args.folder)
         self.transform = corpus.transform if corpus.modality == "image" else None
@@ -185,8 +186,7 @@ class Classification:
             if self.meta["held_out"] and part == "valid":
                 line += "; held out of training"
             lines.append(line)
-        if self.summary_of_weights:
-            lines.append(self.summary_of_weights)
+        lines += filter(None, [self.left_out_line, self.summary_of_weights])
         return "\n".join(lines)
 
     def size(self, step: int) -> tuple[int, int, float]:
