@@ -65,7 +65,14 @@ def load(path: Path) -> dict:
         raise UserError(
             f"{path}: not a plain checkpoint: it may hold code, or be another kind of file"
         ) from None
-    except (RuntimeError, EOFError, KeyError, TypeError, AttributeError, ValueError) as problem:
+    except (
+        RuntimeError,
+        EOFError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ValueError,
+    ) as problem:
         raise UserError(f"{path}: not a whole checkpoint ({first_line(problem)})") from problem
 
 
