@@ -14,21 +14,20 @@ There a line joins runs that differ in nothing else; a point is the median of eq
 
 import csv
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
-try:
-    import matplotlib
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, StrMethodFormatter
-except ImportError:
-    print("error: plot.py draws with matplotlib: pip install matplotlib", file=sys.stderr)
-    sys.exit(2)
+from support.common.errors import UserError, exit_on_user_error, make_parser, run_main
+from support.common.figures import load_matplotlib, save
+
+with exit_on_user_error():
+    matplotlib = load_matplotlib("plot.py")
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, StrMethodFormatter
 
 from support.classification.confusion_plot import draw_confusion
-from support.common.errors import UserError, make_parser, run_main
 from support.common.text_table import aligned
 from support.profiling import memory_plot, step_plot
 from support.studies.runs_table import (
@@ -219,7 +218,7 @@ def draw_figure(panels: list[Panel], path: Path, loss_unit: str) -> None:
         handlelength=3,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save(figure, path)
     print(f"{path}: {width * 300:.0f} x {height * 300:.0f} pixels")
 
 

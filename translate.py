@@ -19,8 +19,10 @@ import torch
 
 from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError, make_parser, run_main
+from support.common.figures import load_matplotlib
 from support.common.hardware import available_cores, find_device
 from support.common.kernels import fast_precision
+from support.common.packages import require
 from support.common.prompt import prompt, readable
 from support.corpora.pairs import read_parallel
 from support.corpora.tables import blocks, decode_lines
@@ -179,12 +181,9 @@ def check_ensemble(models: tuple, bpes: tuple, tasks: tuple) -> None:
 
 def load_ctranslate2() -> type:
     """Returns the class that decodes with CTranslate2. Raises UserError without the package."""
-    try:
-        from support.ctranslate.engine import Engine
-    except ImportError:
-        raise UserError(
-            "--engine ctranslate2 needs a package: pip install ctranslate2"
-        ) from None
+    require("ctranslate2", "--engine ctranslate2")
+    from support.ctranslate.engine import Engine
+
     return Engine
 
 
@@ -212,10 +211,9 @@ def score_file(args: argparse.Namespace) -> None:
 
 def plot_attention(args: argparse.Namespace) -> None:
     """Translates a sentence and plots its attention."""
-    try:
-        from support.translation.attention_plot import draw_attention
-    except ImportError:
-        raise UserError("--attention needs a package: pip install matplotlib") from None
+    load_matplotlib("--attention")
+    from support.translation.attention_plot import draw_attention
+
     translator = Translator(args)
     text = readable(args.text)
     translation = draw_attention(

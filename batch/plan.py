@@ -21,6 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.common.errors import UserError, make_parser, run_main
+from support.common.figures import load_matplotlib
 from support.common.kernels import fast_precision
 from support.common.text_table import aligned
 from support.planning.estimate import (
@@ -285,10 +286,9 @@ def plot(
     step: TrainingStep, hardware: Hardware, modes: list[str], args: argparse.Namespace
 ) -> None:
     """Writes --plot. Raises UserError if matplotlib is not installed."""
-    try:
-        from support.planning.plan_plot import plot_estimates
-    except ImportError:
-        raise UserError("--plot needs matplotlib: pip install matplotlib") from None
+    load_matplotlib("--plot")
+    from support.planning.plan_plot import plot_estimates
+
     path = Path(args.plot)
     accumulate = args.given.get("accumulate", 0)
     plot_estimates(step, hardware, modes, args.gpus_per_node, path, accumulate)

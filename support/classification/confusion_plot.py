@@ -8,6 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from support.common.figures import save
+
 MAX_CLASSES_WITH_COUNTS = 20  # above that, cells are too small for numbers
 DPI = 300
 
@@ -46,7 +48,7 @@ def draw_confusion(confusion, classes: list[str], path: Path) -> None:
         if n <= MAX_CLASSES_WITH_COUNTS:
             write_counts(axes, counts, shares)
         figure.colorbar(image, label="share of the true class (%)", shrink=0.8)
-        figure.savefig(path, format="png")
+        save(figure, path)
     print(f"{path}: {int(DPI * width)} x {int(DPI * height)} pixels")
 
 

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
 
+from support.common.figures import save
 from support.common.palette import BLUE, GREEN, ORANGE, VERMILLION
 from support.planning.estimate import MAX_GPUS, MODE_NAMES, Estimate, Hardware, best
 from support.planning.footprint import TrainingStep
@@ -107,4 +108,4 @@ def plot_estimates(
     handles, labels = memory.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png")
+    save(figure, path)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from support.common.errors import UserError
+from support.common.figures import load_matplotlib, save
 from support.common.palette import MEMORY
 from support.profiling.step_plot import describe_run
 
@@ -37,7 +38,7 @@ def draw_memory(runs: list[tuple[str, Memory]], path: Path) -> None:
 
     runs: the title and the memory of each.
     """
-    import matplotlib  # training without --profile does not need it
+    matplotlib = load_matplotlib("--profile")
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -64,7 +65,7 @@ def draw_memory(runs: list[tuple[str, Memory]], path: Path) -> None:
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png")
+        save(figure, path)
 
 
 def draw_bar(axes, y: float, source: str, parts: dict[str, int], scale: float) -> None:

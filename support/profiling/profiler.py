@@ -10,7 +10,6 @@ On several nodes, the times of waiting are only as exact as the nodes' clocks ag
 """
 
 import gzip
-import importlib.util
 import json
 import os
 from collections import Counter
@@ -25,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from support.common.errors import UserError
 from support.common.files import write_json
+from support.common.packages import require
 from support.profiling import memory_plot, step_plot
 from support.profiling.memory import MemoryCounter, formula
 from support.profiling.spans import combine, write_spans
@@ -68,8 +68,7 @@ class Profile:
         self.drawn = self.recorded[RECORDED // 2]
         if args.benchmark:
             raise UserError("--profile saves files, and --benchmark saves none: drop one")
-        if not importlib.util.find_spec("matplotlib"):
-            raise UserError("--profile draws with matplotlib: pip install matplotlib")
+        require("matplotlib", "--profile")
         if self.recorded[-1] > last_step:
             raise UserError(
                 f"--profile records steps {first} to {self.recorded[-1]}, but the last step of "

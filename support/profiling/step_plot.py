@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from support.common.errors import UserError
+from support.common.figures import load_matplotlib, save
 from support.common.palette import STEP
 from support.profiling.spans import Span, read_spans
 
@@ -70,7 +71,7 @@ def draw_steps(steps: list[tuple[str, list[Span]]], path: Path) -> None:
 
     steps: the title and the spans of each. Of many processes the first 8 are drawn.
     """
-    import matplotlib  # training without --profile does not need it
+    matplotlib = load_matplotlib("--profile")
     from matplotlib.figure import Figure
 
     drawn = [
@@ -96,7 +97,7 @@ def draw_steps(steps: list[tuple[str, list[Span]]], path: Path) -> None:
         grid[-1, 0].set(xlabel="time (ms)", xlim=(0, max(durations)))
         draw_legend(figure, {span.activity for _, spans in drawn for span in spans})
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png")
+        save(figure, path)
 
 
 def height_of(spans: list[Span], inch: float) -> float:

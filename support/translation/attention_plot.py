@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
@@ -10,6 +11,7 @@ from torch import Tensor
 from data import BOS, BPE, EOS
 from model import Attention, Transformer
 from support.common.errors import UserError
+from support.common.figures import save
 from support.translation.beam import beam_search
 from support.translation.lines import printable
 
@@ -103,7 +105,7 @@ def plot_weights(weights: Tensor, rows: list[Word], columns: list[Word], path: s
     # Inches: a cell, and room for the longest label.
     width = 1.5 + 0.35 * len(columns) + 0.1 * max(map(len, row_names))
     height = 0.5 + 0.3 * len(rows) + 0.1 * max(map(len, column_names))
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=200, layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(weights.numpy(), cmap="Greys", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(columns)), column_names, rotation=90, parse_math=False)
@@ -111,4 +113,4 @@ def plot_weights(weights: Tensor, rows: list[Word], columns: list[Word], path: s
     axes.set(xlabel="source", ylabel="translation")
     axes.xaxis.tick_top()
     figure.colorbar(image, label="attention")
-    figure.savefig(path, dpi=200, format="png")
+    save(figure, Path(path))
