@@ -107,6 +107,7 @@ class Classification:
         args = self.args
         self.name = corpus.name
         self.checksum = corpus.checksum()
+        self.left_out_line = corpus.left_out_line()
         if saved and saved["checksum"] != self.checksum:
             raise UserError(f"the corpus {self.name} has changed since the run was started")
         self.transform = corpus.transform if corpus.modality == "image" else None
@@ -183,8 +184,7 @@ class Classification:
             if self.meta["held_out"] and part == "valid":
                 line += "; held out of training"
             lines.append(line)
-        if self.summary_of_weights:
-            lines.append(self.summary_of_weights)
+        lines += filter(None, [self.left_out_line, self.summary_of_weights])
         return "\n".join(lines)
 
     def size(self, step: int) -> tuple[int, int, float]:

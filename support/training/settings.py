@@ -60,9 +60,9 @@ class CorpusSettings:
 
     data: str = flag(
         "phrasebook",
-        "corpus to translate: phrasebook, multi30k, a folder, a PREFIX, a .tsv, .csv, .jsonl "
-        "or .zip file; to classify: agnews, fashion-mnist, kinds, class folders, or a table "
-        "with --label",
+        "corpus to translate: phrasebook, multi30k, a folder, a PREFIX, a table (.csv, .jsonl, "
+        "or lines with tabs) or a .zip; to classify: agnews, fashion-mnist, kinds, class "
+        "folders, or a table with --label",
     )
     valid: str = flag(
         "", "PREFIX, table or class folders to validate on; else some are held out"
