@@ -19,7 +19,6 @@ import torch
 
 from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError, make_parser, run_main
-from support.common.figures import load_matplotlib
 from support.common.hardware import available_cores, find_device
 from support.common.kernels import fast_precision
 from support.common.packages import require
@@ -211,7 +210,6 @@ def score_file(args: argparse.Namespace) -> None:
 
 def plot_attention(args: argparse.Namespace) -> None:
     """Translates a sentence and plots its attention."""
-    load_matplotlib("--attention")
     from support.translation.attention_plot import draw_attention
 
     translator = Translator(args)

@@ -1,111 +1,101 @@
-"""What all figures share: matplotlib without a screen, and fonts for any text.
+"""How the project's figures look: their style, and one colour for one thing in all of them.
 
-matplotlib = load_matplotlib("--attention")  # before matplotlib is imported
-...
-save(figure, Path("attention.png"))
+    with new_figure(Path("a.png"), 7, 2) as figure:  # inches
+        figure.subplots().plot([1, 2], color=BLUE)
+
+The colours are those of Okabe and Ito (2008), which colour-blind readers can tell apart. What
+goes over the network is also hatched, for print. What belongs together shares a colour:
+gradients and what sums them, parameters and what gathers them, the optimizer and its state.
+Importing this file prepares matplotlib, which is imported only after it. It raises UserError if
+matplotlib is not installed.
 """
 
 import logging
 import os
-import sys
-import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from support.common.errors import UserError, first_line
-from support.common.packages import require
 
-DEFAULT_FONT = "DejaVu Sans"  # it comes with matplotlib
-MAX_SHOWN = 10  # characters that a warning names
+os.environ["MPLBACKEND"] = "agg"  # a notebook's shows figures, and may not be installed
+logging.getLogger("matplotlib").setLevel(logging.ERROR)
+try:
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
+    from support.common import fonts
+except (ImportError, OSError) as problem:
+    raise UserError(
+        f"figures are drawn with matplotlib, which cannot be imported "
+        f"({first_line(problem)}): pip install matplotlib"
+    ) from None
+matplotlib.rcdefaults()  # not the user's own, which may need LaTeX
 
-def load_matplotlib(purpose: str):
-    """Returns the module, with its own settings; what draws imports it after this call.
+BLUE = "#0072B2"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+ORANGE = "#E69F00"
+YELLOW = "#F0E442"
+VERMILLION = "#D55E00"
+GREY = "#999999"
+PALE = "#E5E5E5"
 
-    Raises UserError, with `purpose` in its message, where it is not installed.
-    """
-    require("matplotlib", purpose)
-    os.environ["MPLBACKEND"] = "agg"  # a notebook's would show figures; here they are files
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    try:
-        import matplotlib
-    except (ImportError, OSError) as problem:
-        raise UserError(
-            f"{purpose}: matplotlib cannot be imported ({first_line(problem, 200)})"
-        ) from problem
-    matplotlib.rcdefaults()  # not the user's, which may need LaTeX
-    return matplotlib
-
-
-def save(figure, path: Path) -> None:
-    """Writes a figure to a PNG file, in fonts that have its characters.
-
-    If no installed font has a character, a box stands for it, and a warning says so.
-    """
-    from matplotlib.text import Text
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure.savefig(path, format="png")  # only now all labels have their text
-        texts = figure.findobj(Text)
-        characters = {c for text in texts for c in text.get_text() if c.isprintable()}
-        fonts, missing = find_fonts(characters)
-        if len(fonts) > 1:
-            for text in texts:
-                text.set_fontfamily(fonts)
-            figure.savefig(path, format="png")
-    if missing:
-        some = " ".join(sorted(missing)[:MAX_SHOWN])
-        print(
-            f"warning: {path}: no installed font has {some}, so boxes stand for them; "
-            f"apt install fonts-noto-cjk (Chinese, Japanese, Korean) or fonts-noto-core",
-            file=sys.stderr,
-        )
-
-
-def find_fonts(characters: set[str]) -> tuple[list[str], set[str]]:
-    """Returns fonts that together have the characters, and the characters that none has.
-
-    The first is matplotlib's own. The others follow in the order of how many they have of the
-    characters that it lacks.
-    """
-    from matplotlib.font_manager import findfont
-
-    fonts = [DEFAULT_FONT]
-    missing = characters - characters_of(findfont(DEFAULT_FONT), characters)
-    if not missing:
-        return fonts, missing
-    coverage = {
-        name: characters_of(path, missing) for name, path in sorted(installed_fonts().items())
-    }
-    for name in sorted(coverage, key=lambda name: -len(coverage[name])):
-        if coverage[name] & missing:
-            fonts.append(name)
-            missing = missing - coverage[name]
-    return fonts, missing
+# A training step: the activity in step.csv, its colour and its hatching.
+STEP = {
+    "batch": (GREY, ""),
+    "forward": (SKY, ""),
+    "backward": (BLUE, ""),
+    "optimizer": (GREEN, ""),
+    "exposed": ("white", ""),
+    "waiting": (PALE, ""),
+    "all-gather": (YELLOW, "...."),
+    "reduce-scatter": (ORANGE, r"\\\\\\"),
+    "all-reduce": (ORANGE, "//////"),
+}
+# Memory: the part in profile.json, and its colour.
+MEMORY = {
+    "parameters": YELLOW,
+    "gradients": ORANGE,
+    "optimizer_state": GREEN,
+    "activations": SKY,
+    "all_else": PALE,
+}
+STYLE = {
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 8,
+    "grid.color": "0.9",
+    "hatch.linewidth": 0.4,
+    "legend.frameon": False,
+    "lines.linewidth": 1,
+    "lines.markersize": 3,
+    "text.parse_math": False,
+}
+LEGEND_PLACE = "outside lower center"
 
 
-def characters_of(path: str, characters: set[str]) -> set[str]:
-    """Returns those of the characters that a font file has; none if it cannot be read."""
-    from matplotlib.font_manager import get_font
+@contextmanager
+def new_figure(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """Gives the block a figure of this size, in inches, and then writes it as a PNG file."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure((width, height), dpi=300, layout="constrained")
+        yield figure
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fonts.save(figure, path)
 
-    with suppress(OSError, RuntimeError):
-        font = get_font(path)
-        return {c for c in characters if font.get_char_index(ord(c))}
-    return set()
+
+def size_of(figure: Figure) -> str:
+    """Returns the size of a figure, such as "2100 x 1305 pixels"."""
+    width, height = figure.canvas.get_width_height()
+    return f"{width} x {height} pixels"
 
 
-def installed_fonts() -> dict[str, str]:
-    """Returns the file of each font that is installed, by the font's name."""
-    from matplotlib.font_manager import findSystemFonts, fontManager
-
-    known = {font.fname for font in fontManager.ttflist}
-    for path in findSystemFonts():
-        if path not in known:  # it was installed after matplotlib made its list
-            with suppress(Exception):  # of many types, for files that it cannot use
-                fontManager.addfont(path)
-    return {
-        font.name: font.fname
-        for font in fontManager.ttflist
-        if font.style == "normal" and "LastResort" not in font.fname  # it has only boxes
-    }
+def draw_legend(figure: Figure, colors: dict[str, tuple[str, str]]) -> None:
+    """Draws a legend of coloured areas below a figure. colors: colour and hatching by label."""
+    areas = [
+        Patch(facecolor=color, hatch=hatch, edgecolor="black", linewidth=0.3, label=label)
+        for label, (color, hatch) in colors.items()
+    ]
+    figure.legend(handles=areas, loc=LEGEND_PLACE, ncols=5, handlelength=2.5)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, run_script
 
-from support.common import figures, files, packages, paths
+from support.common import figures, files, fonts, packages, paths
 from support.common.errors import UserError
 from support.common.kernels import check_compiler
 from support.distributed.rendezvous import check_interface
@@ -185,8 +185,9 @@ def test_an_interface_that_is_not_there(monkeypatch):
 @pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "TkAgg"])
 def test_a_notebooks_backend(backend):
     program = """
-from support.common.figures import load_matplotlib
-assert load_matplotlib("plot.py").get_backend() == "agg"
+import support.common.figures
+import matplotlib
+assert matplotlib.get_backend() == "agg"
 """
     done = run_python(program, MPLBACKEND=backend)
     assert done.returncode == 0, done.stderr
@@ -194,10 +195,7 @@ assert load_matplotlib("plot.py").get_backend() == "agg"
 
 def figure_of(text: str):
     """Returns a figure with the text as title, as legend, and as name of a tick."""
-    figures.load_matplotlib("plot.py")
-    from matplotlib.figure import Figure
-
-    figure = Figure((3, 2), layout="constrained")
+    figure = figures.Figure((3, 2), layout="constrained")
     axes = figure.subplots()
     axes.plot([1, 2], label=text)
     axes.legend()
@@ -230,16 +228,15 @@ def make_font(path: Path, name: str, characters: str) -> None:
 def test_a_figure_takes_fonts_that_have_its_characters(tmp_path, monkeypatch, capsys, recwarn):
     """Also a font that was installed after matplotlib made its list of fonts."""
     figure = figure_of(f"{CHINESE}, Welt")
-    from matplotlib import font_manager
     from matplotlib.text import Text
 
-    known = list(font_manager.fontManager.ttflist)
-    monkeypatch.setattr(font_manager.fontManager, "ttflist", known)
+    known = list(fonts.fontManager.ttflist)
+    monkeypatch.setattr(fonts.fontManager, "ttflist", known)
     make_font(tmp_path / "all.ttf", "All", CHINESE)
     make_font(tmp_path / "one.ttf", "One", CHINESE[0])
     new = [str(tmp_path / "all.ttf"), str(tmp_path / "one.ttf"), str(tmp_path / "gone.ttf")]
-    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: new)
-    figures.save(figure, tmp_path / "figure.png")
+    monkeypatch.setattr(fonts, "findSystemFonts", lambda: new)
+    fonts.save(figure, tmp_path / "figure.png")
     chosen = {text.get_text(): text.get_fontfamily() for text in figure.findobj(Text)}
     assert chosen[f"{CHINESE}, Welt"] == ["DejaVu Sans", "All"]
     assert capsys.readouterr().err == "" and not recwarn.list
@@ -247,11 +244,11 @@ def test_a_figure_takes_fonts_that_have_its_characters(tmp_path, monkeypatch, ca
 
 
 def test_characters_that_no_font_has(tmp_path, monkeypatch, capsys, recwarn):
-    monkeypatch.setattr(figures, "installed_fonts", dict)
-    figures.save(figure_of(f"{CHINESE} Ä"), tmp_path / "figure.png")
+    monkeypatch.setattr(fonts, "installed_fonts", dict)
+    fonts.save(figure_of(f"{CHINESE} Ä"), tmp_path / "figure.png")
     message = capsys.readouterr().err
     assert message.startswith("warning: ") and message.count("\n") == 1
     assert "figure.png" in message and "你 好" in message and "Ä" not in message
     assert not recwarn.list
-    figures.save(figure_of("Ä"), tmp_path / "figure.png")
+    fonts.save(figure_of("Ä"), tmp_path / "figure.png")
     assert capsys.readouterr().err == ""
