@@ -17,6 +17,7 @@
 support/distributed/weights.py gathers the weights that are saved and distributes those loaded.
 """
 
+import os
 import pickle
 import shutil
 import warnings
