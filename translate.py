@@ -212,10 +212,8 @@ def score_file(args: argparse.Namespace) -> None:
 
 def plot_attention(args: argparse.Namespace) -> None:
     """Translates a sentence and plots its attention."""
-    try:
-        from support.translation.attention_plot import draw_attention
-    except ImportError:
-        raise UserError("--attention needs a package: pip install matplotlib") from None
+    from support.translation.attention_plot import draw_attention
+
     translator = Translator(args)
     text = readable(args.text)
     translation = draw_attention(

@@ -32,27 +32,8 @@ from support.classification.starting_weights import adapt
 from support.common.errors import UserError
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
-from support.corpora.task_type import CLASSIFICATION_CORPORA
 
 EVALUATION_TOKENS = 4096  # in a batch of an evaluation
-
-
-def config_name(flags: dict[str, Any]) -> str:
-    """Returns the name of the file in configs/ for a corpus and its starting weights."""
-    corpus = find_labelled(
-        flags["data"],
-        flags["valid"],
-        flags["test"],
-        flags["text"],
-        flags["label"],
-        flags["image_size"],
-    )
-    modality = f"{corpus.modality}s"
-    if flags["pretrained"]:
-        return f"pretrained-{modality}"
-    if corpus.name in CLASSIFICATION_CORPORA:
-        return corpus.name
-    return modality
 
 
 class Classification:
@@ -173,6 +154,11 @@ class Classification:
         return Images(
             self.folder, part, self.transform, self.config.num_prefix_tokens + patches
         )
+
+    @property
+    def unit(self) -> str:
+        """What the corpus's examples are: texts or images."""
+        return f"{self.meta['modality']}s"
 
     def __str__(self) -> str:
         """Returns what each part of the corpus holds, a line for each."""

@@ -70,6 +70,7 @@ class Translation:
     """Sentence pairs, encoded on disk, and how a Transformer is trained on them and scored."""
 
     metrics = ("bleu",)
+    unit = "pairs"
     speed_unit = "source+target tokens"
 
     def __init__(self, args, saved: dict[str, Any] | None):

@@ -118,15 +118,24 @@ def test_flags_that_are_remembered_can_be_taken_back(tmp_path, monkeypatch):
 def test_a_run_says_who_computes_and_whether_its_rate_gets_up():
     args = CpuSettings(device="cpu", precision="fp32", warmup=100)
     args.base_config = "configs/multi30k.yaml"
-    run = SimpleNamespace(task="pairs", args=args, world_size=3, last=99)
-    settings, data, processes, warning = run_summary.beginning(run).split("\n")
+    task = FakeTask(batches=SimpleNamespace(examples=range(1200)))
+    run = SimpleNamespace(task=task, args=args, world_size=3, last=99, epoch_steps=33)
+    settings, data, length, processes, warning = run_summary.beginning(run).split("\n")
     assert settings == "settings: configs/multi30k.yaml, and the flags given"
-    assert data == "pairs"
+    assert data == "the corpus"
+    assert length == "length: 3 epochs of 1,200 pairs, 99 steps"
     assert processes.startswith("processes: 3, threads of each: ")
     assert processes.endswith(", fp32")
     assert "the run has 99 steps, fewer than --warmup 100" in warning
     run.last = 100
-    assert run_summary.beginning(run).split("\n") == [settings, data, processes]
+    assert len(run_summary.beginning(run).split("\n")) == 4
+
+
+class FakeTask(SimpleNamespace):
+    unit = "pairs"
+
+    def __str__(self) -> str:
+        return "the corpus"
 
 
 def test_what_a_run_leaves(trained):

@@ -266,10 +266,9 @@ def test_a_picture_of_what_each_word_attends_to(trained, answer):
     assert answer("--attention", "out.png", SENTENCE).startswith("out.png: ")
     picture = (trained / "out.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) > 5_000
-    for wrong in (["out.png"], ["no/folder/out.png", "Ein Hund."], ["out.png", "Hund " * 500]):
-        with pytest.raises((UserError, OSError)) as problem:
+    for wrong in (["out.png"], ["out.png", "Hund " * 500]):
+        with pytest.raises(UserError, match="--attention"):
             answer("--attention", *wrong)
-        assert "--attention" in str(problem.value) or problem.value.filename == wrong[0]
 
 
 # --- The other engine -------------------------------------------------------------------------
