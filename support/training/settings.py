@@ -61,8 +61,8 @@ class CorpusSettings:
     data: str = flag(
         "phrasebook",
         "corpus to translate: phrasebook, multi30k, a folder, a PREFIX, a table (.csv, .jsonl, "
-        "or lines with tabs) or a .zip; to classify: agnews, fashion-mnist, kinds, class "
-        "folders, or a table with --label",
+        "or lines with tabs) or a .zip; to classify: agnews, amazon-polarity, fashion-mnist, "
+        "imdb, kinds, class folders, or a table with --label",
     )
     valid: str = flag(
         "", "PREFIX, table or class folders to validate on; else some are held out"
