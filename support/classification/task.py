@@ -23,12 +23,14 @@ from support.classification.examples import (
     Texts,
     class_weights,
     prepare,
+    read_tokenizer,
 )
 from support.classification.flops import classifier_flops
 from support.classification.images import ImageTransform
 from support.classification.labelled import Labelled, find_labelled
 from support.classification.metrics import compute_metrics, metrics_table, per_class
 from support.classification.starting_weights import adapt
+from support.common.checkpoint import check_corpus
 from support.common.errors import UserError
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
@@ -89,8 +91,8 @@ class Classification:
         self.name = corpus.name
         self.checksum = corpus.checksum()
         self.left_out_line = corpus.left_out_line()
-        if saved and saved["checksum"] != self.checksum:
-            raise UserError(f"the corpus {self.name} has changed since the run was started")
+        if saved:
+            check_corpus(self.checksum, saved, args.data, args.folder)
         self.transform = corpus.transform if corpus.modality == "image" else None
         has_image_flags = (
             args.stem_channels or args.image_size or args.patch != type(args).patch
@@ -113,7 +115,7 @@ class Classification:
         self.classes = self.meta["classes"]
         self.tokenizer = ""
         if not self.transform:
-            self.tokenizer = (self.folder / "tokenizer.json").read_text(encoding="utf-8")
+            self.tokenizer = read_tokenizer(self.folder)
 
     def new_config(self) -> ClassifierConfig:
         """Returns the shape of a model that begins with random weights. Raises UserError."""

@@ -63,11 +63,14 @@ class CorpusSettings:
         "corpus to translate: phrasebook, multi30k, a folder, a PREFIX, a table (.csv, .jsonl, "
         "or lines with tabs) or a .zip; to classify: agnews, amazon-polarity, fashion-mnist, "
         "imdb, kinds, class folders, or a table with --label",
+        changeable=True,  # the corpus may have moved; its content may not have changed
     )
     valid: str = flag(
-        "", "PREFIX, table or class folders to validate on; else some are held out"
+        "",
+        "PREFIX, table or class folders to validate on; else some are held out",
+        changeable=True,
     )
-    test: str = flag("", "PREFIX, table or class folders to score at the end")
+    test: str = flag("", "PREFIX, table or class folders to score at the end", changeable=True)
     src: str = flag("de", "source language: ending of its file, or column", task=TRANSLATE)
     tgt: str = flag("en", "target language: ending of its file, or column", task=TRANSLATE)
     vocab_size: int = flag(8000, "tokens in the vocabulary (BPE)", (1, 10**7), is_shape=True)

@@ -82,12 +82,11 @@ def finish(run, model: nn.Module) -> None:
         "wall_seconds": round(seconds, 1),
     }
     content |= median_speed(run.folder / "metrics.csv")
-    first_metric = run.task.metrics[0]
     content |= {
         "best_step": best["step"],
         "averaged_checkpoints": best["averaged"],
-        f"valid_{first_metric}": round(valid[first_metric], 4),
     }
+    content |= {f"valid_{name}": round(value, 4) for name, value in valid.items()}
     content |= test_metrics
     epochs = list(run.progress.epochs)
     if run.progress.epoch.seconds:  # the last epoch is not whole

@@ -83,8 +83,8 @@ def find_task(args: Settings) -> Task:
 
 def type_of_task(data: str, label: str, saved: Mapping | None = None) -> str:
     """Returns "translation" or "classification". saved: what a checkpoint holds of the task."""
-    if saved and saved["kind"] == "classification":
-        return "classification"
+    if saved:
+        return str(saved["kind"])
     from support.corpora.task_type import task_type
 
     return task_type(data, label)

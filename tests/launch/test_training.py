@@ -24,6 +24,7 @@ from support.training import summary as run_summary
 from support.training import throughput
 from support.training.command_line import parse_arguments
 from support.training.settings import CpuSettings, FsdpSettings
+from support.training.tasks import find_task
 
 
 @pytest.mark.slow
@@ -276,6 +277,7 @@ def test_a_signal_before_all_processes_have_started_is_kept_for_them(
 import os, time, torch.multiprocessing as mp
 from support.training.command_line import parse_arguments
 from support.training.settings import CpuSettings, FsdpSettings
+from support.training.tasks import find_task
 from support.distributed.launch import spawn
 from train_cpu import train
 start = mp.spawn
@@ -405,9 +407,29 @@ def test_going_on_keeps_the_rows_and_refuses_another_corpus(tmp_path, refusal, p
     done = run_script("train_cpu.py", "--resume", "logs/r", "--steps", "6", cwd=tmp_path)
     assert done.returncode == 2 and "at step 12 already" in done.stderr
     write_pairs(tmp_path / "own", pairs["train"][1:301])
-    assert "has changed since the run was started" in refusal(
+    assert "--data own: logs/r was started with another corpus" in refusal(
         "--resume", "logs/r", "--steps", "20"
     )
+
+
+def test_a_run_goes_on_with_a_corpus_that_has_moved(
+    tmp_path, trained, small_corpus, refusal, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained / "logs", tmp_path / "logs")
+    for file in small_corpus.parent.iterdir():
+        shutil.copy(file, tmp_path / file.name.replace("small", "moved"))
+
+    def flags_with(data: str) -> list[str]:
+        others = ["--valid", "moved-valid", "--test", "moved-test"]
+        return ["--resume", "logs/first", "--data", data, *others]
+
+    for data in ("moved", "./moved"):
+        monkeypatch.setattr(sys, "argv", ["train_cpu.py", *flags_with(data)])
+        args = parse_arguments("", CpuSettings).complete()
+        assert len(find_task(args).batches.examples) == 600
+    expected = "--data moved-valid: logs/first was started with another corpus"
+    assert expected in refusal(*flags_with("moved-valid"))
 
 
 @pytest.mark.slow

@@ -32,7 +32,8 @@ from support.common.hardware import available_cores
 from support.corpora.pairs import read_parallel
 from support.ctranslate.engine import Engine
 from support.translation.lines import sort_into_batches
-from support.translation.task import bleu, load_translator
+from support.translation.scores import bleu
+from support.translation.task import load_translator
 from translate import Translator, parse_arguments
 
 BEAMS = (1, 4)
@@ -148,7 +149,7 @@ def main() -> None:
     ) -> None:
         print(
             f"| {what} | {beam} | {len(sources) / seconds:,.0f} "
-            f"| {bleu(hypotheses, references)[0]:.2f} | {1e3 * alone:.1f} |",
+            f"| {bleu(hypotheses, references, 'en').value:.2f} | {1e3 * alone:.1f} |",
             flush=True,
         )
 
