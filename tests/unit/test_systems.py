@@ -25,7 +25,7 @@ def run_there(system, *command, cwd, text=""):
         "PRETEND": system,
         "PYTHONPATH": str(ROOT / "tests" / "systems"),
         "PYTHONWARNDEFAULTENCODING": "1",  # an error, in a module of the project
-        "PYTHONIOENCODING": "utf-8",
+        "PYTHONIOENCODING": "cp1252" if system == "win32" else "utf-8",
         "USE_LIBUV": "0" if system == "win32" else "1",  # PyTorch's default on Windows
     }
     done = subprocess.run(
