@@ -362,8 +362,9 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
         )
     names = [file.parent.name for file in files]
     if part == "train":
+        with_examples = set(names)
         for folder in inner_folders(path):
-            if folder.name not in names and visible(folder):
+            if folder.name not in with_examples and visible(folder):
                 raise UserError(f"{folder}: a class without any {modality}")
     corpus.left_out += left_out
     read: Reader

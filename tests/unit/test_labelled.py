@@ -604,6 +604,14 @@ def test_texts_that_are_not_utf_8_are_read_and_counted(tmp_path, capfd):
     assert warning.count("\n") == 1 and "2 of 3 texts, such as" in warning
 
 
+def test_a_picture_among_texts_does_not_make_them_images(tmp_path):
+    files = {f"{name}/{i}.txt": "x" for name in "ab" for i in range(2)}
+    write_tree(tmp_path, files | {"a/logo.png": "?", "b/logo.png": "?"})
+    corpus = find_labelled(str(tmp_path))
+    assert (corpus.modality, len(read(corpus))) == ("text", 4)
+    assert corpus.left_out_line() == f"{tmp_path.name}: left out: 2 .png"
+
+
 def test_hidden_files_and_those_of_a_mac_are_no_examples(tmp_path):
     files = {"a/1.txt": "x", "b/1.txt": "y"}
     mac = {
@@ -648,7 +656,7 @@ def test_class_folders_without_parts_and_others_to_validate_on(tmp_path):
     )
     answer = refusal(find_labelled, f"{tmp_path}/all", valid=f"{tmp_path}/p")
     assert "images for the valid part, but all has texts" in answer
-    assert "both .txt files and images" in refusal(find_labelled, f"{tmp_path}/both")
+    assert "both/a: a class without any image" in refusal(find_labelled, f"{tmp_path}/both")
     assert "neither a table" in refusal(find_labelled, f"{tmp_path}/all/a")
     assert "no such file or folder" in refusal(find_labelled, f"{tmp_path}/none", label="label")
 
@@ -780,11 +788,11 @@ def test_images_are_known_by_what_they_hold_and_the_rest_is_counted(tmp_path, im
         (tmp_path / name).mkdir()
         for number, kind in enumerate(("png", "jpeg", "webp", "bmp", "gif")):
             black.save(tmp_path / name / str(number), kind)
-    left_out = {"a/1.heic": "\0", "b/1.heic": "\0", "a/1.TIF": "II*\0", "b/notes": "?"}
+    left_out = {"a/1.heic": "\0", "b/1.heic": "\0", "a/1.txt": "?", "b/notes": "?"}
     write_tree(tmp_path, left_out | {"a/old/1.png": "?"})
     corpus = find_labelled(str(tmp_path))
     assert (corpus.modality, len(read(corpus))) == ("image", 10)
-    expected = "left out: 2 .heic, 1 .tif, 1 folder(s), 1 without ending"
+    expected = "left out: 2 .heic, 1 .txt, 1 folder(s), 1 without ending"
     assert corpus.left_out_line() == f"{tmp_path.name}: {expected}"
 
 
