@@ -145,7 +145,7 @@ class Translator:
             raise UserError(f"--beam {args.beam}: more than half the vocabulary, {vocab_size}")
         if args.engine == "ctranslate2":
             engine = load_ctranslate2()
-            decoder = engine(self.paths[0], self.model, args.beam, args.n_best, procs)
+            decoder = engine(self.model, args.beam, args.n_best, procs)
         else:
             bf16 = args.precision == "bf16"
             decoder = Pool(list(models), args.beam, args.n_best, procs, args.device, bf16)

@@ -53,8 +53,10 @@ def load(path: Path) -> dict:
     try:
         try:
             checkpoint = unpickle(path, mmap=True)
-        except RuntimeError:  # its file system maps no files, or the file is damaged
-            checkpoint = unpickle(path)
+        except RuntimeError as problem:
+            if "unable to mmap" not in str(problem):
+                raise
+            checkpoint = unpickle(path)  # its file system maps no files
         check_fields(checkpoint)
         return checkpoint
     except OSError as problem:

@@ -325,16 +325,14 @@ def random_words(seed, sentences, length):
 @pytest.mark.optional
 @pytest.mark.parametrize("compute_type", ["int8", "float32", "unknown"])
 @pytest.mark.parametrize("beam", [1, 4])
-def test_ctranslate2_finds_what_beam_search_finds(copier, tmp_path, beam, compute_type):
+def test_ctranslate2_finds_what_beam_search_finds(copier, beam, compute_type):
     from support.ctranslate.engine import Engine
 
-    path = tmp_path / "best.pt"
-    path.write_bytes(b"")  # only its checksum is asked for
     batches = [
         [ids for n in lengths for ids in random_words(n, 3, n).tolist()]
         for lengths in ((7, 6), (5,), (3, 2))
     ]
-    engine = Engine(path, copier, beam, min(beam, 2), 2, compute_type)
+    engine = Engine(copier, beam, min(beam, 2), 2, compute_type)
     for batch, found in zip(batches, engine.search(batches), strict=True):
         expected = translate_batch(copier, batch, beam)
         for ids, ours, theirs in zip(batch, expected, found, strict=True):
@@ -345,62 +343,15 @@ def test_ctranslate2_finds_what_beam_search_finds(copier, tmp_path, beam, comput
 
 
 @pytest.mark.optional
-def test_ctranslate2_takes_models_with_post_norm(tmp_path):
+def test_ctranslate2_takes_models_with_post_norm():
     pytest.importorskip("ctranslate2")
     from support.ctranslate.engine import Engine
 
-    model, path, batch = (
-        make_model(norm="post"),
-        tmp_path / "best.pt",
-        [[9, 8, 7, 6, 5], [3, 4, 5]],
-    )
-    path.write_bytes(b"")
-    found = next(Engine(path, model, 1, 1, 1, "float32").search([batch]))
+    model = make_model(norm="post")
+    batch = [[9, 8, 7, 6, 5], [3, 4, 5]]
+    found = next(Engine(model, 1, 1, 1, "float32").search([batch]))
     ours = translate_batch(model, batch, 1)
     assert [one[0][1] for one in found] == [one[0][1] for one in ours]
-
-
-@pytest.mark.optional
-def test_a_conversion_is_kept_until_the_checkpoint_changes(tmp_path, monkeypatch):
-    pytest.importorskip("ctranslate2")
-    from support.ctranslate import engine as ctranslate
-
-    path, conversions, convert = tmp_path / "best.pt", [], ctranslate.convert
-
-    def counted(model):
-        conversions.append(model)
-        return convert(model)
-
-    monkeypatch.setattr(ctranslate, "convert", counted)
-
-    def result(model):
-        return list(ctranslate.Engine(path, model, 2, 1, 1).search([[[5, 6, 7], [8]]]))
-
-    path.write_bytes(b"one")
-    first = result(make_model())
-    assert result(make_model()) == first and len(conversions) == 1
-    path.write_bytes(b"two")  # another checkpoint
-    second = result(make_model(seed=8))
-    assert second != first and len(conversions) == 2
-    weights = tmp_path / "best.ct2" / "model.bin"
-    for spoil in (lambda: weights.write_bytes(weights.read_bytes()[:5000]), weights.unlink):
-        spoil()
-        assert result(make_model(seed=8)) == second
-    assert len(conversions) == 4
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["best.ct2", "best.pt"]
-
-
-@pytest.mark.optional
-def test_a_conversion_that_cannot_be_written_is_said_in_one_line(tmp_path):
-    pytest.importorskip("ctranslate2")
-    from support.ctranslate.engine import Engine
-
-    (tmp_path / "best.pt").write_bytes(b"")
-    (tmp_path / "best.ct2").mkdir()
-    (tmp_path / "best.ct2" / "precious").write_bytes(b"somebody else's")
-    with pytest.raises(UserError, match="best.ct2: the converted model cannot be written"):
-        Engine(tmp_path / "best.pt", make_model(), 1, 1, 1)
-    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["best.pt", "precious"]
 
 
 def test_without_its_package_ctranslate2_is_refused(answer, monkeypatch):
