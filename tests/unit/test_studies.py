@@ -147,12 +147,12 @@ def test_flags_say_whether_a_study_is_of_a_classifier(study, flags, expected):
 
 
 def test_folders_of_classes_are_of_a_classifier_and_other_names_are_not(study, tmp_path):
-    for name, file, expected in (
-        ("reviews", "1.txt", "--batch-size 4 "),
-        ("kinds-of-things", "1.pdf", "--batch-tokens 4 "),
+    for name, file, content, expected in (
+        ("reviews", "1.txt", b"x", "--batch-size 4 "),
+        ("kinds-of-things", "1.pdf", b"%PDF-1.7\0", "--batch-tokens 4 "),
     ):
         (tmp_path / name / "good").mkdir(parents=True)
-        (tmp_path / name / "good" / file).write_text("x")
+        (tmp_path / name / "good" / file).write_bytes(content)
         status, _, errors, (run, _) = study(
             f"batch-size --data {name} --batches 4 --name {name}"
         )
