@@ -32,6 +32,8 @@ def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store
         elapsed, epoch_seconds = broadcast_object(measured)
         dist.destroy_process_group()
     del server
+    if not epoch_seconds:  # a signal has stopped the trial, and will stop the run
+        return
     remaining = max(0.0, 60 * args.minutes - elapsed) * SHARE_OF_STEPS
     epochs = remaining / epoch_seconds
     if epochs >= 1:

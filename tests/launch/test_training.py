@@ -432,10 +432,11 @@ def test_a_run_goes_on_with_a_corpus_that_has_moved(
         others = ["--valid", "moved-valid", "--test", "moved-test"]
         return ["--resume", "logs/first", "--data", data, *others]
 
+    summary = json.loads((tmp_path / "logs/first/summary.json").read_text())
     for data in ("moved", "./moved"):
         monkeypatch.setattr(sys, "argv", ["train_cpu.py", *flags_with(data)])
         args = parse_arguments("", CpuSettings).complete()
-        assert len(find_task(args).batches.examples) == 600
+        assert len(find_task(args).batches.examples) == summary["training_examples"]
     expected = "--data moved-valid: logs/first was started with another corpus"
     assert expected in refusal(*flags_with("moved-valid"))
 
