@@ -134,6 +134,7 @@ PLURALS = {  # plurals that no rule gives
     "tomato": "tomatoes",
     "mouse": "mice",
     "fish": "fish",
+    "person": "people",
 }
 PEOPLE = ("adult", "contact", "child", "kin")
 # What is used up or done with in one go cannot be the same one every day.
@@ -2254,7 +2255,7 @@ TEMPLATES = [
     object_first,
     comparison,
     imperative,
-    *16 * [said],
+    *30 * [said],
 ]
 KINDS = {  # what a sentence of the grammar does; a classifier learns to tell
     "statement": [statement],  # the subject first
