@@ -28,8 +28,9 @@ from support.common.errors import UserError, make_parser, run_main
 from support.common.hardware import available_cores, find_device
 from support.common.kernels import configure_backends, speed_up
 from support.common.prompt import prompt, readable
+from support.corpora.archives import find_table
 from support.corpora.pairs import PARTS
-from support.corpora.tables import TABLES, blocks, decode_lines, ending
+from support.corpora.tables import blocks, decode_lines
 from support.pretrained.export import export
 
 BLOCK = 1024  # examples classified at a time, so that memory does not grow with the file
@@ -194,11 +195,13 @@ def find_file(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, s
     path = Path(args.score)
     text = args.text or ""
     label = args.label or ""
-    if ending(path) in TABLES:  # in other files there are no columns
+    if find_table(path):  # in other files there are no columns
         text = text or flags.get("text", "")
         label = label or flags.get("label", "")
     corpus = find_labelled(args.score, text=text, label=label, transform=predictor.transform)
     check_modality(args, predictor, corpus)
+    if corpus.left_out:
+        print(corpus.left_out_line(), file=sys.stderr)
     parts = [name for name in PARTS if name in corpus.parts]  # train, valid, test
     part = parts[-1]
     description = f" of the {part} part" if len(corpus.parts) > 1 else ""

@@ -13,7 +13,8 @@ import hashlib
 import json
 import math
 import shutil
-import tempfile
+import unicodedata
+import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,7 +30,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from support.common.errors import UserError
 
 PAD, BOS, EOS = 0, 1, 2
-FORMAT = 1  # of the encoded corpus: increase it when the same text is stored differently
+FORMAT = 2  # of the encoded corpus: increase it when the same text is stored differently
 ENCODED_AT_ONCE = 20_000  # pairs, so that a large corpus needs no more memory
 BPE_PAIRS = 1_000_000  # are enough to learn a BPE from
 SIDES = ("src", "tgt")
@@ -54,8 +55,11 @@ class BPE:
         lower: converts every text to lower case first, also those that it encodes later.
         """
         tokenizer = Tokenizer(models.BPE())
+        # Unicode can write é in two ways. NFC makes their bytes equal.
+        steps: list[normalizers.Normalizer] = [normalizers.NFC()]
         if lower:
-            tokenizer.normalizer = normalizers.Lowercase()
+            steps.append(normalizers.Lowercase())
+        tokenizer.normalizer = normalizers.Sequence(steps)
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
@@ -110,28 +114,37 @@ def name_folder(cache: Path, name: str, description: list) -> Path:
 
 
 def is_encoded(folder: Path) -> bool:
-    """Returns whether a folder is whole: meta.json is its last file."""
-    return (folder / "meta.json").is_file()
+    """Returns whether a folder is whole: its files have the sizes that meta.json tells."""
+    try:
+        sizes = json.loads((folder / "meta.json").read_text())["sizes"]
+        return all((folder / name).stat().st_size == sizes[name] for name in sizes)
+    except (OSError, ValueError):  # a file is missing, or meta.json was cut short
+        return False
 
 
-def make_once(folder: Path, write: Callable[[Path], None]) -> Path:
+def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
     """Returns a folder that `write` fills now, or has filled earlier. Raises UserError.
 
-    It gets its name when it is full, so that no process sees a part of it.
+    write: writes the files of a folder, and returns the content of its meta.json, to which
+    their sizes in bytes are added. The folder gets its name when it is full, so that no process
+    sees a part of it. A folder that has been damaged since is made again.
     """
     if is_encoded(folder):
         return folder
+    shutil.rmtree(folder, ignore_errors=True)
     cache = folder.parent
+    partial = cache / f"partial-{uuid.uuid4().hex}"
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(dir=cache, prefix="partial-"))
+        partial.mkdir(parents=True)
     except OSError as problem:
         raise UserError(
             f"{cache}: the encoded corpus cannot be kept there ({problem.strerror}); "
             f"XDG_CACHE_HOME names another place"
         ) from problem
     try:
-        write(partial)
+        meta = write(partial)
+        meta["sizes"] = {file.name: file.stat().st_size for file in partial.iterdir()}
+        (partial / "meta.json").write_text(json.dumps(meta, indent=1))
         try:
             partial.rename(folder)
         except OSError:
@@ -146,12 +159,14 @@ def make_once(folder: Path, write: Callable[[Path], None]) -> Path:
     return folder
 
 
-def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str | None) -> None:
-    """Writes bpe.json, the encoded parts, and meta.json, which counts what is in them."""
+def encode(
+    corpus, folder: Path, vocab_size: int, max_length: int, bpe: str | None
+) -> dict[str, Any]:
+    """Writes bpe.json and the encoded parts; returns counts of what is in them."""
     num_pairs = {part: count_pairs(corpus, part) for part in corpus.parts}
     parts = dict(corpus.parts)
     if "valid" not in parts:
-        parts |= hold_out(corpus.parts["train"], num_pairs["train"])
+        parts |= hold_out(corpus.parts["train"])
     stride = math.ceil(num_pairs["train"] / BPE_PAIRS)
     some_pairs = islice(parts["train"](), 0, None, stride)
     texts = (text.strip() for pair in some_pairs for text in pair)
@@ -174,24 +189,43 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str | No
                 f"--max-length {max_length})"
             )
         meta["parts"][part] = counts
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+    return meta
 
 
-def hold_out(read: Callable[[], Iterator[tuple[str, str]]], num_pairs: int) -> dict:
+def hold_out(read: Callable[[], Iterator[tuple[str, str]]]) -> dict:
     """Returns readers of "train" and "valid" that share out the pairs of `read`.
 
     About 1,000 pairs are held out to validate on, at most one in 20. A hash of the source
-    chooses them, so that equal sentences stay together.
+    chooses them, so that equal sentences stay together. Pairs with an empty side do not count.
     """
-    one_in = max(20, num_pairs // 1000)
+    sources = (source for source, target in read() if source.strip() and target.strip())
+    hashes = np.fromiter(map(hash_text, sources), np.uint32)
+    held_out = choose_held_out(hashes, size=min(1000, len(hashes) // 20))
 
-    def select(held_out: bool) -> Iterator[tuple[str, str]]:
+    def select(is_held_out: bool) -> Iterator[tuple[str, str]]:
         for source, target in read():
-            is_held_out = zlib.crc32(source.encode()) % one_in == 0
-            if is_held_out == held_out:
+            if (hash_text(source) in held_out) == is_held_out:
                 yield source, target
 
     return {"train": lambda: select(False), "valid": lambda: select(True)}
+
+
+def hash_text(text: str) -> int:
+    """Returns a number of 32 bits; texts that are encoded alike have the same."""
+    return zlib.crc32(unicodedata.normalize("NFC", text.strip()).encode())
+
+
+def choose_held_out(hashes: np.ndarray, size: int) -> set[int]:
+    """Returns which hashes are held out of training; about `size` examples have them.
+
+    hashes: (examples,). Hashes that more than `size` / 10 examples share are not chosen, as a
+    single text would decide the score. If all are so frequent, the least frequent are chosen.
+    """
+    values, counts = np.unique(hashes, return_counts=True)
+    is_rare = counts <= max(size // 10, counts.min(initial=len(hashes)))
+    rare = values[is_rare][:-1]  # one at least is left to train on
+    total = counts[is_rare].cumsum()
+    return set(rare[: np.searchsorted(total, size) + 1].tolist())
 
 
 def count_pairs(corpus, part: str) -> int:
@@ -208,8 +242,9 @@ def encode_part(
 ) -> dict[str, Any]:
     """Writes flat arrays, PATH.src.ids and PATH.src.offsets, the same for tgt; returns counts.
 
-    The parts that are translated and scored later, all but the training part, are kept as text
-    too. Pairs with an empty side, or with more than `max_length` tokens, are left out.
+    Pairs with an empty side, or with more than `max_length` tokens, are left out. The parts
+    that are translated and scored later, all but the training part, are kept as text too. There
+    a pair that is left out is a pair of empty lines: lines keep their numbers.
     """
     dtype = np.dtype(np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32)
     num_pairs = too_long = empty = 0
@@ -219,13 +254,17 @@ def encode_part(
     while block := list(islice(pairs, ENCODED_AT_ONCE)):
         sources, targets = zip(*block)
         kept = []
-        for source, target in zip(bpe.encode(sources), bpe.encode(targets)):
+        texts = []
+        for pair, source, target in zip(block, bpe.encode(sources), bpe.encode(targets)):
+            text = ("", "")
             if not source or not target:
                 empty += 1
             elif max(len(source), len(target)) >= max_length:  # eos is one more
                 too_long += 1
             else:
                 kept.append((source, target))
+                text = pair
+            texts.append(text)
         num_pairs += len(kept)
         for i, side in enumerate(SIDES):
             sentences = [pair[i] for pair in kept]
@@ -235,8 +274,9 @@ def encode_part(
             append(f"{path}.{side}.offsets", (ends[side] + lengths.cumsum()).tobytes())
             ends[side] += len(ids)
         if path.name != "train":
-            for side, texts in zip(SIDES, (sources, targets)):
-                append(f"{path}.{side}.txt", "".join(text + "\n" for text in texts).encode())
+            for i, side in enumerate(SIDES):
+                lines = "".join(pair[i] + "\n" for pair in texts)
+                append(f"{path}.{side}.txt", lines.encode())
     return {
         "pairs": num_pairs,
         "too_long": too_long,
@@ -258,9 +298,20 @@ def read_bpe(folder: Path) -> str:
 
 
 def read_text(folder: Path, part: str, side: str) -> list[str]:
-    """Returns the lines of a part that was kept as text; `side` is src or tgt."""
+    """Returns the lines of a part that was kept as text; those left out of it are empty.
+
+    side: "src" or "tgt".
+    """
     # Read as bytes: in text mode a lone carriage return would end a line as well.
     return (folder / f"{part}.{side}.txt").read_bytes().decode().split("\n")[:-1]
+
+
+def map_file(path: Path, dtype: str | type) -> np.ndarray:
+    """Returns the content of a file: mapped from disk or, where that is refused, read."""
+    try:
+        return np.memmap(path, dtype=dtype, mode="r")
+    except (OSError, ValueError):  # on some network file systems; and of an empty file
+        return np.fromfile(path, dtype)
 
 
 class Pairs:
@@ -272,8 +323,8 @@ class Pairs:
         dtype = meta["parts"][part]["dtype"]
         self.sides = []
         for side in SIDES:
-            ids = np.memmap(folder / f"{part}.{side}.ids", dtype=dtype, mode="r")
-            offsets = np.memmap(folder / f"{part}.{side}.offsets", dtype=np.int64, mode="r")
+            ids = map_file(folder / f"{part}.{side}.ids", dtype)
+            offsets = map_file(folder / f"{part}.{side}.offsets", np.int64)
             self.sides.append((ids, offsets))
 
     def __len__(self) -> int:

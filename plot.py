@@ -14,38 +14,23 @@ There a line joins runs that differ in nothing else; a point is the median of eq
 
 import csv
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
-try:
-    import matplotlib
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, StrMethodFormatter
-except ImportError:
-    print("error: plot.py draws with matplotlib: pip install matplotlib", file=sys.stderr)
-    sys.exit(2)
+from support.common.errors import UserError, exit_on_user_error, make_parser, run_main
+from support.common.text_table import aligned
+
+with exit_on_user_error():  # where matplotlib is not installed
+    from support.common.figures import LEGEND_PLACE, new_figure, size_of
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, StrMethodFormatter
 
 from support.classification.confusion_plot import draw_confusion
-from support.common.errors import UserError, make_parser, run_main
-from support.common.text_table import aligned
-from support.profiling import memory_plot, step_plot
-from support.studies.runs_table import (
-    POSITIVE,
-    Lines,
-    Row,
-    Run,
-    all_translate,
-    compare,
-    curves,
-    measured,
-    metrics,
-    read_run,
-    read_study,
-    speed_column,
-    write_study,
-)
+from support.profiling.profile_plots import draw_profiles, read_profile
+from support.studies import runs_table
+from support.studies.runs_table import POSITIVE, Lines, Row, Run, metrics
 
 # The x of each comparison, then the y of its panels. "valid_*": the loss and the task's
 # metrics; "speed": in tokens if all runs translate or one has not ended, else in examples.
@@ -74,17 +59,6 @@ AXES = {
 FROM_0 = {"tokens_per_second", "samples_per_second", "epoch_seconds"}  # but not over processes
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)))
 MARKERS = "os^Dv<>PX"  # with the dashes: 36 different pairs
-STYLE: dict[Any, Any] = {
-    "font.size": 8,
-    "legend.fontsize": 7,
-    "lines.linewidth": 1,
-    "lines.markersize": 3,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "0.9",
-    "text.parse_math": False,
-}
 
 Panel = tuple[str, str, Lines]  # x, y, the lines
 
@@ -100,11 +74,13 @@ def find_figures(runs: list[Row], logs: dict[str, list[Row]]) -> dict[str, list[
     ys = ["loss"] if len(logs) == 1 else ["train_loss", "valid_loss"]
     ys += metrics(runs, "valid")
     figures = {
-        "curves.png": [(x, y, curves(logs, x, y)) for y in ys for x in ("step", "minutes")]
+        "curves.png": [
+            (x, y, runs_table.curves(logs, x, y)) for y in ys for x in ("step", "minutes")
+        ]
     }
     for file, (x, *names) in FIGURES.items():
         ys = [y for name in names for y in expand(name, runs)]
-        figures[file] = [(x, y, compare(runs, x, y)) for y in ys]
+        figures[file] = [(x, y, runs_table.compare(runs, x, y)) for y in ys]
     drawable = {}
     for file, panels in figures.items():
         panels = [(x, y, lines) for x, y, lines in panels if lines]
@@ -118,8 +94,8 @@ def expand(name: str, runs: list[Row]) -> list[str]:
     if name == "valid_*":
         return ["valid_loss", *metrics(runs, "valid")]
     if name == "speed":
-        return [speed_column(runs)]
-    if name == "epoch_seconds" and len(measured(runs, name)) < len(runs):
+        return [runs_table.speed_column(runs)]
+    if name == "epoch_seconds" and len(runs_table.measured(runs, name)) < len(runs):
         return []  # the panels beside it would show other runs
     return [name]
 
@@ -179,6 +155,7 @@ def set_scales(axes: Axes, x: str, y: str, lines: Lines, loss_unit: str) -> None
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     axes.minorticks_off()
+    axes.grid(True)
 
 
 def ticks_for(ratio: float) -> tuple[float, ...]:
@@ -202,25 +179,23 @@ def draw_figure(panels: list[Panel], path: Path, loss_unit: str) -> None:
     legend_entry = 0.6 + 0.055 * max(map(len, labels))
     legend_columns = max(1, min(len(labels), int(width / legend_entry)))
     height = 2.1 * rows + 0.15 * math.ceil(len(labels) / legend_columns)
-    matplotlib.rcParams.update(STYLE)
-    figure = Figure((width, height), dpi=300, layout="constrained")
-    grid = figure.subplots(rows, columns, sharex="col" if over_both else "none", squeeze=False)
-    for axes, (x, y, lines) in zip(grid.flat, panels):
-        draw_lines(axes, lines, labels)
-        set_scales(axes, x, y, lines, loss_unit)
-        if over_both:
-            axes.label_outer()
-    figure.legend(
-        grid[0, 0].lines,
-        [shorten(label) for label in labels],
-        loc="outside lower center",
-        ncols=legend_columns,
-        frameon=False,
-        handlelength=3,
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    print(f"{path}: {width * 300:.0f} x {height * 300:.0f} pixels")
+    with new_figure(path, width, height) as figure:
+        share = "col" if over_both else "none"
+        grid = figure.subplots(rows, columns, sharex=share, squeeze=False)
+        for axes, (x, y, lines) in zip(grid.flat, panels):
+            draw_lines(axes, lines, labels)
+            set_scales(axes, x, y, lines, loss_unit)
+            if over_both:
+                axes.label_outer()
+        figure.legend(
+            grid[0, 0].lines,
+            [shorten(label) for label in labels],
+            loc=LEGEND_PLACE,
+            ncols=legend_columns,
+            fontsize=7,
+            handlelength=3,
+        )
+    print(f"{path}: {size_of(figure)}")
 
 
 def shorten(label: str) -> str:
@@ -228,21 +203,12 @@ def shorten(label: str) -> str:
     return label if len(label) < 60 else f"{label[:28]}…{label[-28:]}"
 
 
-def draw_profiles(folders: list[Path], out: Path) -> None:
-    """Draws what --profile left of runs: a step of each, and their memory."""
-    steps = [step_plot.read_step(folder) for folder in folders]
-    memory = [memory_plot.read_memory(folder) for folder in folders]
-    step_plot.draw_steps(steps, out / "step.png")
-    memory_plot.draw_memory(memory, out / "memory.png")
-    print(f"{out}: step.png, memory.png")
-
-
 # --- The table in the terminal
 
 
 def show_table(runs: list[Row]) -> None:
     """Prints settings, speed and metrics of the runs."""
-    speed = speed_column(runs)
+    speed = runs_table.speed_column(runs)
     speed_digits = ",.0f" if speed == "tokens_per_second" else ",.1f"
     columns = [
         ("processes", "processes", "g"),
@@ -283,9 +249,9 @@ def read_sources(sources: list[Path]) -> tuple[list[Row], dict[str, Run]]:
             raise UserError(f"{path} is the folder of a study: pass its table, {table}")
         try:
             if path.is_file():
-                runs += read_study(path)
+                runs += runs_table.read_study(path)
                 continue
-            run = read_run(path, [known["run"] for known in runs])
+            run = runs_table.read_run(path, [known["run"] for known in runs])
         except (ValueError, TypeError, KeyError, csv.Error) as error:
             raise UserError(f"{path}: not a run or a study, or cut short ({error})") from error
         runs.append(run.row)
@@ -310,31 +276,28 @@ def main() -> None:
         "--steps", action="store_true", help="draw a step of each run, and memory"
     )
     args = parser.parse_args()
-    out = args.out or Path("logs")
+    alone = len(args.source) == 1 and args.source[0].is_dir()
+    out = args.out or (args.source[0] if alone else Path("logs"))
     if args.steps:
-        if args.out is None and len(args.source) == 1:
-            out = args.source[0]
-        draw_profiles(args.source, out)
+        draw_profiles([read_profile(folder) for folder in args.source], out)
+        print(f"{out}: step.png, memory.png")
         return
     runs, folders = read_sources(args.source)
-    if args.out is None and folders and len(runs) == 1:
-        out = args.source[0]
     figures = find_figures(runs, {name: run.curve for name, run in folders.items()})
     if not figures:
         raise UserError(
             f"{args.source[0]}: no two runs differ in processes, batch size, lr or delay"
         )
     # Only a translator's loss is known to be a mean over tokens.
-    loss_unit = "nats/token" if all_translate(runs) else "nats"
+    loss_unit = "nats/token" if runs_table.all_translate(runs) else "nats"
     for name, panels in figures.items():
         draw_figure(panels, out / name, loss_unit)
-    if len(runs) == 1:
-        for run in folders.values():
-            if "confusion" in run.summary:
-                path = out / "confusion.png"
-                draw_confusion(run.summary["confusion"], run.summary["classes"], path)
+    for run in folders.values():
+        if len(runs) == 1 and "confusion" in run.summary:
+            path = out / "confusion.png"
+            draw_confusion(run.summary["confusion"], run.summary["classes"], path)
     if folders and len(runs) > 1:
-        write_study(runs, out / "runs.csv")
+        runs_table.write_study(runs, out / "runs.csv")
         print(f"\n{out / 'runs.csv'}: {len(runs)} runs")
     show_table(runs)
 

@@ -1,10 +1,10 @@
-"""Translates with a trained model: a sentence, a file, what is typed, or a test set with BLEU.
+"""Translates with a trained model: a sentence, a file, what is typed, or a test set to score.
 
 Examples:
     python translate.py                                   # a prompt, until q
     python translate.py "Ein Hund läuft im Park."         # one sentence
     python translate.py < in.de > out.en                  # as many lines out as in
-    python translate.py --score test.de test.en           # BLEU with its sacreBLEU signature
+    python translate.py --score test.de test.en           # BLEU and chrF, with signatures
     python translate.py --checkpoint A --checkpoint B …   # an ensemble of several models
     python translate.py --attention out.png "Ein Hund."   # a plot of what each word attends to
     python translate.py --engine ctranslate2 < in.de      # in int8: pip install ctranslate2
@@ -26,7 +26,8 @@ from support.corpora.pairs import read_parallel
 from support.corpora.tables import blocks, decode_lines
 from support.translation.lines import translate_lines
 from support.translation.pool import Pool
-from support.translation.task import bleu, load_translator
+from support.translation.scores import bleu, chrf
+from support.translation.task import load_translator
 
 LINES_AT_ONCE = 20_000  # of a file: the memory that it takes does not grow with its size
 
@@ -143,7 +144,7 @@ class Translator:
             raise UserError(f"--beam {args.beam}: more than half the vocabulary, {vocab_size}")
         if args.engine == "ctranslate2":
             engine = load_ctranslate2()
-            decoder = engine(self.paths[0], self.model, args.beam, args.n_best, procs)
+            decoder = engine(self.model, args.beam, args.n_best, procs)
         else:
             bf16 = args.precision == "bf16"
             decoder = Pool(list(models), args.beam, args.n_best, procs, args.device, bf16)
@@ -192,30 +193,36 @@ def load_ctranslate2() -> type:
 
 
 def score_file(args: argparse.Namespace) -> None:
-    """Prints the BLEU of the translation of a file, its signature, and the decoding speed."""
+    """Prints the scores of the translation of a file, their signatures, and the speed.
+
+    Pairs with an empty side are not scored.
+    """
     src, ref = map(Path, args.score)
     pairs = list(read_parallel(src, ref))
-    if not pairs:
-        raise UserError(f"{src} and {ref} are empty")
-    sources, references = map(list, zip(*pairs))
+    scored = [pair for pair in pairs if pair[0].strip() and pair[1].strip()]
+    if not scored:
+        raise UserError(f"{src} and {ref} have no line with text in both")
+    sources, references = map(list, zip(*scored))
     translator = Translator(args)
     start = time.perf_counter()
     hypotheses = translator(sources)
     seconds = time.perf_counter() - start
-    score, signature = bleu(hypotheses, references)
-    print(f"BLEU {score:.2f}  {signature}")
+    by_words = bleu(hypotheses, references, translator.task["tgt"])
+    by_characters = chrf(hypotheses, references)
+    print(f"BLEU {by_words.value:.2f}  {by_words.signature}")
+    print(f"chrF {by_characters.value:.2f}  {by_characters.signature}")
     print(
         f"{len(sources):,} sentences, beam {args.beam}, {seconds:.1f} s, "
         f"{len(sources) / seconds:,.0f} sentences/s"
     )
+    if len(scored) < len(pairs):
+        print(f"not scored: {len(pairs) - len(scored):,} lines with an empty side")
 
 
 def plot_attention(args: argparse.Namespace) -> None:
     """Translates a sentence and plots its attention."""
-    try:
-        from support.translation.attention_plot import draw_attention
-    except ImportError:
-        raise UserError("--attention needs a package: pip install matplotlib") from None
+    from support.translation.attention_plot import draw_attention
+
     translator = Translator(args)
     text = readable(args.text)
     translation = draw_attention(

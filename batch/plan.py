@@ -35,37 +35,25 @@ from support.planning.estimate import (
 from support.planning.footprint import TrainingStep
 from support.training.command_line import add_flag
 from support.training.config_file import read_config
-from support.training.settings import Settings, check_limits, defaults_of, flag, flags_of
+from support.training.settings import Settings, check_limits, flag, flags_of, option
 from support.training.tasks import CONFIGS
 from support.translation.task import model_config
 
 # Flags of the training scripts that decide what a step costs.
-SHARED = (
-    "layers",
-    "d_model",
-    "heads",
-    "d_ff",
-    "dropout",
-    "norm",
-    "vocab_size",
-    "max_length",
-    "label_smoothing",
-    "batch_tokens",
-    "batch_size",
-    "precision",
-    "recompute",
-    "delay_ms",
-)
-CORPORA = ("phrasebook", "multi30k")  # whose settings in configs/ can be planned
+SHAPE = ("layers", "d_model", "heads", "d_ff", "dropout", "norm", "vocab_size", "max_length")
+STEP = ("label_smoothing", "batch_tokens", "batch_size", "precision", "recompute", "delay_ms")
+SHARED = SHAPE + STEP
 
 
 @dataclass
 class PlanSettings:
     """Flags that this script alone has."""
 
-    data: str = flag("", f"begin with the settings of {' or '.join(CORPORA)}, in configs/")
+    data: str = flag(
+        "", "begin with this corpus's settings, in configs/", choices=("phrasebook", "multi30k")
+    )
     accumulate: int = flag(0, "micro-batches of each process; 0: the best number", (0, 10_000))
-    hardware: str = flag("h100", f"GPU, or the CPU: {', '.join(HARDWARE)}")
+    hardware: str = flag("h100", "GPU, or the CPU", choices=tuple(HARDWARE))
     nodes: int = flag(1, "number of nodes", (1, MAX_GPUS))
     gpus_per_node: int = flag(8, "GPUs, or processes of a CPU, on each node", (1, MAX_GPUS))
     memory_gb: float = flag(
@@ -87,77 +75,62 @@ def read_flags() -> argparse.Namespace:
 
     Raises UserError.
     """
-    shared = flags_of(Settings)
     parser = make_parser(__doc__, "")
-    defaults = defaults_of(PlanSettings)
-    for name in SHARED:
-        add_flag(parser, shared[name])
-        defaults[name] = shared[name].default
-    for field in flags_of(PlanSettings).values():
+    all_shared = flags_of(Settings)
+    fields = {name: all_shared[name] for name in SHARED} | flags_of(PlanSettings)
+    for field in fields.values():
         add_flag(parser, field)
     given = vars(parser.parse_args())
-    data = given.get("data", "")
-    presets = {}
-    if data:
-        if data not in CORPORA:
-            raise UserError(f"--data {data}: choose one of {', '.join(CORPORA)}")
-        presets = read_config(str(CONFIGS / f"{data}.yaml"), Settings)
-    flags = defaults | presets | given
-    check_limits(Settings, flags | {"accumulate": max(1, flags["accumulate"])})
+    flags = {name: field.default for name, field in fields.items()}
+    if "data" in given:
+        presets = read_config(str(CONFIGS / f"{given['data']}.yaml"), Settings)
+        flags |= {name: value for name, value in presets.items() if name in SHARED}
+    flags |= given
+    check_limits(Settings, {name: flags[name] for name in SHARED})
     check_limits(PlanSettings, flags)
-    return argparse.Namespace(**flags, given=given)
-
-
-def find_hardware(args: argparse.Namespace) -> Hardware:
-    """Returns what --hardware names, with the figures of the command line. Raises UserError."""
-    if args.hardware not in HARDWARE:
-        raise UserError(f"--hardware {args.hardware}: choose one of {', '.join(HARDWARE)}")
-    hardware = HARDWARE[args.hardware]
-    gpus = args.nodes * args.gpus_per_node
+    gpus = flags["nodes"] * flags["gpus_per_node"]
     if gpus > MAX_GPUS:
         raise UserError(f"{gpus:,} GPUs are too many: choose at most {MAX_GPUS:,}")
-    if args.measure and (not hardware.cpu or args.nodes > 1):
+    if flags["measure"] and (flags["hardware"] != "cpu" or flags["nodes"] > 1):
         raise UserError(
             "--measure works on this machine's CPU alone: pass --hardware cpu --nodes 1"
         )
-    return replace(hardware, **given_figures(args))
+    return argparse.Namespace(**flags, given=given)
 
 
-def given_figures(args: argparse.Namespace) -> dict[str, float]:
-    """Returns the fields of Hardware that the command line gives, in bytes, FLOP/s, bytes/s."""
+def with_given_figures(hardware: Hardware, args: argparse.Namespace) -> Hardware:
+    """Returns the hardware with the figures that the command line gives."""
     figures = {
         "memory": args.memory_gb * 1e9,
         "peak_flops": args.tflops * 1e12,
         "efficiency": args.efficiency,
         "node_bandwidth": args.bandwidth_inside * 1e9,
         "adapter_bandwidth": args.bandwidth_between * 1e9,
+        "adapters": 1 if args.bandwidth_between else 0,  # the bandwidth is that of the node
     }
-    given = {name: value for name, value in figures.items() if value}
-    if args.bandwidth_between:
-        given["adapters"] = 1  # the bandwidth is that of the node
-    return given
+    return replace(hardware, **{name: value for name, value in figures.items() if value})
 
 
-def choose_precision(args: argparse.Namespace, hardware: Hardware) -> str:
+def choose_precision(args: argparse.Namespace) -> str:
     """Returns "fp32" or "bf16". Raises UserError if the peak is not known in --precision."""
+    known = HARDWARE[args.hardware].precision
     if args.precision == "auto":
-        return fast_precision("cpu") if args.measure else hardware.precision
-    if args.precision != hardware.precision and not args.tflops and not args.measure:
+        return fast_precision("cpu") if args.measure else known
+    if args.precision != known and not args.tflops and not args.measure:
         raise UserError(
             f"--precision {args.precision}: the peak of {args.hardware} is known only in "
-            f"{hardware.precision}; pass --tflops"
+            f"{known}; pass --tflops"
         )
     return args.precision
 
 
-def find_modes(args: argparse.Namespace, hardware: Hardware) -> list[str]:
+def find_modes(args: argparse.Namespace) -> list[str]:
     """Returns the modes that can run on so many nodes."""
-    modes = ["ddp", "fsdp"]
     if args.nodes > 1:
-        modes.append("hsdp")
-    elif hardware.cpu:
-        modes.insert(0, "cpu")
-    return modes
+        return ["ddp", "fsdp", "hsdp"]
+    if args.hardware == "cpu":
+        return ["cpu", "ddp", "fsdp"]
+    return ["ddp", "fsdp"]
 
 
 def short(number: float) -> str:
@@ -195,74 +168,20 @@ def column(estimate: Estimate, fewest: int, total_tokens: float) -> dict[str, st
     return cells | times
 
 
-def table(columns: list[dict[str, str]]) -> str:
-    """Returns the columns side by side, after the titles of their rows."""
-    rows = [[title, *(cells[title] for cells in columns)] for title in columns[0]]
-    return "\n".join(aligned(rows))
-
-
-def training_flags(estimate: Estimate, args: argparse.Namespace) -> list[str]:
+def training_flags(estimate: Estimate, args: argparse.Namespace) -> str:
     """Returns the flags of the training script for this estimate."""
-    flags = []
-    if "data" not in args.given:  # a built-in corpus has its own presets
-        flags.append("--data CORPUS")
+    flags = [] if args.data else ["--data CORPUS"]
     for name, value in args.given.items():
-        is_training_flag = name == "data" or name in SHARED
-        chosen_below = name in ("accumulate", "delay_ms")
-        if not is_training_flag or chosen_below or value is False:
+        if name == "delay_ms" or name not in ("data", *SHARED) or value is False:
             continue
-        flag = f"--{name.replace('_', '-')}"
-        flags.append(flag if value is True else f"{flag} {value}")
+        flags.append(option(name) if value is True else f"{option(name)} {value}")
     if estimate.accumulate > 1:
         flags.append(f"--accumulate {estimate.accumulate}")
     if estimate.mode == "hsdp":
         flags.append(f"--replicas {estimate.nodes}")
     if args.total_tokens:
         flags.append(f"--steps {math.ceil(args.total_tokens / estimate.step.tokens)}")
-    return flags
-
-
-def torchrun_command(estimate: Estimate, flags: list[str]) -> str:
-    """Returns the command for nodes without GPUs, for which there is no SBATCH file."""
-    rendezvous = "--standalone"
-    if estimate.nodes > 1:
-        rendezvous = f"--nnodes {estimate.nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29500"
-    script = "train_fsdp.py" if estimate.shards else "train_ddp.py"
-    return (
-        f"torchrun {rendezvous} --nproc-per-node {estimate.per_node} "
-        f"{script} --device cpu {' '.join(flags)}"
-    )
-
-
-def sbatch_file(estimate: Estimate) -> str:
-    """Returns the name of the SBATCH file that is nearest to the estimate."""
-    if estimate.mode == "cpu":
-        return "cpu.sbatch"
-    if estimate.shards:
-        return "fsdp.sbatch"
-    return "2node.sbatch" if estimate.nodes > 1 else "4gpu.sbatch"
-
-
-def sbatch_command(estimate: Estimate, flags: list[str], total_tokens: float) -> str:
-    """Returns the lines of the SBATCH file that change, and the command that submits it."""
-    file = sbatch_file(estimate)
-    lines = [
-        f"In batch/{file}:",
-        f"#SBATCH --nodes={estimate.nodes}",
-        "#SBATCH --ntasks-per-node=1",
-    ]
-    if estimate.mode == "cpu":
-        lines.append(f"#SBATCH --cpus-per-task={estimate.per_node}")
-        flags = [*flags, f"--procs {estimate.per_node}"]
-    else:
-        lines.append(f"#SBATCH --gpus-per-node={estimate.per_node}")
-        # For each GPU a core to compute and one to read data.
-        lines.append(f"#SBATCH --cpus-per-task={2 * estimate.per_node}")
-    if total_tokens:  # with a tenth to spare; the job requeues itself
-        hours = 1.1 * total_tokens * estimate.seconds / estimate.step.tokens / 3600
-        lines.append(f"#SBATCH --time={min(24, math.ceil(hours))}:00:00")
-    lines.append(f"sbatch batch/{file} {' '.join(flags)}")
-    return "\n".join(lines)
+    return " ".join(flags)
 
 
 def command(estimate: Estimate, args: argparse.Namespace) -> str:
@@ -273,67 +192,88 @@ def command(estimate: Estimate, args: argparse.Namespace) -> str:
     return sbatch_command(estimate, flags, args.total_tokens)
 
 
-def does_not_fit(size: str, fewest: dict[str, int], args: argparse.Namespace) -> str:
-    """Returns the message for a model that fits in no mode: how many GPUs would hold it."""
-    fitting = [f"{MODE_NAMES[mode]} fits on {gpus}" for mode, gpus in fewest.items() if gpus]
-    advice = ", ".join(fitting) or f"nor on any number up to {MAX_GPUS:,}"
-    gpus = args.nodes * args.gpus_per_node
-    return f"{size} do not fit on {gpus} x {args.hardware}; {advice}"
+def torchrun_command(estimate: Estimate, flags: str) -> str:
+    """Returns the command for nodes without GPUs, for which there is no SBATCH file."""
+    rendezvous = "--standalone"
+    if estimate.nodes > 1:
+        rendezvous = f"--nnodes {estimate.nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29500"
+    script = "train_fsdp.py" if estimate.shards else "train_ddp.py"
+    return (
+        f"torchrun {rendezvous} --nproc-per-node {estimate.per_node} "
+        f"{script} --device cpu {flags}"
+    )
 
 
-def plot(
-    step: TrainingStep, hardware: Hardware, modes: list[str], args: argparse.Namespace
-) -> None:
-    """Writes --plot. Raises UserError if matplotlib is not installed."""
-    try:
-        from support.planning.plan_plot import plot_estimates
-    except ImportError:
-        raise UserError("--plot needs matplotlib: pip install matplotlib") from None
-    path = Path(args.plot)
-    accumulate = args.given.get("accumulate", 0)
-    plot_estimates(step, hardware, modes, args.gpus_per_node, path, accumulate)
-    print(f"\n{path}")
+def sbatch_command(estimate: Estimate, flags: str, total_tokens: float) -> str:
+    """Returns the lines of the SBATCH file that change, and the command that submits it."""
+    n = estimate.per_node
+    resources = [
+        f"#SBATCH --gpus-per-node={n}",
+        # For each GPU a core to compute and one to read data.
+        f"#SBATCH --cpus-per-task={2 * n}",
+    ]
+    if estimate.mode == "cpu":
+        file = "cpu.sbatch"
+        resources = [f"#SBATCH --cpus-per-task={n}"]
+        flags += f" --procs {n}"
+    elif estimate.shards:
+        file = "fsdp.sbatch"
+    else:
+        file = "2node.sbatch" if estimate.nodes > 1 else "4gpu.sbatch"
+    if total_tokens:  # with a tenth to spare; the job requeues itself
+        hours = 1.1 * total_tokens * estimate.seconds / estimate.step.tokens / 3600
+        resources.append(f"#SBATCH --time={min(24, math.ceil(hours))}:00:00")
+    lines = [
+        f"In batch/{file}:",
+        f"#SBATCH --nodes={estimate.nodes}",
+        "#SBATCH --ntasks-per-node=1",
+        *resources,
+        f"sbatch batch/{file} {flags}",
+    ]
+    return "\n".join(lines)
 
 
 def main() -> None:
     args = read_flags()
-    hardware = find_hardware(args)
-    precision = choose_precision(args, hardware)
+    hardware = with_given_figures(HARDWARE[args.hardware], args)
     step = TrainingStep(
         config=model_config(args, args.vocab_size),
         sentences=args.batch_size or max(1, args.batch_tokens // args.max_length),
         length=args.max_length,
-        precision=precision,
+        precision=choose_precision(args),
         recompute=args.recompute,
         delay=args.delay_ms / 1000,
         cpu=hardware.cpu,
+        accumulate=args.accumulate,
     )
     if args.measure:
         from support.planning.measure import measure
 
-        hardware = replace(measure(step, args.gpus_per_node), **given_figures(args))
+        hardware = with_given_figures(measure(step, args.gpus_per_node), args)
 
-    accumulate = args.given.get("accumulate", 0)  # 0: the best
-    modes = find_modes(args, hardware)
-    estimates = {}
-    fewest = {}
-    for mode in modes:
-        estimates[mode] = best(step, hardware, mode, args.nodes, args.gpus_per_node, accumulate)
-        fewest[mode] = fewest_gpus(step, hardware, mode, args.gpus_per_node, accumulate)
-    fitting = [estimate for estimate in estimates.values() if estimate.fits]
+    modes = find_modes(args)
+    layout = (args.nodes, args.gpus_per_node)
+    estimates = [best(step, hardware, mode, *layout) for mode in modes]
+    fewest = [fewest_gpus(step, hardware, mode, args.gpus_per_node) for mode in modes]
+    fitting = [estimate for estimate in estimates if estimate.fits]
     size = f"{short(step.parameters / 1e6)} M parameters"
+    machines = f"{args.nodes} x {args.gpus_per_node} {args.hardware}"
     if not fitting:
-        raise UserError(does_not_fit(size, fewest, args))
-    print(
-        f"{size}; a step: {step.sentences:,} pairs of {step.length} tokens a side; "
-        f"{args.nodes} x {args.gpus_per_node} {args.hardware}, {precision}\n"
-    )
-    print(table([column(estimates[mode], fewest[mode], args.total_tokens) for mode in modes]))
+        holding = [f"{MODE_NAMES[mode]} fits on {n}" for mode, n in zip(modes, fewest) if n]
+        advice = ", ".join(holding) or f"nor on any number up to {MAX_GPUS:,}"
+        raise UserError(f"{size} do not fit on {machines}; {advice}")
+    pairs = f"{step.sentences:,} pairs of {step.length} tokens a side"
+    print(f"{size}; a step: {pairs}; {machines}, {step.precision}\n")
+    columns = [column(*each, args.total_tokens) for each in zip(estimates, fewest)]
+    rows = [[title, *(cells[title] for cells in columns)] for title in columns[0]]
+    print(*aligned(rows), sep="\n")
     fastest = min(fitting, key=lambda estimate: estimate.seconds)
-    name = MODE_NAMES[fastest.mode]
-    print(f"\nThe fastest that fits is {name}. {command(fastest, args)}")
+    print(f"\nThe fastest that fits is {MODE_NAMES[fastest.mode]}. {command(fastest, args)}")
     if args.plot:
-        plot(step, hardware, modes, args)
+        from support.planning.plan_plot import plot_estimates
+
+        plot_estimates(step, hardware, modes, args.gpus_per_node, Path(args.plot))
+        print(f"\n{args.plot}")
 
 
 if __name__ == "__main__":

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from data import BPE, Batches, make_once, name_folder
+from data import BPE, Batches, is_encoded, make_once, map_file, name_folder
 from support.classification.images import ImageTransform, shift_and_mirror
 from support.classification.labelled import Labelled, Reader, classes_of
 from support.classification.splits import hold_out
 from support.common.errors import UserError
 
-FORMAT = 5  # of the files: increase it when the same examples are stored differently
+FORMAT = 7  # of the files: increase it when the same examples are stored differently
 BLOCK = 1000  # texts encoded at a time; the part cut off a long one takes half a MiB
 BPE_TEXTS = 1_000_000  # enough to train a tokenizer on
 CHARACTERS_PER_TOKEN = 100  # hardly a token has more than a dozen
@@ -62,8 +62,7 @@ def prepare(
 
     # The tokenizer that is passed may be the one that was trained here.
     own_folder = encoded_folder("")
-    own_tokenizer = own_folder / "tokenizer.json"
-    if own_tokenizer.is_file() and own_tokenizer.read_text(encoding="utf-8") == tokenizer:
+    if tokenizer and is_encoded(own_folder) and read_tokenizer(own_folder) == tokenizer:
         return own_folder
     return make_once(
         encoded_folder(tokenizer),
@@ -73,10 +72,10 @@ def prepare(
 
 def encode_corpus(
     corpus: Labelled, folder: Path, serialized: str, max_length: int, vocab_size: int
-) -> None:
-    """Writes tokenizer.json, a few flat files for each part, and meta.json. Raises UserError.
+) -> dict[str, Any]:
+    """Writes tokenizer.json and a few flat files for each part. Raises UserError.
 
-    serialized: a tokenizer, or "" to train one.
+    serialized: a tokenizer, or "" to train one. Returns what is in the files, for meta.json.
     """
     classes = classes_of(corpus)
     numbers = {name: i for i, name in enumerate(classes)}
@@ -103,7 +102,12 @@ def encode_corpus(
             hint = "; pass one with --valid" if is_held_out and part == "valid" else ""
             raise UserError(f"{corpus.name}: the {part} part has no example{hint}")
         meta["parts"][part] = counts
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+    return meta
+
+
+def read_tokenizer(folder: Path) -> str:
+    """Returns the serialized tokenizer of an encoded corpus of texts."""
+    return (folder / "tokenizer.json").read_text(encoding="utf-8")
 
 
 def train_tokenizer(read: Reader, count: int, vocab_size: int) -> str:
@@ -179,14 +183,11 @@ class Texts:
 
     def __init__(self, folder: Path, part: str, pad: int = 0):
         self.pad = pad
-        path = folder / f"{part}.ids"
-        self.ids: np.ndarray
-        if path.stat().st_size:
-            self.ids = np.memmap(path, dtype=np.int32, mode="r")
-        else:  # an empty file cannot be mapped
+        self.ids = map_file(folder / f"{part}.ids", np.int32)
+        if not len(self.ids):  # all texts are empty
             self.ids = np.zeros(1, np.int32)
-        self.offsets = np.memmap(folder / f"{part}.offsets", dtype=np.int64, mode="r")
-        self.labels = np.memmap(folder / f"{part}.labels", dtype=np.int32, mode="r")
+        self.offsets = map_file(folder / f"{part}.offsets", np.int64)
+        self.labels = map_file(folder / f"{part}.labels", np.int32)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -225,8 +226,8 @@ class Images:
 
     def __init__(self, folder: Path, part: str, transform: ImageTransform, tokens: int):
         shape = json.loads((folder / "meta.json").read_text())["parts"][part]["shape"]
-        self.pixels = np.memmap(folder / f"{part}.pixels", np.uint8, "r").reshape(-1, *shape)
-        self.labels = np.memmap(folder / f"{part}.labels", dtype=np.int32, mode="r")
+        self.pixels = map_file(folder / f"{part}.pixels", np.uint8).reshape(-1, *shape)
+        self.labels = map_file(folder / f"{part}.labels", np.int32)
         self.transform = transform
         self.tokens = tokens
 

@@ -99,10 +99,14 @@ def rotate_as_exif_says(image):
 
 
 def to_array(image, transform: ImageTransform) -> np.ndarray:
-    """Returns a Pillow image as bytes, (channels, n, n). Transparency is ignored."""
+    """Returns a Pillow image as bytes, (channels, n, n). What is transparent becomes white."""
     image_module = load_pillow()
     if image.mode.startswith("I"):  # 16 bits a pixel: convert() would clip values over 255
-        image = image_module.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        image = image_module.fromarray(to_8_bits(np.asarray(image)))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = image_module.new("RGBA", image.size, "white")
+        image = image_module.alpha_composite(white, image)
     image = image.convert("L" if transform.channels == 1 else "RGB")
     if transform.crop and not transform.square:
         shorter = min(image.size)
@@ -116,6 +120,12 @@ def to_array(image, transform: ImageTransform) -> np.ndarray:
     pixels = np.asarray(image.crop((left, top, left + n, top + n)))
     pixels = pixels.reshape(n, n, transform.channels).transpose(2, 0, 1)
     return np.ascontiguousarray(pixels)
+
+
+def to_8_bits(pixels: np.ndarray) -> np.ndarray:
+    """Returns the upper 8 of the bits that pixels of 16 bits use: cameras fill 10, 12 or 14."""
+    used_bits = int(pixels.max()).bit_length()
+    return (pixels >> max(0, used_bits - 8)).astype(np.uint8)
 
 
 # --- IDX --------------------------------------------------------------------------------------

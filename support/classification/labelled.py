@@ -6,13 +6,15 @@ Example:
     for text, name in corpus.parts["train"](): ...      # of images: (array, name)
 """
 
+import codecs
 import hashlib
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +30,17 @@ from support.classification.images import (
 from support.classification.labelled_tables import read_labelled_table, read_numbered
 from support.common.errors import UserError
 from support.corpora import phrasebook
+from support.corpora.archives import find_table
+from support.corpora.class_folders import (
+    find_class_folders,
+    find_examples,
+    inner_folders,
+    visible,
+)
 from support.corpora.download import download, sha256
 from support.corpora.pairs import PARTS, find_file, own_name
-from support.corpora.tables import TABLES, column_names, ending, one_line, read_lines
-from support.corpora.task_type import (
-    CLASSIFICATION_CORPORA,
-    MODALITY,
-    find_class_folders,
-    find_idx,
-    find_numbered,
-    folders_with_examples,
-    inner_folders,
-)
+from support.corpora.tables import File, column_names, one_line, read_lines
+from support.corpora.task_type import CLASSIFICATION_CORPORA, find_idx, find_numbered
 
 # Zhang et al., 2015, for non-commercial use. Of each file: its size in bytes, its SHA-256.
 AGNEWS_URL = (
@@ -103,7 +104,8 @@ class Labelled:
     classes: list[str] = field(default_factory=list)  # in their order; [] if that is unknown
     files: list[Path] = field(default_factory=list)
     layout: list = field(default_factory=list)  # of each part: columns of a table, or folders
-    columns_by_position: bool = False  # whether the training part's table has perhaps no header
+    headless: File | None = None  # the training part's table, if perhaps it has no header
+    left_out: Counter[str] = field(default_factory=Counter)  # files in class folders, by ending
     transform: ImageTransform | None = None  # how images are read
 
     def add(
@@ -134,6 +136,13 @@ class Labelled:
             return read_labels()
         return (name for _, name in self.parts[part]())
 
+    def left_out_line(self) -> str:
+        """Returns a line that says which files are no examples; "" if all are."""
+        if not self.left_out:
+            return ""
+        counts = [f"{count:,} {kind}" for kind, count in self.left_out.most_common()]
+        return f"{self.name}: left out: {', '.join(counts)}"
+
     def checksum(self) -> str:
         """Returns a SHA-256 of the contents of the files, and of how they are read."""
         is_large = False
@@ -162,17 +171,17 @@ def find_labelled(
 ) -> Labelled:
     """Returns the corpus that --data, --valid, --test, --text and --label name.
 
-    data: one of CLASSIFICATION_CORPORA, a table (.csv, .tsv, .jsonl), or a folder: with IDX
-    files, with AG News's files, or with a folder for each class, perhaps within train, valid
-    and test. valid, test: a table or a folder of class folders. transform: how images are read.
-    Without it they become `size` pixels a side; if that is 0, IDX images keep their size and
-    others become 32 pixels a side. Raises UserError.
+    data: one of CLASSIFICATION_CORPORA, a table (.csv, .jsonl, or lines with tabs; perhaps in a
+    .zip), or a folder: with IDX files, with AG News's files, or with a folder for each class,
+    perhaps within train, valid and test. valid, test: a table or a folder of class folders.
+    transform: how images are read. Without it they become `size` pixels a side; if that is 0,
+    IDX images keep their size and others become 32 pixels a side. Raises UserError.
     """
     corpus = find_data(data, text, label, size, transform)
     for part, path in (("valid", valid), ("test", test)):
         if path:
             add_part(corpus, part, Path(path), text, label)
-    has_table = any(ending(Path(path)) in TABLES for path in (data, valid, test))
+    has_table = any(find_table(Path(path)) for path in (data, valid, test))
     if (text or label) and not has_table:
         raise UserError(
             f"--text and --label name columns of a table, but {data} is not a table"
@@ -258,13 +267,13 @@ def check_header(corpus: Labelled, counts: Counter) -> None:
     Its class occurs only once then, other classes more often. counts: the examples of each
     class in the training part.
     """
-    if not corpus.columns_by_position:
+    if not corpus.headless:
         return
     first = next(iter(counts))  # the class of the first example
     only_first_is_unique = counts[first] == 1 and max(counts.values()) > 1
     if not only_first_is_unique:
         return
-    if first.lower() in column_names(corpus.files[0]):  # else a header was passed over
+    if first.lower() in column_names(corpus.headless):  # else a header was passed over
         raise UserError(
             f"{corpus.name}: the class {first!r} occurs in the first row only. If that row is "
             f"a header, pass --label {first}; if not, put a header above it"
@@ -335,51 +344,50 @@ def add_part(corpus: Labelled, part: str, path: Path, text: str, label: str) -> 
     """Adds a table, or a folder of class folders. Raises UserError."""
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
-    if ending(path) in TABLES:
-        add_table(corpus, part, path, text, label)
+    table = find_table(path)
+    if table:
+        add_table(corpus, part, path, table, text, label)
     else:
         add_class_folders(corpus, part, path)
 
 
-def add_table(corpus: Labelled, part: str, path: Path, text: str, label: str) -> None:
-    """Adds a table. Raises UserError."""
+def add_table(
+    corpus: Labelled, part: str, path: Path, table: File, text: str, label: str
+) -> None:
+    """Adds a table. path: its file, or the archive that it is in. Raises UserError."""
     if not label:
         raise UserError(f"{path}: --label must name the column that has the classes")
     if part == "train":
         columns = [label, *text.split(",")]
-        corpus.columns_by_position = all(column.strip().isdigit() for column in columns)
-    read = partial(read_labelled_table, path, text, label)
+        by_position = all(column.strip().isdigit() for column in columns)
+        corpus.headless = table if by_position else None
+    read = partial(read_labelled_table, table, text, label)
     corpus.add(part, "text", read, [path], layout=[text, label])
 
 
 def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
     """Adds a folder that has a folder for each class. Raises UserError."""
-    folders = folders_with_examples(path)
-    if folders and part == "train":
+    modality, files, left_out = find_examples(path)
+    if not files:
+        raise UserError(
+            f"{path}: neither a table (.csv, .jsonl, or each line with tabs) nor a folder of "
+            f"class folders"
+        )
+    names = [file.parent.name for file in files]
+    if part == "train":
         for folder in inner_folders(path):
-            if folder not in folders and any(folder.iterdir()):
-                raise UserError(f"{folder}: a class without any file of {', '.join(MODALITY)}")
-    files = [
-        file
-        for folder in folders
-        for file in sorted(folder.iterdir())
-        if file.suffix.lower() in MODALITY
-    ]
-    modalities = {MODALITY[file.suffix.lower()] for file in files}
-    if not modalities:
-        raise UserError(f"{path}: neither a table nor a folder of class folders")
-    if len(modalities) > 1:
-        raise UserError(f"{path}: both .txt files and images")
+            if folder.name not in names and visible(folder):
+                raise UserError(f"{folder}: a class without any {modality}")
+    corpus.left_out += left_out
     read: Reader
-    if modalities == {"image"}:
+    if modality == "image":
         corpus.transform = corpus.transform or ImageTransform()
         read = partial(read_image_files, files, corpus.transform)
     else:
         read = partial(read_text_files, files)
-    names = [file.parent.name for file in files]
     corpus.add(
         part,
-        modalities.pop(),
+        modality,
         read,
         files,
         layout=Counter(names).items(),
@@ -389,8 +397,32 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
 
 def read_text_files(paths: list[Path]) -> Iterator[tuple[str, str]]:
     """Yields the text of each file with the name of its folder."""
+    other = []  # files in another encoding
     for path in paths:
-        yield one_line(" ".join(read_lines(path))), path.parent.name
+        content = path.read_bytes()
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            other.append(path)
+            text = decode_other(content)
+        yield one_line(text), path.parent.name
+    if other:
+        warn_once(
+            f"{len(other):,} of {len(paths):,} texts, such as {other[0]}, are not UTF-8; they "
+            f"are read as UTF-16 or Windows-1252"
+        )
+
+
+def decode_other(content: bytes) -> str:
+    """Returns a text that is not UTF-8, but perhaps from Windows: UTF-16 has a mark."""
+    has_mark = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return content.decode("utf-16" if has_mark else "cp1252", errors="replace")
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Prints a warning, once: a corpus is read several times."""
+    print(f"warning: {message}", file=sys.stderr)
 
 
 def read_image_files(

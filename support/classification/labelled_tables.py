@@ -1,15 +1,14 @@
 """Rows of labelled tables: texts with their classes."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from support.common.errors import UserError
-from support.corpora.tables import column_names, one_line, read_columns, read_rows
+from support.corpora.tables import File, column_names, one_line, read_columns, read_rows
 
 TEXT_COLUMNS = ("text", "content", "sentence", "review", "body")  # the first found has the text
 
 
-def read_labelled_table(path: Path, text: str, label: str) -> Iterator[tuple[str, str]]:
+def read_labelled_table(path: File, text: str, label: str) -> Iterator[tuple[str, str]]:
     """Yields (text, class) of each row. Raises UserError.
 
     text: the columns with the text, separated by commas; "": the first of TEXT_COLUMNS; label:
@@ -31,7 +30,7 @@ def read_labelled_table(path: Path, text: str, label: str) -> Iterator[tuple[str
         raise UserError(f"{path}: the text column ({', '.join(columns)}) is empty")
 
 
-def find_text_column(path: Path, label: str) -> str:
+def find_text_column(path: File, label: str) -> str:
     """Returns the name of the column with the text. Raises UserError."""
     names = column_names(path)
     for name in TEXT_COLUMNS:
@@ -43,7 +42,7 @@ def find_text_column(path: Path, label: str) -> str:
     )
 
 
-def read_numbered(path: Path, classes: list[str], line_end: str) -> Iterator[tuple[str, str]]:
+def read_numbered(path: File, classes: list[str], line_end: str) -> Iterator[tuple[str, str]]:
     """Yields (title and description, class) of each row of a file like AG News's.
 
     line_end: what stands for one in the text, "\\" or "\\n". Raises UserError.

@@ -9,40 +9,57 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
+
+from data import choose_held_out, hash_text
 from support.classification.labelled import Labelled, Reader
 
 VALID_EXAMPLES = 2000  # held out of training where there is no validation part
-MIN_ONE_IN = 20  # but at most one example in so many
+ONE_IN = 20  # but at most one example in so many
 
 
 def hold_out(corpus: Labelled) -> tuple[dict[str, Reader], int]:
     """Returns the readers of all parts, and how many examples the training part has.
 
     Without a validation part, some of these examples are held out as one. A hash of the example
-    chooses them, so that equal examples stay together.
+    chooses them, so that equal examples stay together (`choose_held_out` in data.py).
     """
     if "train" not in corpus.parts:
         return corpus.parts, 0
-    count = sum(1 for _ in corpus.read_labels("train"))
     if "valid" in corpus.parts:
-        return corpus.parts, count
-    one_in = max(MIN_ONE_IN, count // VALID_EXAMPLES)
+        return corpus.parts, sum(1 for _ in corpus.read_labels("train"))
+    first_of_class: dict[str, int] = {}
+
+    def read_hashes() -> Iterator[int]:
+        for example, name in corpus.parts["train"]():
+            code = hash_example(example)
+            first_of_class.setdefault(name, code)
+            yield code
+
+    hashes = np.fromiter(read_hashes(), np.uint32)
+    # The first example of each class is trained on, so that every class is known.
+    others = hashes[~np.isin(hashes, list(first_of_class.values()))]
+    held_out = choose_held_out(others, min(VALID_EXAMPLES, len(hashes) // ONE_IN))
     parts: dict[str, Reader] = {
-        "train": partial(select, corpus, one_in, held_out=False),
-        "valid": partial(select, corpus, one_in, held_out=True),
+        "train": partial(select, corpus, held_out, is_held_out=False),
+        "valid": partial(select, corpus, held_out, is_held_out=True),
     }
     if "test" in corpus.parts:
         parts["test"] = corpus.parts["test"]
-    return parts, count
+    return parts, len(hashes)
 
 
-def select(corpus: Labelled, one_in: int, held_out: bool) -> Iterator[tuple[Any, str]]:
+def hash_example(example: str | np.ndarray) -> int:
+    """Returns a number of 32 bits, the same for equal texts or images."""
+    if isinstance(example, str):
+        return hash_text(example)
+    return zlib.crc32(example.tobytes())
+
+
+def select(
+    corpus: Labelled, held_out: set[int], is_held_out: bool
+) -> Iterator[tuple[Any, str]]:
     """Yields those examples of the training part that are held out, or those that are not."""
-    first_hash: dict[str, int] = {}  # of each class: its first example is always trained on
     for example, name in corpus.parts["train"]():
-        content = example.encode() if corpus.modality == "text" else example.tobytes()
-        code = zlib.crc32(content)
-        is_first = first_hash.setdefault(name, code) == code
-        is_held_out = code % one_in == 0 and not is_first
-        if is_held_out == held_out:
+        if (hash_example(example) in held_out) == is_held_out:
             yield example, name

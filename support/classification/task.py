@@ -23,36 +23,19 @@ from support.classification.examples import (
     Texts,
     class_weights,
     prepare,
+    read_tokenizer,
 )
 from support.classification.flops import classifier_flops
 from support.classification.images import ImageTransform
 from support.classification.labelled import Labelled, find_labelled
 from support.classification.metrics import compute_metrics, metrics_table, per_class
 from support.classification.starting_weights import adapt
+from support.common.checkpoint import check_corpus
 from support.common.errors import UserError
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
-from support.corpora.task_type import CLASSIFICATION_CORPORA
 
 EVALUATION_TOKENS = 4096  # in a batch of an evaluation
-
-
-def config_name(flags: dict[str, Any]) -> str:
-    """Returns the name of the file in configs/ for a corpus and its starting weights."""
-    corpus = find_labelled(
-        flags["data"],
-        flags["valid"],
-        flags["test"],
-        flags["text"],
-        flags["label"],
-        flags["image_size"],
-    )
-    modality = f"{corpus.modality}s"
-    if flags["pretrained"]:
-        return f"pretrained-{modality}"
-    if corpus.name in CLASSIFICATION_CORPORA:
-        return corpus.name
-    return modality
 
 
 class Classification:
@@ -107,8 +90,9 @@ class Classification:
         args = self.args
         self.name = corpus.name
         self.checksum = corpus.checksum()
-        if saved and saved["checksum"] != self.checksum:
-            raise UserError(f"the corpus {self.name} has changed since the run was started")
+        self.left_out_line = corpus.left_out_line()
+        if saved:
+            check_corpus(self.checksum, saved, args.data, args.folder)
         self.transform = corpus.transform if corpus.modality == "image" else None
         has_image_flags = (
             args.stem_channels or args.image_size or args.patch != type(args).patch
@@ -131,7 +115,7 @@ class Classification:
         self.classes = self.meta["classes"]
         self.tokenizer = ""
         if not self.transform:
-            self.tokenizer = (self.folder / "tokenizer.json").read_text(encoding="utf-8")
+            self.tokenizer = read_tokenizer(self.folder)
 
     def new_config(self) -> ClassifierConfig:
         """Returns the shape of a model that begins with random weights. Raises UserError."""
@@ -173,6 +157,11 @@ class Classification:
             self.folder, part, self.transform, self.config.num_prefix_tokens + patches
         )
 
+    @property
+    def unit(self) -> str:
+        """What the corpus's examples are: texts or images."""
+        return f"{self.meta['modality']}s"
+
     def __str__(self) -> str:
         """Returns what each part of the corpus holds, a line for each."""
         lines = [f"{self.name}: {len(self.classes)} classes"]
@@ -183,8 +172,7 @@ class Classification:
             if self.meta["held_out"] and part == "valid":
                 line += "; held out of training"
             lines.append(line)
-        if self.summary_of_weights:
-            lines.append(self.summary_of_weights)
+        lines += filter(None, [self.left_out_line, self.summary_of_weights])
         return "\n".join(lines)
 
     def size(self, step: int) -> tuple[int, int, float]:

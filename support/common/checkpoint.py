@@ -50,7 +50,10 @@ def load(path: Path) -> dict:
     Raises UserError if the file cannot be read, may hold code, or is not a whole checkpoint.
     """
     try:
-        checkpoint = unpickle(path, mmap=True)
+        try:
+            checkpoint = unpickle(path, mmap=True)
+        except RuntimeError:  # its file system maps no files, or the file is damaged
+            checkpoint = unpickle(path)
         check_fields(checkpoint)
         return checkpoint
     except OSError as problem:
@@ -129,8 +132,7 @@ def find_checkpoint(path: Path | None, task_type: str) -> Path:
 
 def newest_checkpoint(task_type: str) -> Path:
     """Returns best.pt of the newest run of that type under logs/. Raises UserError."""
-    paths = sorted(LOGS.rglob("best.pt"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in paths:
+    for path in sorted(find_all("best.pt"), key=os.path.getmtime, reverse=True):
         if load(path)["task"].get("kind") == task_type:
             return path
     command = "python train_cpu.py"
@@ -140,6 +142,22 @@ def newest_checkpoint(task_type: str) -> Path:
         f"there is no checkpoint for {task_type} under logs/ yet; "
         f"train one, in a few minutes: {command}"
     )
+
+
+def find_all(name: str) -> list[Path]:
+    """Returns the files of that name in all folders under logs/, also in linked ones."""
+    paths = []
+    visited = set()  # a link may lead back to where it is
+    for folder, subfolders, _ in os.walk(LOGS, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in visited:
+            subfolders.clear()
+            continue
+        visited.add(real)
+        path = Path(folder, name)
+        if path.is_file():
+            paths.append(path)
+    return paths
 
 
 def load_run(folder: Path, sharded: bool) -> dict:
@@ -159,6 +177,19 @@ def load_run(folder: Path, sharded: bool) -> dict:
     if "optimizer" not in checkpoint and "sharded" not in checkpoint:
         raise UserError(f"{path}: it has no optimizer state, so it cannot be resumed")
     return checkpoint
+
+
+def check_corpus(checksum: str, saved: dict, data: str, folder: str) -> None:
+    """Raises UserError unless a run that goes on has the corpus that it was started with.
+
+    checksum: of the corpus that --data and other flags name now; saved: what the checkpoint
+    holds of the task; folder: of the run.
+    """
+    if saved["checksum"] != checksum:
+        raise UserError(
+            f"--data {data}: {folder} was started with another corpus (--data, --valid, "
+            f"--test), or this one has changed since; it needs a new run, with another --name"
+        )
 
 
 def remove_sharded(folder: Path, keep: str) -> None:

@@ -7,7 +7,6 @@ Example:
 
 import hashlib
 import json
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,14 +15,15 @@ from pathlib import Path
 
 from support.common.errors import UserError
 from support.corpora import phrasebook
+from support.corpora.archives import zip_members
 from support.corpora.download import download, sha256
-from support.corpora.tables import TABLES, ending, read_columns, read_lines
+from support.corpora.tables import TABLES, File, ending, is_table, read_columns, read_lines
 
 # The names of files that hold each part, without their endings.
 PARTS = {
-    "train": ["train"],
+    "train": ["train", "training"],
     "valid": ["val", "valid", "validation", "dev"],
-    "test": ["test_2016_flickr", "test"],
+    "test": ["test_2016_flickr", "test", "testing"],
 }
 
 # Elliott et al., 2016, for non-commercial research: size in bytes and SHA-256 of each file.
@@ -71,8 +71,9 @@ def find_corpus(
     """Returns the corpus that --data, --valid, --test, --src and --tgt name. Raises UserError.
 
     data: `phrasebook`, `multi30k`, a folder of parallel files (train, val, test), a PREFIX with
-    PREFIX.de and PREFIX.en (.gz too), a table (.tsv, .csv, .jsonl), or a .zip in OPUS's Moses
-    format. valid and test: a PREFIX, a table or a .zip.
+    PREFIX.de and PREFIX.en (.gz too) or one of these two files, a table (.csv, .jsonl, or lines
+    with tabs), or a .zip with a table or with two files, as OPUS's Moses format has. valid and
+    test: a PREFIX, a table or a .zip.
     """
     if data == "phrasebook":
         corpus = phrasebook_corpus(src, tgt)
@@ -116,8 +117,8 @@ def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
                 break
     if "train" not in corpus.parts:
         raise UserError(
-            f"{folder}: no train.{src} and train.{tgt} in this folder; "
-            f"of other files name the PREFIX: {folder}/NAME for NAME.{src}"
+            f"{folder}: no train.{src} and train.{tgt} in this folder, and no folders of texts "
+            f"or images; of other files name the PREFIX: {folder}/NAME for NAME.{src}"
         )
     if find_file(f"{folder}/test_2016_flickr.{src}"):
         corpus.name = "multi30k"
@@ -134,28 +135,43 @@ def own_name(path: Path, built_in: tuple[str, ...]) -> str:
 
 def add_part(corpus: Corpus, part: str, source: str, src: str, tgt: str) -> None:
     """Adds a PREFIX, a table or a .zip to the corpus. Raises UserError."""
-    path = Path(source)
     if part in corpus.parts:  # it replaces another: see `checksum`
         corpus.columns = (*corpus.columns, part)
-    if ending(path) in (*TABLES, ".zip") and not path.is_file():
+    path = Path(source)
+    prefix = find_prefix(source, src, tgt)
+    src_file = find_file(f"{prefix}.{src}")
+    tgt_file = find_file(f"{prefix}.{tgt}")
+    if src_file and tgt_file:
+        corpus.files += [src_file, tgt_file]
+        corpus.parts[part] = partial(read_parallel, src_file, tgt_file)
+    elif ending(path) == ".zip" and path.is_file():
+        corpus.files.append(path)
+        corpus.parts[part] = find_in_zip(path, src, tgt)
+    elif is_table(path):
+        corpus.files.append(path)
+        corpus.parts[part] = partial(read_table, path, src, tgt)
+    elif path.is_file() and prefix == source:
+        raise UserError(
+            f"{source}: neither a table (.csv, .jsonl, or each line with tabs) nor one of two "
+            f"files NAME.{src} and NAME.{tgt} (--src, --tgt)"
+        )
+    elif ending(path) in (*TABLES, ".zip"):
         raise UserError(f"{source}: no such file")
-    if ending(path) in TABLES:
-        corpus.files.append(path)
-        corpus.parts[part] = partial(read_pairs_of_table, path, src, tgt)
-    elif ending(path) == ".zip":
-        corpus.files.append(path)
-        corpus.parts[part] = partial(read_parallel, *find_in_zip(path, src, tgt))
     else:
-        sides = []
+        missing = f"{prefix}.{tgt if src_file else src}"
+        reason = f", the other side of {source}" if path.is_file() else ""
+        raise UserError(f"{missing}: no such file, nor {missing}.gz{reason}")
+
+
+def find_prefix(source: str, src: str, tgt: str) -> str:
+    """Returns the PREFIX that `source` is, or whose PREFIX.de or PREFIX.en (.gz too) it is."""
+    if Path(source).is_file():
+        name = source.removesuffix(".gz")
         for language in (src, tgt):
-            side = find_file(f"{source}.{language}")
-            if not side:
-                raise UserError(
-                    f"{source}.{language}: no such file, nor {source}.{language}.gz"
-                )
-            sides.append(side)
-        corpus.files += sides
-        corpus.parts[part] = partial(read_parallel, *sides)
+            prefix = name.removesuffix(f".{language}")
+            if prefix != name:
+                return prefix
+    return source
 
 
 def find_file(path: str) -> Path | None:
@@ -166,33 +182,37 @@ def find_file(path: str) -> Path | None:
     return None
 
 
-def find_in_zip(path: Path, src: str, tgt: str) -> list[zipfile.Path]:
-    """Returns the two sides in an archive, NAME.de and NAME.en, which are read in place."""
-    try:
-        archive = zipfile.ZipFile(path)
-    except (OSError, zipfile.BadZipFile) as problem:
-        raise UserError(f"{path}: cannot be read as a .zip archive ({problem})") from problem
-    names = archive.namelist()
-    prefixes = []
-    for name in names:
+def find_in_zip(path: Path, src: str, tgt: str) -> Reader:
+    """Returns the reader of the pairs in a .zip archive, which is read in place.
+
+    It has the two sides, NAME.de and NAME.en, or one table. Raises UserError.
+    """
+    members = {member.at: member for member in zip_members(path)}
+    sides = []
+    for name, member in members.items():
         prefix = name.removesuffix(f".{src}")
-        if prefix != name and f"{prefix}.{tgt}" in names:
-            prefixes.append(prefix)
-    if len(prefixes) != 1:
-        raise UserError(
-            f"{path}: it should hold one pair of files NAME.{src} and NAME.{tgt}, but has "
-            f"{len(prefixes)} (--src, --tgt); it holds {', '.join(names)[:120]}"
-        )
-    return [zipfile.Path(archive, f"{prefixes[0]}.{language}") for language in (src, tgt)]
+        other = members.get(f"{prefix}.{tgt}")
+        if prefix != name and other:
+            sides.append((member, other))
+    if len(sides) == 1:
+        return partial(read_parallel, *sides[0])
+    tables = [member for member in members.values() if is_table(member)]
+    if not sides and len(tables) == 1:
+        return partial(read_table, tables[0], src, tgt)
+    raise UserError(
+        f"{path}: it should hold one pair of files NAME.{src} and NAME.{tgt}, but has "
+        f"{len(sides)} (--src, --tgt), or one table, but has {len(tables)}; it holds "
+        f"{', '.join(members)[:120]}"
+    )
 
 
-def read_pairs_of_table(path: Path, src: str, tgt: str) -> Iterator[Pair]:
+def read_table(table: File, src: str, tgt: str) -> Iterator[Pair]:
     """Yields two columns of each row of a table."""
-    for _, (source, target) in read_columns(path, [src, tgt]):
+    for _, (source, target) in read_columns(table, [src, tgt]):
         yield source, target
 
 
-def read_parallel(src: Path | zipfile.Path, tgt: Path | zipfile.Path) -> Iterator[Pair]:
+def read_parallel(src: File, tgt: File) -> Iterator[Pair]:
     """Yields line N of one file with line N of the other. Raises UserError."""
     for source, target in zip_longest(read_lines(src), read_lines(tgt)):
         if source is None or target is None:

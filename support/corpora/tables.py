@@ -1,4 +1,4 @@
-"""Lines of text files, and rows of tables: .tsv, .csv, and .jsonl with a JSON object a line.
+"""Lines of text files, and rows of tables: .csv, .jsonl, and all files whose lines have tabs.
 
 Example:
     for number, (german, english) in read_columns(Path("pairs.tsv"), ["de", "en"]): ...
@@ -11,12 +11,14 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from support.common.errors import UserError
 
-TABLES = (".tsv", ".csv", ".jsonl")
+TABLES = (".tsv", ".csv", ".jsonl")  # endings; other files are looked into: see `is_table`
+FIRST_BYTES = 1 << 16  # of a file, which tell whether it is a table
 # Where columns are given by position, the first row is a header if it has only these names.
 HEADER = {
     *("de", "en", "src", "tgt", "source", "target"),
@@ -26,15 +28,24 @@ HEADER = {
 }
 QUOTED = re.compile(r'\A"((?:[^"]|"")*)"\Z')
 
+File = Path | zipfile.Path
+# What reading raises. RuntimeError: the archive is encrypted.
+UNREADABLE = (EOFError, zlib.error, OSError, zipfile.BadZipFile, RuntimeError)
 
-def read_lines(path: Path | zipfile.Path) -> Iterator[str]:
+
+def open_bytes(path: File) -> gzip.GzipFile | IO[bytes]:
+    """Returns a file that is open to be read as bytes; a .gz file is unpacked."""
+    if path.suffix.lower() == ".gz":
+        return gzip.open(str(path))
+    return path.open("rb")
+
+
+def read_lines(path: File) -> Iterator[str]:
     """Yields the lines of a text file (.gz too), without line ends. Raises UserError."""
     try:
-        is_packed = path.suffix.lower() == ".gz"
-        with gzip.open(str(path)) if is_packed else path.open("rb") as file:
+        with open_bytes(path) as file:
             yield from decode_lines(file, str(path))
-    except (EOFError, zlib.error, OSError, zipfile.BadZipFile, RuntimeError) as problem:
-        # RuntimeError: the archive is encrypted.
+    except UNREADABLE as problem:
         raise UserError(f"{path}: cannot be read ({problem})") from problem
 
 
@@ -50,7 +61,10 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as problem:
             byte = problem.object[problem.start]
-            raise UserError(f"{name}, line {number}: not UTF-8 (byte {byte:#04x})") from problem
+            raise UserError(
+                f"{name}, line {number}: not UTF-8 (byte {byte:#04x}); convert it, perhaps by "
+                f"iconv -f CP1252 -t UTF-8"
+            ) from problem
 
 
 def blocks(items: Iterable, size: int) -> Iterator[list]:
@@ -74,9 +88,29 @@ def blocks(items: Iterable, size: int) -> Iterator[list]:
         yield block
 
 
-def ending(path: Path) -> str:
+def ending(path: File) -> str:
     """Returns .csv of rows.csv, of ROWS.CSV, and of rows.csv.gz."""
     return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def is_table(path: File) -> bool:
+    """Returns whether a file is a table: its ending says so, or its first lines have tabs."""
+    if not path.is_file():
+        return False
+    return ending(path) in TABLES or has_tabs(path)
+
+
+def has_tabs(path: File) -> bool:
+    """Returns whether each of a file's first lines has a tab. Raises UserError."""
+    try:
+        with open_bytes(path) as file:
+            first_bytes = file.read(FIRST_BYTES)
+    except UNREADABLE as problem:
+        raise UserError(f"{path}: cannot be read ({problem})") from problem
+    lines = first_bytes.split(b"\n")
+    if len(lines) > 1:
+        lines.pop()  # it may be cut
+    return any(lines) and all(b"\t" in line for line in lines if line)
 
 
 def one_line(text: str) -> str:
@@ -84,19 +118,32 @@ def one_line(text: str) -> str:
     return " ".join(text.splitlines()).strip()
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yields the number, from 1, and the cells of each row of a .tsv or .csv file.
+def read_rows(path: File) -> Iterator[tuple[int, list[str]]]:
+    """Yields the number, from 1, and the cells of each row of a table with commas or tabs.
 
-    Empty rows are skipped. A cell may stand in double quotes, with its own quotes doubled; in a
-    .csv file it may then hold commas and line ends, which become spaces. Raises UserError.
+    Empty rows are skipped. In a .csv file a cell may stand in double quotes, with its own
+    quotes doubled, and may then hold commas and line ends, which become spaces. In other tables
+    quotes are text: see `unquoted`. Raises UserError.
     """
-    if ending(path) == ".tsv":
-        for number, line in enumerate(read_lines(path), 1):
-            if line:
-                yield number, [unquoted(cell) for cell in line.split("\t")]
+    if ending(path) == ".csv":
+        yield from read_csv_rows(path)
         return
+    quoted = quoted_columns(table_lines(path))
+    for number, line in enumerate(table_lines(path), 1):
+        if line:
+            cells = line.split("\t")
+            yield number, [unquoted(cell, i in quoted) for i, cell in enumerate(cells)]
+
+
+def read_csv_rows(path: File) -> Iterator[tuple[int, list[str]]]:
+    """Does what `read_rows` does, for a .csv file: of commas, or as the first line has them."""
     csv.field_size_limit(1 << 30)  # a text may be long
-    rows = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
+    lines = table_lines(path)
+    first_line = next(lines, "")
+    marks = [mark for mark in ",\t;" if mark in first_line]  # ; is Excel's in many languages
+    # Carriage returns within a line would end the row.
+    whole_lines = (line.replace("\r", " ") + "\n" for line in chain([first_line], lines))
+    rows = csv.reader(whole_lines, strict=True, delimiter=marks[0] if marks else ",")
     try:
         for number, row in enumerate(rows, 1):
             if row:
@@ -105,13 +152,47 @@ def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise UserError(f"{path}, line {rows.line_num}: {problem}") from problem
 
 
-def unquoted(cell: str) -> str:
-    """Returns a cell of a .tsv file without the quotes around it, if there are any."""
+def table_lines(path: File) -> Iterator[str]:
+    """Yields the lines of a table. If it has no line feeds, carriage returns end them.
+
+    Excel writes such files if it is asked for the Macintosh's format.
+    """
+    lines = read_lines(path)
+    first_two = list(islice(lines, 2))
+    if len(first_two) == 1:
+        yield from first_two[0].split("\r")
+    else:
+        yield from first_two
+    yield from lines
+
+
+def quoted_columns(lines: Iterable[str]) -> set[int]:
+    """Returns the columns, from 0, of which every cell stands in quotes, the first row's too.
+
+    lines: of a table with tabs. They are read as long as there is such a column.
+    """
+    columns: set[int] | None = None
+    for line in filter(None, lines):
+        quoted = {i for i, cell in enumerate(line.split("\t")) if QUOTED.match(cell)}
+        columns = quoted if columns is None else columns & quoted
+        if not columns:
+            break
+    return columns or set()
+
+
+def unquoted(cell: str, is_quoted_column: bool) -> str:
+    """Returns a cell of a table with tabs without the quotes that a program has put around it.
+
+    It has if it has done so in the whole column, or if the cell's own quotes are doubled. Else
+    the cell is a quotation, and its quotes belong to it.
+    """
     match = QUOTED.match(cell)
-    return match[1].replace('""', '"') if match else cell
+    if match and (is_quoted_column or '""' in match[1]):
+        return match[1].replace('""', '"')
+    return cell
 
 
-def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_objects(path: File) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the objects of a .jsonl file, each with its line's number, without empty lines."""
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
@@ -125,7 +206,7 @@ def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, {name.strip().lower(): value for name, value in row.items()}
 
 
-def column_names(path: Path) -> list[str]:
+def column_names(path: File) -> list[str]:
     """Returns what a table's first row or JSON object calls its columns, in lower case."""
     rows = read_objects(path) if ending(path) == ".jsonl" else read_rows(path)
     for _, first_row in rows:
@@ -134,7 +215,7 @@ def column_names(path: Path) -> list[str]:
 
 
 def read_columns(
-    path: Path, columns: list[str], flags: str = "--src, --tgt; classes: --label"
+    path: File, columns: list[str], flags: str = "--src, --tgt; classes: --label"
 ) -> Iterator[tuple[int, list[str]]]:
     """Yields the number of each row and the cells of some columns. Raises UserError.
 
@@ -169,7 +250,7 @@ def read_columns(
 
 
 def read_columns_of_objects(
-    path: Path, columns: list[str], flags: str
+    path: File, columns: list[str], flags: str
 ) -> Iterator[tuple[int, list[str]]]:
     """Does what `read_columns` does, for a .jsonl file."""
     for number, row in read_objects(path):
@@ -199,7 +280,7 @@ def all_positions(columns: list[str]) -> bool:
     return all(name.isdecimal() for name in columns)
 
 
-def find_columns(path: Path, columns: list[str], row: list[str], flags: str) -> list[int]:
+def find_columns(path: File, columns: list[str], row: list[str], flags: str) -> list[int]:
     """Returns the positions of columns, from 0. row: the table's first. Raises UserError."""
     names = [cell.strip().lower() for cell in row]
     positions = []

@@ -1,18 +1,15 @@
 """Decoding with CTranslate2 (pip install ctranslate2) instead of beam.py: in int8, in C++.
 
-    engine = Engine(Path("logs/RUN/best.pt"), model, beam=4, n_best=1, threads=2)
+    engine = Engine(model, beam=4, n_best=1, threads=2)
     answers = translate_lines(bpe, lines, max_tokens, engine.search)
 
-The first `Engine` of a checkpoint converts it to CTranslate2's format, in a folder beside it:
-best.ct2 for best.pt. Later ones use this folder. See https://opennmt.net/CTranslate2.
+An `Engine` first converts the model to CTranslate2's format. See
+https://opennmt.net/CTranslate2.
 """
 
-import os
-import shutil
+import tempfile
 from collections.abc import Iterator
-from functools import partial
 from itertools import groupby
-from pathlib import Path
 
 import ctranslate2
 import numpy as np
@@ -20,43 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from model import Attention, Transformer, sinusoids
-from support.common.errors import UserError
-from support.corpora.download import sha256
 from support.translation.beam import Hypothesis
 
-FORMAT = 1  # of the folder: increase it when `convert` changes
-
-
-# --- The conversion ---------------------------------------------------------------------------
-
-
-def converted(path: Path, model: Transformer, again: bool = False) -> Path:
-    """Returns the folder with the model of the checkpoint `path` in CTranslate2's format.
-
-    Converts the model if the folder is missing, if the checkpoint has changed since, or if
-    `again` is set. Raises UserError if the folder cannot be written.
-    """
-    folder = path.with_suffix(".ct2")
-    stamp = folder / "made-from.txt"
-    made_from = f"{sha256(path)} {FORMAT}"
-    if not again and stamp.is_file() and stamp.read_text() == made_from:
-        return folder
-    new = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-    try:
-        new.mkdir()
-        convert(model).save(str(new))
-        (new / stamp.name).write_text(made_from)
-        if stamp.is_file():  # an older conversion; without the stamp it is the user's folder
-            shutil.rmtree(folder)
-        new.rename(folder)  # only now that it is complete
-    except (OSError, RuntimeError) as problem:
-        reason = getattr(problem, "strerror", None) or problem
-        raise UserError(
-            f"{folder}: the converted model cannot be written ({reason})"
-        ) from problem
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-    return folder
+# --- The conversion
 
 
 def convert(model: Transformer) -> ctranslate2.specs.TransformerSpec:
@@ -125,7 +88,7 @@ def vocabulary(model: Transformer) -> list[str]:
     return ["<pad>", "<bos>", "<eos>", *(str(i) for i in range(3, model.config.vocab_size))]
 
 
-# --- The search -------------------------------------------------------------------------------
+# --- The search
 
 
 class Engine:
@@ -133,7 +96,6 @@ class Engine:
 
     def __init__(
         self,
-        path: Path,
         model: Transformer,
         beam: int,
         n_best: int,
@@ -141,12 +103,11 @@ class Engine:
         compute_type: str = "int8",
         length_penalty: float = 2.0,
     ):
-        """Loads the model, converting it first if necessary.
+        """Converts the model and loads it.
 
-        path: the checkpoint that `model` was loaded from; beam, n_best, length_penalty: as for
-        `beam_search`; threads: how many batches are decoded at once; compute_type: one of
-        CTranslate2's, replaced by float32 if this CPU does not support it. Raises UserError if
-        the converted model cannot be written.
+        beam, n_best, length_penalty: as for `beam_search`; threads: how many batches are
+        decoded at once; compute_type: one of CTranslate2's, replaced by float32 if this CPU
+        does not support it.
         """
         self.config = model.config
         self.names = vocabulary(model)
@@ -162,16 +123,11 @@ class Engine:
         )
         if compute_type not in ctranslate2.get_supported_compute_types("cpu"):
             compute_type = "float32"
-        load = partial(
-            ctranslate2.Translator,
-            compute_type=compute_type,
-            inter_threads=threads,
-            intra_threads=1,
-        )
-        try:
-            self.translator = load(str(converted(path, model)))
-        except (RuntimeError, ValueError):  # the folder is damaged
-            self.translator = load(str(converted(path, model, again=True)))
+        with tempfile.TemporaryDirectory() as folder:
+            convert(model).save(folder)
+            self.translator = ctranslate2.Translator(
+                folder, compute_type=compute_type, inter_threads=threads, intra_threads=1
+            )
 
     def search(self, batches: list[list[list[int]]]) -> Iterator[list[list[Hypothesis]]]:
         """Yields for each batch of token ids, sorted by length, what `beam_search` returns."""

@@ -72,6 +72,10 @@ def run(train: Train, rank: int, world_size: int, store: dist.Store, args) -> No
     Signals.handle(signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # `spawn` has blocked them until here
     with name_lost_processes(store, rank, world_size), delay:
+        if args.minutes and not args.saved:
+            from support.distributed.trial import settle_length
+
+            settle_length(train, rank, world_size, store, args)
         train(rank, world_size, args)
         # Here, and not in `train`: DDP, which uses the group, has to be gone before it.
         dist.destroy_process_group()

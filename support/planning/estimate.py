@@ -9,16 +9,13 @@ jobs use as well, GPUs that are slower than others, and padding are left out.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from support.common.hardware import PEAKS
 from support.planning.footprint import FP32, TrainingStep, memory
 
-# In addition to "cpu": train_cpu.py. HSDP shards the model within each node (train_fsdp.py
-# --replicas NODES).
-MODES = ("ddp", "fsdp", "hsdp")
+# HSDP shards the model within each node: train_fsdp.py --replicas NODES.
 MODE_NAMES = {
     "cpu": "train_cpu.py",
     "ddp": "DDP",
@@ -42,7 +39,7 @@ class Hardware:
     memory_bandwidth: float  # bytes/s of its own memory
     node_bandwidth: float  # bytes/s from a GPU to the others of its node
     adapter_bandwidth: float  # bytes/s of one network adapter
-    adapters: int  # of a node
+    adapters: int  # of a node; a GPU uses one
     node_latency: float = 3.4e-6  # s: NVLink, ring, in NCCL (src/graph/tuning.cc, Simple)
     network_latency: float = 14e-6  # s: the same for a network
     # The share of peak_flops that computing alone reaches. Published figures are MFU, which
@@ -55,7 +52,9 @@ class Hardware:
     # the 16 of PCIe 3.0 x 16, and 12 of a network's 12.5 (src/graph/topo.h). The gain of
     # NVLink SHARP is left out.
     bandwidth_efficiency: float = 0.8
-    launch: float = 0.0  # s the CPU takes to start a layer's kernels, forward and backward
+    # Seconds the CPU takes to start a layer's kernels, forward and backward: some 80 kernels
+    # and 100 views, 10 and 2 us each, a rule of thumb for which no source was found.
+    launch: float = 1e-3
     precision: str = "bf16"  # that peak_flops is for
     cpu: bool = False
     cores: int = 0  # that a node's processes share; 0: one for each
@@ -70,83 +69,25 @@ class Hardware:
         """Bytes that are available to training."""
         return self.memory if self.cpu else self.memory * USABLE
 
-    def network_bandwidth(self, per_node: int) -> float:
-        """Returns the bytes/s that a node with so many GPUs sends: a GPU uses one adapter."""
-        return self.adapter_bandwidth * min(per_node, self.adapters)
 
-
-# A layer takes some 80 kernels and 100 views, forward and backward: 10 and 2 us each, a rule of
-# thumb for which no source was found.
-LAUNCH = 1e-3
 # From NVIDIA's data sheets of H200 SXM, H100 SXM, A100 SXM, V100 SXM2 and L4. Their GB count as
 # 1e9 bytes, though CUDA finds up to 7 % more. NVLink and PCIe are given there for both
 # directions; here is half of it. Adapters are those of NVIDIA's DGX H200 and H100 (8 x NDR,
 # 400 Gb/s), DGX A100 (8 x HDR, 200 Gb/s) and DGX-1 (4 x EDR, 100 Gb/s).
 HARDWARE = {
-    "h200": Hardware(
-        memory=141e9,
-        peak_flops=PEAKS["H200"],
-        memory_bandwidth=4.8e12,
-        node_bandwidth=450e9,
-        adapter_bandwidth=50e9,
-        adapters=8,
-        launch=LAUNCH,
-    ),
-    "h100": Hardware(
-        memory=80e9,
-        peak_flops=PEAKS["H100"],
-        memory_bandwidth=3.35e12,
-        node_bandwidth=450e9,
-        adapter_bandwidth=50e9,
-        adapters=8,
-        launch=LAUNCH,
-    ),
+    # memory, peak_flops, memory_bandwidth, node_bandwidth, adapter_bandwidth, adapters
+    "h200": Hardware(141e9, PEAKS["H200"], 4.8e12, 450e9, 50e9, 8),
+    "h100": Hardware(80e9, PEAKS["H100"], 3.35e12, 450e9, 50e9, 8),
     # MFU of A100 is higher: 0.45 to 0.64 in llm-foundry's benchmarks, 0.51 to 0.61 in
     # torchtitan's.
-    "a100-80": Hardware(
-        memory=80e9,
-        peak_flops=PEAKS["A100"],
-        memory_bandwidth=2.039e12,
-        node_bandwidth=300e9,
-        adapter_bandwidth=25e9,
-        adapters=8,
-        efficiency=0.55,
-        launch=LAUNCH,
-    ),
-    "a100-40": Hardware(
-        memory=40e9,
-        peak_flops=PEAKS["A100"],
-        memory_bandwidth=1.555e12,
-        node_bandwidth=300e9,
-        adapter_bandwidth=25e9,
-        adapters=8,
-        efficiency=0.55,
-        launch=LAUNCH,
-    ),
+    "a100-80": Hardware(80e9, PEAKS["A100"], 2.039e12, 300e9, 25e9, 8, efficiency=0.55),
+    "a100-40": Hardware(40e9, PEAKS["A100"], 1.555e12, 300e9, 25e9, 8, efficiency=0.55),
     # It has no bf16: support/common/kernels.py trains in fp32 on it, outside its tensor cores.
     # For it and for the L4 no published MFU was found; they get the H100's efficiency.
-    "v100": Hardware(
-        memory=32e9,
-        peak_flops=15.7e12,
-        memory_bandwidth=0.9e12,
-        node_bandwidth=150e9,
-        adapter_bandwidth=12.5e9,
-        adapters=4,
-        launch=LAUNCH,
-        precision="fp32",
-    ),
+    "v100": Hardware(32e9, 15.7e12, 0.9e12, 150e9, 12.5e9, 4, precision="fp32"),
     # PCIe 4.0 x 16 and NCCL's latency over it; Google Cloud's G2 machines have at most 100
     # Gb/s.
-    "l4": Hardware(
-        memory=24e9,
-        peak_flops=PEAKS["L4"],
-        memory_bandwidth=0.3e12,
-        node_bandwidth=32e9,
-        adapter_bandwidth=12.5e9,
-        adapters=1,
-        node_latency=5.7e-6,
-        launch=LAUNCH,
-    ),
+    "l4": Hardware(24e9, PEAKS["L4"], 0.3e12, 32e9, 12.5e9, 1, node_latency=5.7e-6),
     # A core of an AMD EPYC with bf16, with about the MFU of the runs in logs/reference/;
     # memory, bandwidths and latencies are guesses, the two factors were measured once.
     # --measure replaces everything but the network between nodes.
@@ -160,6 +101,7 @@ HARDWARE = {
         node_latency=1e-4,
         network_latency=2e-4,
         efficiency=0.5,
+        launch=0.0,
         cpu=True,
         gather_factor=2.3,
         scatter_factor=2.9,
@@ -176,7 +118,7 @@ class Estimate:
 
     step: TrainingStep
     hardware: Hardware
-    mode: str  # "cpu" or one of MODES
+    mode: str  # a key of MODE_NAMES
     nodes: int
     per_node: int  # GPUs, or processes of a CPU
     accumulate: int
@@ -192,9 +134,7 @@ class Estimate:
         )
         self.fits = self.peak_memory <= hardware.usable_memory
         # If there are more processes than cores, they take turns.
-        turns = 1.0
-        if hardware.cores:
-            turns = max(1.0, self.per_node / hardware.cores)
+        turns = max(1.0, self.per_node / (hardware.cores or self.per_node))
         rate = hardware.peak_flops * hardware.efficiency
         computed = step.hardware_flops * sentences / step.sentences / rate
         launched = 2 * step.config.layers * hardware.launch
@@ -208,8 +148,8 @@ class Estimate:
     @cached_property
     def exchange(self) -> float:
         """Seconds of a step in which computing waits for exchanges."""
-        if self.mode == "cpu":
-            seconds = self.flat_exchange()
+        if self.mode == "cpu":  # one all-reduce after the backward pass
+            seconds = self.all_reduce(FP32 * self.step.parameters) + self.step.delay
         elif self.mode == "ddp":
             seconds = self.ddp_exchange()
         else:
@@ -245,19 +185,16 @@ class Estimate:
         Each of n processes sends (n - 1) / n of them, and the slowest link decides.
         """
         nodes, per_node = self.members(among)
-        processes = nodes * per_node
-        links = []
+        bandwidth = math.inf
         if per_node > 1:
-            links.append(self.hardware.node_bandwidth)
+            bandwidth = self.hardware.node_bandwidth
         if nodes > 1:
-            network = self.hardware.network_bandwidth(self.per_node)
-            if among == "across":  # the processes of a node share it
-                network /= self.per_node
-            links.append(network)
-        if not links:
-            return 0.0
+            adapters = min(self.per_node, self.hardware.adapters)
+            sharing = self.per_node if among == "across" else 1
+            bandwidth = min(bandwidth, self.hardware.adapter_bandwidth * adapters / sharing)
+        processes = nodes * per_node
         sent = (processes - 1) / processes * size
-        return sent / (self.hardware.bandwidth_efficiency * min(links))
+        return sent / (self.hardware.bandwidth_efficiency * bandwidth)
 
     def all_reduce(self, size: float, among: str = "all") -> float:
         """Returns the seconds of an all-reduce of `size` bytes: twice around the ring.
@@ -277,10 +214,6 @@ class Estimate:
         return self.transfer(size, among) + (node_latency + network_latency)
 
     # The exchanges of a step.
-
-    def flat_exchange(self) -> float:
-        """Seconds of train_cpu.py's exchange: one all-reduce after the backward pass."""
-        return self.all_reduce(FP32 * self.step.parameters) + self.step.delay
 
     def ddp_exchange(self) -> float:
         """Seconds of DDP's exchanges that the last backward pass does not hide.
@@ -306,39 +239,34 @@ class Estimate:
         HSDP shards within each node, and all-reduces over the nodes what a node has summed.
         """
         step = self.step
-        units = step.units
-        hsdp = self.mode == "hsdp"
-        among = "node" if hsdp else "all"
+        hardware = self.hardware
+        among = "node" if self.mode == "hsdp" else "all"
         gather = [
-            self.hardware.gather_factor * self.all_gather(step.compute_bytes * unit, among)
-            for unit in units
+            hardware.gather_factor * self.all_gather(step.compute_bytes * unit, among)
+            for unit in step.units
         ]
         scatter = [
-            self.hardware.scatter_factor * self.all_gather(FP32 * unit, among) for unit in units
+            hardware.scatter_factor * self.all_gather(FP32 * unit, among) for unit in step.units
         ]
-        nothing = [0.0] * len(units)
+        nothing = [0.0] * len(step.units)
         across = nothing
-        if hsdp:
-            across = [self.all_reduce(FP32 * unit / self.shards, "across") for unit in units]
+        if self.mode == "hsdp":
+            across = [self.all_reduce(FP32 * n / self.shards, "across") for n in step.units]
         norm = self.all_reduce(FP32)  # each process has a part of the gradient's norm
-        delays = (self.fsdp_exchanges() + 1) * step.delay
-        waits = delays + norm
-        if self.hardware.cpu:  # nothing is hidden; the root is gathered once, each layer twice
+        waits = norm + (self.fsdp_exchanges() + 1) * step.delay
+        if hardware.cpu:  # nothing is hidden; the root is gathered once, each layer twice
             gathered = self.accumulate * (2 * sum(gather) - gather[0])
             return gathered + sum(scatter) + sum(across) + waits
         earlier = (self.accumulate - 1) * self.pipeline(gather, nothing, nothing)
-        last = self.pipeline(gather, scatter, across)
-        return earlier + last + waits
+        return earlier + self.pipeline(gather, scatter, across) + waits
 
     def fsdp_exchanges(self) -> int:
         """Returns the number of a step's exchanges, without those of norm and loss."""
         units = len(self.step.units)
-        exchanges = 0
+        exchanges = units if self.mode == "hsdp" else 0
         if self.shards > 1:
             gathers = 2 * units - 1  # the root once, each layer forward and backward
             exchanges += self.accumulate * gathers + units
-        if self.mode == "hsdp":
-            exchanges += units
         return exchanges
 
     def pipeline(self, gather: list[float], scatter: list[float], across: list[float]) -> float:
@@ -395,59 +323,42 @@ def bucket_sizes(tensors: list[int]) -> list[float]:
 
 
 def candidates(
-    step: TrainingStep,
-    hardware: Hardware,
-    mode: str,
-    nodes: int,
-    per_node: int,
-    accumulate: int = 0,
+    step: TrainingStep, hardware: Hardware, mode: str, nodes: int, per_node: int
 ) -> list[Estimate]:
     """Returns estimates with 1, 2, 4 ... micro-batches, up to one a sentence.
 
-    accumulate: if it is not 0, only this number of micro-batches.
+    If the step has a number of micro-batches, there is only this one.
     """
-    if accumulate:
-        counts = [accumulate]
-    else:
-        maximum = math.ceil(step.sentences / nodes / per_node)
-        powers = {2**i for i in range(maximum.bit_length())}
-        counts = sorted(powers | {maximum})
+    counts = [step.accumulate]
+    if not step.accumulate:
+        most = math.ceil(step.sentences / nodes / per_node)
+        counts = [2**i for i in range((most - 1).bit_length())] + [most]
     return [Estimate(step, hardware, mode, nodes, per_node, count) for count in counts]
 
 
 def best(
-    step: TrainingStep,
-    hardware: Hardware,
-    mode: str,
-    nodes: int,
-    per_node: int,
-    accumulate: int = 0,
+    step: TrainingStep, hardware: Hardware, mode: str, nodes: int, per_node: int
 ) -> Estimate:
     """Returns the fastest of the candidates that fit; if none does, that of least memory.
 
     Of equally fast ones it has the fewest micro-batches.
     """
-    estimates = candidates(step, hardware, mode, nodes, per_node, accumulate)
+    estimates = candidates(step, hardware, mode, nodes, per_node)
     fitting = [estimate for estimate in estimates if estimate.fits]
     if fitting:
         return min(fitting, key=lambda estimate: estimate.seconds)
     return min(estimates, key=lambda estimate: estimate.peak_memory)
 
 
-def layouts(per_node: int) -> Iterator[tuple[int, int]]:
-    """Yields (nodes, GPUs on each): 1, 2 ... GPUs of one node, then 2, 3 ... whole nodes."""
-    for gpus in range(1, per_node + 1):
-        yield 1, gpus
-    for nodes in range(2, MAX_GPUS // per_node + 1):
-        yield nodes, per_node
+def layouts(per_node: int) -> list[tuple[int, int]]:
+    """Returns (nodes, GPUs on each): 1, 2 ... GPUs of one node, then 2, 3 ... whole nodes."""
+    one_node = [(1, gpus) for gpus in range(1, per_node + 1)]
+    return one_node + [(nodes, per_node) for nodes in range(2, MAX_GPUS // per_node + 1)]
 
 
-def fewest_gpus(
-    step: TrainingStep, hardware: Hardware, mode: str, per_node: int, accumulate: int = 0
-) -> int:
+def fewest_gpus(step: TrainingStep, hardware: Hardware, mode: str, per_node: int) -> int:
     """Returns the smallest number of GPUs that hold the model; 0 if MAX_GPUS do not."""
     for nodes, gpus in layouts(per_node):
-        estimates = candidates(step, hardware, mode, nodes, gpus, accumulate)
-        if any(estimate.fits for estimate in estimates):
+        if any(estimate.fits for estimate in candidates(step, hardware, mode, nodes, gpus)):
             return nodes * gpus
     return 0

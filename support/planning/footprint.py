@@ -34,6 +34,7 @@ class TrainingStep:
     recompute: bool = False
     delay: float = 0.0  # seconds before each exchange: --delay-ms
     cpu: bool = False
+    accumulate: int = 0  # micro-batches of each process; 0: the best number
 
     def __post_init__(self) -> None:
         with torch.device("meta"):  # shapes only

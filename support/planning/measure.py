@@ -6,17 +6,15 @@ Each process has one thread. As many processes compute side by side as there are
 they share caches and memory; all of them exchange.
 """
 
-import json
 import math
 import os
 import re
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,7 +25,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from model import ModelConfig, Transformer, initialize
 from support.common.errors import UserError
-from support.common.hardware import available_cores, matrix_rate, peak_memory
+from support.common.hardware import available_cores, matrix_rate
 from support.common.kernels import configure_backends, speed_up
 from support.common.paths import ROOT
 from support.distributed.rendezvous import store_on_loopback
@@ -137,8 +135,8 @@ def time_exchanges(timings: Timings, processes: int, unit: int) -> None:
     timings.reduce_scatter = seconds_after_computing(reduce_scatter)
 
 
-def worker(rank: int, processes: int, port: int, step: TrainingStep, path: str) -> None:
-    """Measures in one of the processes; rank 0 writes its Timings to `path`."""
+def worker(rank: int, processes: int, port: int, step: TrainingStep, results) -> None:
+    """Measures in one of the processes; rank 0 puts its Timings into the queue `results`."""
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     hour = timedelta(hours=1)  # a large model, while processes take turns on the cores
@@ -152,7 +150,7 @@ def worker(rank: int, processes: int, port: int, step: TrainingStep, path: str) 
     if processes > 1:
         time_exchanges(timings, processes, max(step.units))
     if rank == 0:
-        Path(path).write_text(json.dumps(asdict(timings)))
+        results.put(timings)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -160,13 +158,13 @@ def worker(rank: int, processes: int, port: int, step: TrainingStep, path: str) 
 def take_timings(step: TrainingStep, processes: int) -> Timings:
     """Starts the processes and returns what rank 0 measured. Raises UserError."""
     store = store_on_loopback()
-    with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
-        try:
-            mp.spawn(worker, (processes, store.port, step, file.name), nprocs=processes)
-        except (mp.ProcessExitedException, mp.ProcessRaisedException) as problem:
-            message = str(problem).strip().splitlines()[-1]  # the last line of a traceback
-            raise UserError(f"--measure: {message[:200]} (out of memory?)") from problem
-        return Timings(**json.load(file))
+    results = mp.get_context("spawn").SimpleQueue()
+    try:
+        mp.spawn(worker, (processes, store.port, step, results), nprocs=processes)
+    except (mp.ProcessExitedException, mp.ProcessRaisedException) as problem:
+        message = str(problem).strip().splitlines()[-1]  # the last line of a traceback
+        raise UserError(f"--measure: {message[:200]} (out of memory?)") from problem
+    return results.get()
 
 
 def base_memory() -> float:
@@ -183,12 +181,9 @@ def print_base() -> None:
     """Trains a tiny model, and prints the peak memory in bytes."""
     torch.set_num_threads(1)
     time_computing(TINY)
-    peak = peak_memory() * 2**20
-    status = Path("/proc/self/status")
-    if status.exists():  # else the peak includes that of the process that started this one
-        kib = re.findall(r"VmHWM:\s*(\d+)", status.read_text())[0]
-        peak = int(kib) * 2**10
-    print(peak)
+    # getrusage() would include the peak of the process that started this one.
+    [kib] = re.findall(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
+    print(int(kib) * 2**10)
 
 
 def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Hardware:

@@ -64,12 +64,7 @@ DINOV2 = VIT | {
     "#feed_forward.2": "#mlp.fc2",
 }
 # The names that a last layer, whose rows are the classes, has in files.
-LAST_LAYERS = (
-    "classifier",
-    "classifier.out_proj",
-    "cls_classifier",
-    "distillation_classifier",
-)
+LAST_LAYERS = ("classifier", "classifier.out_proj", "cls_classifier", "distillation_classifier")
 
 SIZES = {
     "layers": "num_hidden_layers",
@@ -97,46 +92,29 @@ TEXT_ENTRIES = {
 }
 IMAGE_ENTRIES = {"patch": "patch_size", "channels": "num_channels", "image_size": "image_size"}
 
-COMMON_DEFAULTS = {
-    "bias": True,
-    "positions": "learned",
-    "pool": "first",
-    "epsilon": 1e-12,
-}
-TEXT_DEFAULTS = COMMON_DEFAULTS | {
-    "norm": "post",
-    "num_prefix_tokens": 0,
-    "patch": 0,
-    "pad": 0,
-    "head": "tanh",
-}
-IMAGE_DEFAULTS = COMMON_DEFAULTS | {
-    "norm": "pre",
-    "num_prefix_tokens": 1,
-    "vocab_size": 0,
-    "head": "",
-}
+DEFAULTS = {"bias": True, "positions": "learned", "pool": "first", "epsilon": 1e-12}
+TEXT = DEFAULTS | {"norm": "post", "num_prefix_tokens": 0, "patch": 0, "pad": 0, "head": "tanh"}
+IMAGE = DEFAULTS | {"norm": "pre", "num_prefix_tokens": 1, "vocab_size": 0, "head": ""}
+
 FAMILIES = {
-    "bert": Family(BERT, SIZES | TEXT_ENTRIES, TEXT_DEFAULTS, "BertForSequenceClassification"),
+    "bert": Family(BERT, SIZES | TEXT_ENTRIES, TEXT, "BertForSequenceClassification"),
     # No class: what would be exported as a RoBERTa is exported as a BERT.
-    "roberta": Family(ROBERTA, SIZES | TEXT_ENTRIES, TEXT_DEFAULTS | {"pad": 1}),
+    "roberta": Family(ROBERTA, SIZES | TEXT_ENTRIES, TEXT | {"pad": 1}),
     "distilbert": Family(
         DISTILBERT,
         DISTILBERT_SIZES | TEXT_ENTRIES,
-        TEXT_DEFAULTS | {"head": "relu"},
+        TEXT | {"head": "relu"},
         "DistilBertForSequenceClassification",
     ),
-    "vit": Family(VIT, SIZES | IMAGE_ENTRIES, IMAGE_DEFAULTS, "ViTForImageClassification"),
+    "vit": Family(VIT, SIZES | IMAGE_ENTRIES, IMAGE, "ViTForImageClassification"),
     "deit": Family(
         DEIT,
         SIZES | IMAGE_ENTRIES,
-        IMAGE_DEFAULTS | {"num_prefix_tokens": 2},
+        IMAGE | {"num_prefix_tokens": 2},
         "DeiTForImageClassification",
     ),
     "dinov2": Family(
-        DINOV2,
-        SIZES | IMAGE_ENTRIES,
-        IMAGE_DEFAULTS | {"pool": "first+mean", "epsilon": 1e-6},
+        DINOV2, SIZES | IMAGE_ENTRIES, IMAGE | {"pool": "first+mean", "epsilon": 1e-6}
     ),
 }
 # Entries of config.json of which the Classifier knows one value only.
@@ -176,12 +154,11 @@ def classifier_config(
 def exportable_family(config: ClassifierConfig) -> str:
     """Returns the family of which transformers has a class that computes this model, or ""."""
     for name, family in FAMILIES.items():
-        required = {
-            field: value
+        is_same = all(
+            getattr(config, field) == value
             for field, value in family.defaults.items()
-            if field not in family.entries
-        }
-        is_same = all(getattr(config, field) == value for field, value in required.items())
+            if field not in family.entries  # config.json can have any value of these
+        )
         if family.transformers_class and is_same:
             return name
     return ""

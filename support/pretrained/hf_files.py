@@ -29,11 +29,8 @@ def as_user_error(message: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as problem:  # damaged files raise exceptions of many types
-        reason = str(problem)
-        if isinstance(problem, KeyError):
-            reason = f"there is no {problem}"
-        one_line = " ".join(reason.split())
-        first_sentence = one_line.split(". ")[0]
+        reason = f"there is no {problem}" if isinstance(problem, KeyError) else str(problem)
+        first_sentence = " ".join(reason.split()).split(". ")[0]
         reason = first_sentence or type(problem).__name__
         raise UserError(f"{message} ({reason[:200]})") from problem
 
@@ -61,7 +58,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {**json.loads(path.read_text(encoding="utf-8"))}
 
 
-# --- Weights ----------------------------------------------------------------------------------
+# --- Weights
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -84,7 +81,7 @@ def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
     save_file(tensors, folder / WEIGHTS[0], metadata={"format": "pt"})
 
 
-# --- Tokenizer --------------------------------------------------------------------------------
+# --- Tokenizer
 
 
 def read_tokenizer(folder: Path, config: ClassifierConfig) -> str:
@@ -107,11 +104,9 @@ def read_tokenizer(folder: Path, config: ClassifierConfig) -> str:
                 f"it needs token {largest_id}, the weights have {config.vocab_size} tokens"
             )
         for token in ("[PAD]", "<pad>"):
-            if tokenizer.token_to_id(token) not in (None, config.pad):
-                raise ValueError(
-                    f"it pads with token {tokenizer.token_to_id(token)}, config.json with "
-                    f"{config.pad}"
-                )
+            pad = tokenizer.token_to_id(token)
+            if pad not in (None, config.pad):
+                raise ValueError(f"it pads with token {pad}, config.json with {config.pad}")
         return tokenizer.to_str()
 
 
@@ -137,7 +132,7 @@ def write_tokenizer(folder: Path, serialized: str, config: ClassifierConfig) -> 
     write_json(folder / "tokenizer_config.json", tokenizer_config)
 
 
-# --- Preprocessor -----------------------------------------------------------------------------
+# --- Preprocessor
 
 
 def read_preprocessor(folder: Path, channels: int, image_size: int) -> ImageTransform:
@@ -149,7 +144,15 @@ def read_preprocessor(folder: Path, channels: int, image_size: int) -> ImageTran
     path = folder / "preprocessor_config.json"
     config = read_json(path)
     with as_user_error(f"{path}: cannot be used"):
-        check_preprocessor(config, channels)
+        for name in ("image_mean", "image_std"):
+            if len(config[name]) != channels:
+                raise ValueError(f"{name} is not for {channels} channels")
+        for name in ("do_rescale", "do_normalize"):
+            if not config.get(name, True):
+                raise ValueError(f"{name} is {config[name]}, but only true is supported")
+        resample = config.get("resample", 2)
+        if resample not in RESAMPLES:
+            raise ValueError(f"resample {resample} is neither 2 (bilinear) nor 3 (bicubic)")
         size = edge(config["size"])
         crop = edge(config["crop_size"]) if config.get("do_center_crop") else 0
         if image_size:
@@ -161,24 +164,11 @@ def read_preprocessor(folder: Path, channels: int, image_size: int) -> ImageTran
         return ImageTransform(
             size,
             channels,
-            RESAMPLES[config.get("resample", 2)],
+            RESAMPLES[resample],
             crop,
             mean=[value / scale for value in config["image_mean"]],
             std=[value / scale for value in config["image_std"]],
             square=crop > 0 and resizes_to_square(config),
-        )
-
-
-def check_preprocessor(config: dict[str, Any], channels: int) -> None:
-    """Raises ValueError for what an ImageTransform cannot do."""
-    if len(config["image_mean"]) != channels or len(config["image_std"]) != channels:
-        raise ValueError(f"image_mean or image_std is not for {channels} channels")
-    for name in ("do_rescale", "do_normalize"):
-        if not config.get(name, True):
-            raise ValueError(f"{name} is {config[name]}, but only true is supported")
-    if config.get("resample", 2) not in RESAMPLES:
-        raise ValueError(
-            f"resample {config['resample']} is neither 2 (bilinear) nor 3 (bicubic)"
         )
 
 

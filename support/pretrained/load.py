@@ -1,6 +1,6 @@
 """Loads the weights of a Hugging Face folder for a Classifier.
 
-    pretrained = load_pretrained("FOLDER", classes=4)
+    pretrained = load_pretrained("FOLDER")
     model = Classifier(pretrained.config)
     initialize(model, seed=1)  # for the parameters in pretrained.new
     model.load_state_dict(pretrained.weights, strict=False)
@@ -66,9 +66,6 @@ class TensorSource:
             name = name.replace("LayerNorm.beta", "LayerNorm.bias")
             self.file_names.setdefault(name, file_name)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.file_names
-
     def take(self, name: str, *shape: int) -> Tensor:
         """Removes and returns a tensor in fp32.
 
@@ -88,34 +85,32 @@ class TensorSource:
             raise UserError(f"{self.path}: {name} has numbers that are not finite")
         return tensor
 
-    def last_layer_classes(self) -> int:
-        """Returns the number of classes of the last layers; 0 if there are none.
+    def pop_classes(self) -> int:
+        """Returns the number of classes of the last layers; 0 if they are not for two or more.
 
-        Raises UserError if they differ in it.
+        Then the last layers count as missing. Raises UserError if they differ in it.
         """
-        rows = {}
-        for name, file_name in self.file_names.items():
-            tensor = self.tensors[file_name]
-            if name.rpartition(".")[0] in LAST_LAYERS and tensor.dim() > 0:
-                rows[name] = tensor.shape[0]
+        rows = {
+            name: self.tensors[file_name].shape[0]
+            for name, file_name in self.file_names.items()
+            if name.rpartition(".")[0] in LAST_LAYERS
+        }
         if len(set(rows.values())) > 1:
             raise UserError(
                 f"{self.path}: {', '.join(sorted(rows))} have different numbers of classes"
             )
-        return max(rows.values(), default=0)
+        classes = max(rows.values(), default=0)
+        if classes >= 2:
+            return classes
+        for name in rows:
+            del self.file_names[name]
+        return 0
 
-    def forget_last_layers(self) -> None:
-        """Makes the last layers count as missing, so that they are left out."""
-        for name in list(self.file_names):
-            if name.rpartition(".")[0] in LAST_LAYERS:
-                del self.file_names[name]
 
-
-def load_pretrained(folder: str, classes: int = 0, image_size: int = 0) -> Pretrained:
+def load_pretrained(folder: str, image_size: int = 0) -> Pretrained:
     """Loads a folder: config.json, the weights, the tokenizer or the preprocessor's config.
 
-    folder: a path, or OWNER/NAME, which is downloaded. classes: a last layer for another number
-    is left out; 0 means as many as the folder has. image_size: pixels a side; 0 means the
+    folder: a path, or OWNER/NAME, which is downloaded. image_size: pixels a side; 0 means the
     folder's. For another size than that of the weights, the positions are interpolated. Raises
     UserError.
     """
@@ -125,11 +120,8 @@ def load_pretrained(folder: str, classes: int = 0, image_size: int = 0) -> Pretr
     if family not in FAMILIES:
         raise UserError(f"{path}: model_type {family} is none of {', '.join(FAMILIES)}")
     source = TensorSource(path, family)
-    has_teacher = "cls_classifier.weight" in source
-    file_classes = source.last_layer_classes()
-    classes = classes or max(2, file_classes)
-    if classes != file_classes:
-        source.forget_last_layers()
+    has_teacher = "cls_classifier.weight" in source.file_names
+    classes = source.pop_classes() or 2
 
     # file_config has the shapes of the file's tensors, config those of the Classifier.
     with as_user_error(f"{path}/config.json: the model cannot be used"):
@@ -141,10 +133,13 @@ def load_pretrained(folder: str, classes: int = 0, image_size: int = 0) -> Pretr
         if config.patch:
             transform = read_preprocessor(path, config.channels, image_size)
             config = replace(config, image_size=transform.output_size)
-        labels = class_names(entries)
+        id2label = entries.get("id2label") or {}
+        labels = [str(id2label[str(i)]) for i in range(len(id2label))]
     weights, names, new = take_weights(source, entries, family, file_config)
-    if family in ("bert", "roberta"):
-        add_token_type(source, weights, entries, file_config)
+    if family in ("bert", "roberta"):  # all tokens of a text are of type 0
+        types = entries.get("type_vocab_size", 2)
+        name = "embeddings.token_type_embeddings.weight"
+        weights["positions"] += source.take(name, types, config.d_model)[0]
     if family == "dinov2":
         apply_layer_scale(source, weights, file_config)
     weights["positions"] = weights["positions"][first_position:]
@@ -162,12 +157,6 @@ def load_pretrained(folder: str, classes: int = 0, image_size: int = 0) -> Pretr
     )
 
 
-def class_names(entries: dict[str, Any]) -> list[str]:
-    """Returns the names of the classes in config.json, or []."""
-    id2label = entries.get("id2label") or {}
-    return [str(id2label[str(i)]) for i in range(len(id2label))]
-
-
 def take_weights(
     source: TensorSource, entries: dict[str, Any], family: str, config: ClassifierConfig
 ) -> tuple[dict[str, Tensor], dict[str, str], list[str]]:
@@ -176,7 +165,7 @@ def take_weights(
     config: the shape of the file's model; entries: of its config.json. Raises UserError if a
     parameter is missing, unless it is the head's, or of another shape.
     """
-    if "cls_classifier.weight" in source:
+    if "cls_classifier.weight" in source.file_names:
         merge_teacher(source, config)
     with torch.device("meta"):  # shapes without memory
         state = Classifier(config).state_dict()
@@ -185,7 +174,7 @@ def take_weights(
     names = {}
     new = []
     for name, parts in to_file_tensors(family, config, state).items():
-        if name.startswith("head.") and not all(part in source for part, _ in parts):
+        if name.startswith("head.") and not all(part in source.file_names for part, _ in parts):
             new.append(name)
         elif has_no_bias and name.endswith(("query.bias", "key_value.bias")):
             weights[name] = torch.zeros(state[name].shape)
@@ -206,18 +195,6 @@ def merge_teacher(source: TensorSource, config: ClassifierConfig) -> None:
         file_name = ", ".join(f"{head}.{parameter}" for head in heads)
         source.file_names[f"classifier.{parameter}"] = file_name
         source.tensors[file_name] = value
-
-
-def add_token_type(
-    source: TensorSource,
-    weights: dict[str, Tensor],
-    entries: dict[str, Any],
-    config: ClassifierConfig,
-) -> None:
-    """Adds the vector of token type 0, which all tokens of a text have, to the positions."""
-    num_types = entries.get("type_vocab_size", 2)
-    name = "embeddings.token_type_embeddings.weight"
-    weights["positions"] += source.take(name, num_types, config.d_model)[0]
 
 
 def apply_layer_scale(

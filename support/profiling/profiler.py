@@ -10,7 +10,6 @@ On several nodes, the times of waiting are only as exact as the nodes' clocks ag
 """
 
 import gzip
-import importlib.util
 import json
 import os
 from collections import Counter
@@ -25,10 +24,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from support.common.errors import UserError
 from support.common.files import write_json
-from support.profiling import memory_plot, step_plot
 from support.profiling.memory import MemoryCounter, formula
+from support.profiling.profile_plots import draw_profiles, read_profile
 from support.profiling.spans import combine, write_spans
-from support.profiling.timeline import find_step, read_events
+from support.profiling.timeline import Step, find_step, read_events
 
 WARM_UP = 5  # steps, in which memory is counted
 SETTLE = 1  # step that is recorded but not used, because the profiler's first one is slow
@@ -68,8 +67,6 @@ class Profile:
         self.drawn = self.recorded[RECORDED // 2]
         if args.benchmark:
             raise UserError("--profile saves files, and --benchmark saves none: drop one")
-        if not importlib.util.find_spec("matplotlib"):
-            raise UserError("--profile draws with matplotlib: pip install matplotlib")
         if self.recorded[-1] > last_step:
             raise UserError(
                 f"--profile records steps {first} to {self.recorded[-1]}, but the last step of "
@@ -168,21 +165,20 @@ class Profile:
 
     # --- The results
 
-    def result(self) -> dict:
-        """Writes the trace of this rank, and returns what rank 0 needs of it."""
+    def result(self) -> tuple[Step, dict[str, int]]:
+        """Writes the trace of this rank; returns the step that is drawn, and the memory."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"trace-rank{self.rank}.json.gz"
         self.profiler.export_chrome_trace(str(path))
         with gzip.open(path) as file:
             events = read_events(json.load(file))
-        step = find_step(events, self.drawn, self.world_size)
-        return {"step": step, "memory": self.memory.bytes}
+        return find_step(events, self.drawn, self.world_size), self.memory.bytes
 
-    def write(self, results: list[dict]) -> None:
+    def write(self, results: list[tuple[Step, dict[str, int]]]) -> None:
         """Writes the results of all ranks, in their order, to the folder of the run."""
-        steps = [result["step"] for result in results]
+        steps = [step for step, _ in results]
+        memory_of_ranks = [memory for _, memory in results]
         write_spans(combine(steps), self.drawn, self.folder / "step.csv")
-        memory_of_ranks = [result["memory"] for result in results]
         largest = max(memory_of_ranks, key=lambda memory: memory["total"])
         theory = formula(self.model, self.args.accumulate, self.args.precision, self.world_size)
         sent = [sum(exchange.sent for exchange in step.exchanges) for step in steps]
@@ -201,7 +197,4 @@ class Profile:
             "exchanged": exchanged,
         }
         write_json(self.folder / "profile.json", content)
-        step_plot.draw_steps([step_plot.read_step(self.folder)], self.folder / "step.png")
-        memory_plot.draw_memory(
-            [memory_plot.read_memory(self.folder)], self.folder / "memory.png"
-        )
+        draw_profiles([read_profile(self.folder)], self.folder)

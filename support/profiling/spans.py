@@ -9,12 +9,16 @@ lane "network" has the exchanges.
 """
 
 import csv
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from support.profiling.timeline import Step
+from support.profiling.timeline import Exchange, Step
+
+# A part of a lane, which may be empty: activity, start and end in nanoseconds of the machine's
+# clock, and what is exchanged.
+Interval = tuple[str, int, int, Exchange | None]
 
 
 class Span(NamedTuple):
@@ -29,32 +33,24 @@ class Span(NamedTuple):
     bytes: int  # of the tensor that is exchanged
 
 
-class Interval(NamedTuple):
-    """A span of one lane, in nanoseconds of the machine's clock. It may be empty."""
-
-    activity: str
-    start: int
-    end: int
-    unit: str = ""
-    bytes: int = 0
-
-
 def combine(steps: list[Step]) -> list[Span]:
     """Returns the spans of a step. steps: that of every rank, by clocks that agree."""
     zero = min(step.start for step in steps)
-    all_joined = when_all_joined(steps)
     spans = []
-    for rank, step in enumerate(steps):
+    for rank, (step, all_joined) in enumerate(zip(steps, when_all_joined(steps))):
         lanes = {
-            "computing": computing_lane(step, all_joined[rank]),
-            "network": network_lane(step, all_joined[rank]),
+            "computing": computing_lane(step, all_joined),
+            "network": network_lane(step, all_joined),
         }
         for lane, intervals in lanes.items():
-            for activity, start, end, unit, size in intervals:
-                if start < end:
-                    begin = (start - zero) / 1e9
-                    seconds = (end - start) / 1e9
-                    spans.append(Span(rank, lane, activity, unit, begin, seconds, size))
+            for activity, start, end, exchange in intervals:
+                if start >= end:
+                    continue
+                unit = exchange.unit if exchange else ""
+                size = exchange.bytes if exchange else 0
+                begin = (start - zero) / 1e9
+                seconds = (end - start) / 1e9
+                spans.append(Span(rank, lane, activity, unit, begin, seconds, size))
     return spans
 
 
@@ -63,19 +59,17 @@ def computing_lane(step: Step, all_joined: list[int]) -> Iterator[Interval]:
 
     all_joined: for each exchange, when the last rank joined it.
     """
-    phase_ends = [phase.start for phase in step.phases[1:]] + [step.end]
-    for phase, phase_end in zip(step.phases, phase_ends):
-        start = phase.start
-        for stall in step.stalls:
-            stall_start = max(stall.start, start)
-            stall_end = min(stall.end, phase_end)
+    for name, start, end in step.phases:
+        for stall_start, stall_end, exchange in step.stalls:
+            stall_start = max(stall_start, start)
+            stall_end = min(stall_end, end)
             if stall_start < stall_end:
-                joined = min(max(all_joined[stall.exchange], stall_start), stall_end)
-                yield Interval(phase.name, start, stall_start)
-                yield Interval("waiting", stall_start, joined)
-                yield Interval("exposed", joined, stall_end)
+                joined = min(max(all_joined[exchange], stall_start), stall_end)
+                yield name, start, stall_start, None
+                yield "waiting", stall_start, joined, None
+                yield "exposed", joined, stall_end, None
                 start = stall_end
-        yield Interval(phase.name, start, phase_end)
+        yield name, start, end, None
 
 
 def network_lane(step: Step, all_joined: list[int]) -> Iterator[Interval]:
@@ -85,8 +79,8 @@ def network_lane(step: Step, all_joined: list[int]) -> Iterator[Interval]:
     for exchange, last_join in by_end:
         start = max(exchange.start, previous_end)
         joined = min(max(start, last_join), exchange.end)
-        yield Interval("waiting", start, joined, exchange.unit, exchange.bytes)
-        yield Interval(exchange.collective, joined, exchange.end, exchange.unit, exchange.bytes)
+        yield "waiting", start, joined, exchange
+        yield exchange.collective, joined, exchange.end, exchange
         previous_end = exchange.end
 
 
@@ -100,14 +94,14 @@ def when_all_joined(steps: list[Step]) -> list[list[int]]:
     last_join: dict[tuple, int] = defaultdict(int)
     keys_of_rank = []
     for rank, step in enumerate(steps):
-        num_exchanges: dict[tuple, int] = defaultdict(int)  # of a group, so far
+        num_exchanges: Counter[tuple] = Counter()  # of a group, so far
         keys = []
         for exchange in step.exchanges:
             size = exchange.group_size
             is_across = exchange.collective == "all-reduce" and size < world_size
             group_index = rank % (world_size // size) if is_across else rank // size
             group = (size, is_across, group_index)
-            key = (*group, num_exchanges[group])
+            key = (group, num_exchanges[group])
             num_exchanges[group] += 1
             last_join[key] = max(last_join[key], exchange.start)
             keys.append(key)
@@ -132,16 +126,6 @@ def read_spans(path: Path) -> tuple[int, list[Span]]:
     """
     with open(path, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    spans = [
-        Span(
-            int(row["process"]),
-            row["lane"],
-            row["activity"],
-            row["unit"],
-            float(row["start"]),
-            float(row["seconds"]),
-            int(row["bytes"]),
-        )
-        for row in rows
-    ]
+    types = Span.__annotations__
+    spans = [Span(**{name: types[name](row[name]) for name in types}) for row in rows]
     return int(rows[0]["step"]), spans

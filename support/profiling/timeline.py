@@ -47,28 +47,13 @@ class Exchange(NamedTuple):
     group_size: int  # ranks that take part
 
 
-class Phase(NamedTuple):
-    """A phase of a step; it lasts until the next one begins."""
-
-    start: int
-    name: str
-
-
-class Stall(NamedTuple):
-    """A time in which a rank does nothing but wait for an exchange."""
-
-    start: int
-    end: int
-    exchange: int  # its index in the step
-
-
 class Step(NamedTuple):
     """One step of one rank."""
 
     start: int
     end: int
-    phases: list[Phase]
-    stalls: list[Stall]
+    phases: list[tuple[str, int, int]]  # name, start, end
+    stalls: list[tuple[int, int, int]]  # start, end, and which of the exchanges it waits for
     exchanges: list[Exchange]
 
 
@@ -109,26 +94,28 @@ def find_step(events: list[Event], number: int, world_size: int) -> Step:
         for event in inside
         if event.name in PHASES and event.category == "user_annotation"
     ]
-    phases = [Phase(execution_time(mark.start), mark.name) for mark in marks]
-    phases[0] = Phase(execution_time(step.start), marks[0].name)
-    ends = [mark.start for mark in marks[1:]] + [step.end]
-    backward_passes = [
-        (mark.start, end) for mark, end in zip(marks, ends) if mark.name == "backward"
+    starts = [step.start] + [mark.start for mark in marks[1:]]
+    ends = [*starts[1:], step.end]
+    phases = [
+        (mark.name, execution_time(start), execution_time(end))
+        for mark, start, end in zip(marks, starts, ends)
     ]
-    exchanges = find_exchanges(inside, nccl, backward_passes, world_size)
+    backward_passes = [
+        range(start, end)
+        for mark, start, end in zip(marks, starts, ends)
+        if mark.name == "backward"
+    ]
+    exchanges = []
+    if world_size > 1:  # one rank alone exchanges nothing
+        exchanges = find_exchanges(inside, nccl, backward_passes, world_size)
     busy = [
         event for event in events if event.category in GPU_CATEGORIES and not is_nccl(event)
     ]
     if not busy:
         busy = cpu_operations(inside, step.thread)
     delays = [event for event in inside if event.name == DELAY]
-    return Step(
-        execution_time(step.start),
-        execution_time(step.end),
-        phases,
-        find_stalls(busy, exchanges, delays),
-        exchanges,
-    )
+    stalls = find_stalls(busy, exchanges, delays)
+    return Step(phases[0][1], phases[-1][2], phases, stalls, exchanges)
 
 
 def is_nccl(event: Event) -> bool:
@@ -183,7 +170,7 @@ def nested(events: list[Event]) -> Iterator[tuple[Event, list[Event]]]:
 def find_exchanges(
     events: list[Event],
     nccl: list[tuple[int, Event]],
-    backward_passes: list[tuple[int, int]],
+    backward_passes: list[range],
     world_size: int,
 ) -> list[Exchange]:
     """Returns the exchanges of a step, in the order in which the rank asked for them.
@@ -191,12 +178,13 @@ def find_exchanges(
     Args:
         events: those of the step, with Gloo's threads.
         nccl: NCCL's kernels, each after the time of its launch.
-        backward_passes: when they start and end. DDP's buckets are exchanged within them.
-        world_size: how many ranks there are. One rank alone exchanges nothing.
+        backward_passes: their times. DDP's buckets are exchanged within them.
+        world_size: how many ranks there are.
     """
-    if world_size == 1:
-        return []
-    gloo = gloo_operations(events)
+    gloo: dict[int, list[Event]] = defaultdict(list)  # by how many numbers go in
+    for event in events:
+        if event.name.startswith("gloo:"):
+            gloo[count_numbers(event, 0)].append(event)
     exchanges = []
     shards = world_size  # ranks that share one copy of the model
     buckets = 0
@@ -205,40 +193,31 @@ def find_exchanges(
             continue
         collective = COLLECTIVES[event.name]
         unit = fsdp_layer(outer)
-        output_size = input_size = count_numbers(event, 0)
+        numbers = input_size = count_numbers(event, 0)
         group_size = world_size
-        if collective != "all-reduce":
+        if collective != "all-reduce":  # the two tensors are the whole and a shard
             input_size = count_numbers(event, 1)
-            shards = max(output_size, input_size) // min(output_size, input_size)
-            group_size = shards
+            sizes = (numbers, input_size)
+            numbers = max(sizes)
+            shards = group_size = numbers // min(sizes)
         elif unit:  # the ranks that have the same shard sum its gradients
             group_size = world_size // shards
-        elif any(start <= event.start < end for start, end in backward_passes):
+        elif any(event.start in backward for backward in backward_passes):
             buckets += 1
             unit = f"bucket {buckets}"
+        within = [other for other in events[i : i + 5] if other.start < event.end]
         carrier = find_carrier(event, input_size, gloo, nccl)
-        following = [other for other in events[i : i + 5] if other.start < event.end]
-        size = max(output_size, input_size) * bytes_per_number([carrier, *following])
+        size = numbers * bytes_per_number([carrier, *within])
         start = carrier.start
-        if carrier.category not in GPU_CATEGORIES:
-            delays = [other for other in following if other.name == DELAY]
-            if delays:
-                start = delays[0].start
+        for other in within:
+            if other.name == DELAY and carrier.category not in GPU_CATEGORIES:
+                start = other.start
         # Gloo implements a reduce-scatter as an all-reduce.
         is_all_reduce = collective == "all-reduce" or carrier.name == "gloo:all_reduce"
         passes = 2 if is_all_reduce else 1
         sent = passes * size * (group_size - 1) / group_size
         exchanges.append(Exchange(start, carrier.end, collective, unit, size, sent, group_size))
     return exchanges
-
-
-def gloo_operations(events: list[Event]) -> dict[int, list[Event]]:
-    """Returns what Gloo's threads carried out, by how many numbers went in."""
-    operations = defaultdict(list)
-    for event in events:
-        if event.name.startswith("gloo:"):
-            operations[count_numbers(event, 0)].append(event)
-    return operations
 
 
 def find_carrier(
@@ -254,9 +233,7 @@ def find_carrier(
     for launch, kernel in nccl:
         if request.start <= launch < request.end:
             return kernel
-    if gloo[input_size]:
-        return gloo[input_size].pop(0)
-    return request
+    return gloo[input_size].pop(0) if gloo[input_size] else request
 
 
 def fsdp_layer(outer: list[Event]) -> str:
@@ -290,7 +267,7 @@ def bytes_per_number(events: list[Event]) -> int:
 
 def find_stalls(
     busy: list[Event], exchanges: list[Exchange], delays: list[Event]
-) -> list[Stall]:
+) -> list[tuple[int, int, int]]:
     """Returns when a rank has nothing to do until an exchange ends, or until its delay is over.
 
     busy: the events in which it computes, by start.
@@ -298,20 +275,18 @@ def find_stalls(
     starts = [event.start for event in busy]
     # Of the first n events: when all of them have ended.
     ends = [0, *accumulate((event.end for event in busy), max)]
-    waits = []
+    waits = []  # (start, end, index of the exchange)
     for i, exchange in enumerate(exchanges):
         idle_since = ends[bisect_left(starts, exchange.end)]
-        waits.append(Stall(max(exchange.start, idle_since), exchange.end, i))
+        waits.append((max(exchange.start, idle_since), exchange.end, i))
         waits += [
-            Stall(delay.start, delay.end, i)
-            for delay in delays
-            if delay.start == exchange.start
+            (delay.start, delay.end, i) for delay in delays if delay.start == exchange.start
         ]
     stalls = []
     last_end = 0
-    for wait in sorted(waits, key=lambda wait: wait.end):
-        start = max(wait.start, last_end)
-        if wait.end - start > MIN_STALL:
-            stalls.append(Stall(start, wait.end, wait.exchange))
-            last_end = wait.end
+    for start, end, i in sorted(waits, key=lambda wait: wait[1]):
+        start = max(start, last_end)
+        if end - start > MIN_STALL:
+            stalls.append((start, end, i))
+            last_end = end
     return stalls

@@ -9,6 +9,7 @@ valid_* and test_*, such as valid_bleu. What was not measured is NaN.
 import csv
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -92,12 +93,12 @@ def speed_column(runs: list[Row]) -> str:
     return "samples_per_second"
 
 
-def read_table(text: str, required: list[str]) -> list[Row]:
+def read_table(lines: Iterable[str], required: list[str]) -> list[Row]:
     """Returns the rows of a table in CSV, with numbers in all columns but TEXTS.
 
     Raises ValueError and csv.Error.
     """
-    table = csv.DictReader(text.split("\n"))
+    table = csv.DictReader(lines)
     columns = table.fieldnames or []
     for name in required:
         if name not in columns:
@@ -119,7 +120,8 @@ def number(value: Any) -> float:
 
 def read_study(path: Path) -> list[Row]:
     """Returns the runs of a study's table. Raises OSError, ValueError and csv.Error."""
-    runs = read_table(path.read_text(encoding="utf-8"), [*TEXTS, *NUMBERS, *RESULTS])
+    with open(path, encoding="utf-8", newline="") as file:
+        runs = read_table(file, [*TEXTS, *NUMBERS, *RESULTS])
     if not runs:
         raise ValueError("there are no rows")
     return runs
@@ -140,21 +142,16 @@ def write_study(runs: list[Row], path: Path) -> None:
 # --- Runs
 
 
-def read_json(path: Path) -> dict:
-    """Returns the JSON object of a file."""
-    return dict(json.loads(path.read_text(encoding="utf-8")))
-
-
 def read_run(folder: Path, names: list[str]) -> Run:
     """Returns the run in a folder. If the folder's name is among `names`, its path is the name.
 
     Raises OSError, ValueError, csv.Error, TypeError and KeyError.
     """
-    config = read_json(folder / "config.json")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     flags = dict(config["flags"])
     summary = {}
     if (folder / "summary.json").is_file():  # the run has ended
-        summary = read_json(folder / "summary.json")
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     curve = read_curve(folder / "metrics.csv")
     name = folder.resolve().name
     speed = median(values_of(curve, "tokens_per_second") or [math.nan])
@@ -179,22 +176,24 @@ def read_run(folder: Path, names: list[str]) -> Run:
         row[test] = number(summary.get(test))
         final = number(summary.get(valid))
         row[valid] = max([*values_of(curve, valid), final])  # a NaN at the end loses
-    check_confusion(summary)
     return Run(row, curve, summary)
 
 
 def read_curve(path: Path) -> list[Row]:
     """Returns metrics.csv as far as it is written, with train_loss as a running mean."""
     text = path.read_text(encoding="utf-8")
-    whole_lines = text.rpartition("\n")[0]  # a run may be writing the last one
+    whole_lines = text.split("\n")[:-1]  # a run may be writing the last one
     columns = ["step", "seconds", "tokens_per_second", "train_loss", "valid_loss"]
     curve = measured(measured(read_table(whole_lines, columns), "step"), "seconds")
     with_loss = measured(curve, "train_loss")
     if not with_loss and not measured(curve, "valid_loss"):
         raise ValueError("metrics.csv has no row with a loss")
+    # The mean over some rows to each side; over fewer at the start, where the loss is steep.
     losses = [row["train_loss"] for row in with_loss]
-    for row, loss in zip(with_loss, running_mean(losses, reach=len(curve) // 40)):
-        row["train_loss"] = loss
+    reach = len(curve) // 40
+    for i, row in enumerate(with_loss):
+        near = min(reach, i)
+        row["train_loss"] = mean(losses[i - near : i + near + 1])
     for row in curve:
         row["minutes"] = row["seconds"] / 60
     return curve
@@ -203,15 +202,6 @@ def read_curve(path: Path) -> list[Row]:
 def values_of(rows: list[Row], column: str) -> list[float]:
     """Returns what was measured in a column."""
     return [row[column] for row in measured(rows, column)]
-
-
-def running_mean(values: list[float], reach: int) -> list[float]:
-    """Returns means over `reach` values to each side, fewer at the start, where it is steep."""
-    means = []
-    for i in range(len(values)):
-        near = min(reach, i)
-        means.append(mean(values[i - near : i + near + 1]))
-    return means
 
 
 def study_of(flags: dict, parameters: int) -> str:
@@ -233,14 +223,6 @@ def examples_per_token(summary: dict) -> float:
         return math.nan
     tokens = sum(number(epoch.get("tokens")) for epoch in epochs)
     return sum(number(epoch.get("examples")) for epoch in epochs) / tokens
-
-
-def check_confusion(summary: dict) -> None:
-    """Raises ValueError for a confusion matrix that is not (classes, classes)."""
-    matrix = summary.get("confusion", [])
-    size = len(summary.get("classes", []))
-    if any(len(row) != size for row in [matrix, *matrix]):
-        raise ValueError("the confusion matrix in summary.json does not match its classes")
 
 
 # --- Lines to draw
@@ -279,8 +261,7 @@ def comparable_groups(runs: list[Row], x: str, settings: list[str]) -> dict[str,
     named = {}
     for key, group in groups.items():
         label = ", ".join(key[i] for i in differing if key[i])
-        mode = group[0]["mode"]
-        named[label or mode or "measured"] = group
+        named[label or group[0]["mode"] or "measured"] = group
     return named
 
 
@@ -288,8 +269,8 @@ def compare(runs: list[Row], x: str, y: str) -> Lines:
     """Returns a line for each group of runs that differ in x alone, through the median y.
 
     Where there is no such group, as when the batch grows with the processes, a line joins the
-    runs of one mode, study and --accumulate. Speed-up and efficiency also have a line for the
-    ideal.
+    runs of one mode, study and --accumulate. Speed-up (over the fewest processes of the line)
+    and efficiency (percent of the ideal speed-up) also have a line for the ideal.
     """
     column = speed_column(runs) if y in ("speed_up", "efficiency") else y
     runs = measured(runs, column)
@@ -298,26 +279,19 @@ def compare(runs: list[Row], x: str, y: str) -> Lines:
         groups = comparable_groups(runs, x, ["mode", "study", "accumulate"])
     lines: Lines = {}
     for label, group in groups.items():
-        line = {}
-        for value in sorted({run[x] for run in group}):
-            line[value] = median(run[column] for run in group if run[x] == value)
+        line = {
+            value: median(run[column] for run in group if run[x] == value)
+            for value in sorted({run[x] for run in group})
+        }
+        lines[label] = line
         if y == column:
-            lines[label] = line
             continue
-        speed_up, efficiency = scaling(line)
-        lines[label] = speed_up if y == "speed_up" else efficiency
         fewest = min(line)
-        ideal = {n: n / fewest if y == "speed_up" else 100 for n in line}
+        speed_up = {n: speed / line[fewest] for n, speed in line.items()}
+        ideal = {n: n / fewest for n in line}
+        if y == "efficiency":
+            speed_up = {n: 100 * speed_up[n] / ideal[n] for n in line}
+            ideal = dict.fromkeys(line, 100.0)
+        lines[label] = speed_up
         lines.setdefault(f"ideal, from {fewest:g}", {}).update(ideal)
     return lines
-
-
-def scaling(speeds: dict[float, float]) -> tuple[dict[float, float], dict[float, float]]:
-    """Returns the speed-up over the fewest processes, and its percentage of the ideal.
-
-    speeds: by the number of processes.
-    """
-    fewest = min(speeds)
-    speed_up = {n: speed / speeds[fewest] for n, speed in speeds.items()}
-    efficiency = {n: 100 * speed_up[n] * fewest / n for n in speeds}
-    return speed_up, efficiency

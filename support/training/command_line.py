@@ -96,6 +96,10 @@ class CommandLine:
         self, given: dict[str, Any], stored: dict[str, Any]
     ) -> dict[str, Any]:
         """Returns all flags of a run that goes on. stored: those it began with."""
+        if given.get("minutes"):
+            raise UserError(
+                "--minutes is for a new run: --epochs says how long this one goes on"
+            )
         known = flags_of(self.settings)
         kept = {
             name: value
@@ -117,8 +121,11 @@ class CommandLine:
             flags |= read_config(str(path), self.settings)
         if "batch_tokens" in given:
             flags["batch_size"] = 0
-        if checkpoint:  # on another machine "auto" could select another precision
-            flags["precision"] = checkpoint["flags"]["precision"]
+        if checkpoint:
+            settled = ["precision"]  # on another machine "auto" could select another one
+            if given.get("minutes"):
+                settled += ["epochs", "steps"]
+            flags |= {name: checkpoint["flags"][name] for name in settled}
         flags |= given
         if flags["pretrained"]:
             self.refuse_shape(given)

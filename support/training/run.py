@@ -260,6 +260,8 @@ class Run:
         progress = self.progress
         progress.seconds = time.perf_counter() - self.began
         speed, mfu = self.throughput.end_row()
+        if len(self.throughput.speeds) == 2 and not self.args.benchmark:
+            self.say(summary.forecast(self, step))
         loss = progress.nll / progress.targets
         self.row = {
             "step": step,

@@ -60,14 +60,17 @@ class CorpusSettings:
 
     data: str = flag(
         "phrasebook",
-        "corpus to translate: phrasebook, multi30k, a folder, a PREFIX, a .tsv, .csv, .jsonl "
-        "or .zip file; to classify: agnews, fashion-mnist, kinds, class folders, or a table "
-        "with --label",
+        "corpus to translate: phrasebook, multi30k, a folder, a PREFIX, a table (.csv, .jsonl, "
+        "or lines with tabs) or a .zip; to classify: agnews, fashion-mnist, kinds, class "
+        "folders, or a table with --label",
+        changeable=True,  # the corpus may have moved; its content may not have changed
     )
     valid: str = flag(
-        "", "PREFIX, table or class folders to validate on; else some are held out"
+        "",
+        "PREFIX, table or class folders to validate on; else some are held out",
+        changeable=True,
     )
-    test: str = flag("", "PREFIX, table or class folders to score at the end")
+    test: str = flag("", "PREFIX, table or class folders to score at the end", changeable=True)
     src: str = flag("de", "source language: ending of its file, or column", task=TRANSLATE)
     tgt: str = flag("en", "target language: ending of its file, or column", task=TRANSLATE)
     vocab_size: int = flag(8000, "tokens in the vocabulary (BPE)", (1, 10**7), is_shape=True)
@@ -138,6 +141,14 @@ class OptimizerSettings:
     )
     epochs: int = flag(10, "passes through the corpus", (1, LARGE), changeable=True)
     steps: int = flag(0, "number of steps, instead of --epochs", (0, LARGE), changeable=True)
+    minutes: float = flag(
+        0.0,
+        "as many epochs as fit in so many minutes, after a trial of some steps; 0: --epochs",
+        (0, LARGE),
+        changeable=True,
+        remembered=False,
+        copied=False,
+    )
     lr: float = flag(2e-3, "peak learning rate, at the end of the warm-up", (0, LARGE))
     warmup: int = flag(1000, "warm-up steps; 0: a tenth of the run", (0, LARGE))
     schedule: str = flag(
@@ -276,6 +287,8 @@ class Settings(RunSettings, SpeedSettings, OptimizerSettings, ModelSettings, Cor
     saved: dict | None = None  # what the task left in the checkpoint that the run goes on from
     base_config: str = ""  # the file in configs/ that the run began with
     threads: int = 1  # of this process
+    epoch_seconds: float = 0.0  # of the steps of an epoch, as --benchmark has measured
+    epoch_steps: int = 0
 
     def flags(self) -> dict[str, Any]:
         """Returns the flags by name, as config.json and checkpoints hold them."""

@@ -28,9 +28,12 @@ def beginning(run) -> str:
     source = args.base_config or "the defaults"
     if args.resume:
         source = f"those of {args.folder}"
+    length = f"{run.last / run.epoch_steps:.3g} epochs of"
     lines = [
         f"settings: {source}, and the flags given",
         str(run.task),
+        f"length: {length} {len(run.task.batches.examples):,} {run.task.unit}, "
+        f"{run.last:,} steps",
         f"processes: {run.world_size}, threads of each: {torch.get_num_threads()}, "
         f"{device_name(args.device)}, {args.precision}",
     ]
@@ -40,6 +43,23 @@ def beginning(run) -> str:
             f"learning rate stays low; --warmup 0 takes a tenth of the run"
         )
     return "\n".join(lines)
+
+
+def forecast(run, step: int) -> str:
+    """Returns how long the rest of a run will take, by the speed of the last steps."""
+    remaining = (
+        (run.last - step) / run.epoch_steps * epoch_seconds(run, run.throughput.speeds[-1])
+    )
+    if remaining < 120:
+        return f"about {remaining:.0f} seconds of training here"
+    return f"about {remaining / 60:.0f} minutes of training here"
+
+
+def epoch_seconds(run, tokens_per_second: float) -> float:
+    """Returns how long the steps of an epoch take; up to 200 of them tell its tokens."""
+    num_steps = min(run.epoch_steps, 200)
+    tokens = sum(run.task.size(step)[1] for step in range(num_steps))
+    return tokens / tokens_per_second * (run.epoch_steps / num_steps)
 
 
 def finish(run, model: nn.Module) -> None:
@@ -62,12 +82,11 @@ def finish(run, model: nn.Module) -> None:
         "wall_seconds": round(seconds, 1),
     }
     content |= median_speed(run.folder / "metrics.csv")
-    first_metric = run.task.metrics[0]
     content |= {
         "best_step": best["step"],
         "averaged_checkpoints": best["averaged"],
-        f"valid_{first_metric}": round(valid[first_metric], 4),
     }
+    content |= {f"valid_{name}": round(value, 4) for name, value in valid.items()}
     content |= test_metrics
     epochs = list(run.progress.epochs)
     if run.progress.epoch.seconds:  # the last epoch is not whole
@@ -167,6 +186,8 @@ def benchmark(run) -> None:
         run.say("stopped before there was anything to measure")
         return
     speed, mfu = run.throughput.warm_medians()
+    run.args.epoch_steps = run.epoch_steps
+    run.args.epoch_seconds = epoch_seconds(run, speed)
     run.say(
         f"{speed:,.0f} {run.task.speed_unit}/s, "
         f"MFU {mfu:.1%} of {run.throughput.peak / 1e9:,.0f} GFLOP/s; "

@@ -5,7 +5,8 @@ implementations, support/translation/task.py and support/classification/task.py,
 only when the flags ask for them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +32,10 @@ class Task(Protocol):
     @property
     def metrics(self) -> tuple[str, ...]:
         """The metrics of an evaluation; the first decides which weights are best."""
+
+    @property
+    def unit(self) -> str:
+        """What the corpus's examples are: pairs, texts or images."""
 
     @property
     def speed_unit(self) -> str:
@@ -78,30 +83,64 @@ def find_task(args: Settings) -> Task:
 
 def type_of_task(data: str, label: str, saved: Mapping | None = None) -> str:
     """Returns "translation" or "classification". saved: what a checkpoint holds of the task."""
-    if saved and saved["kind"] == "classification":
-        return "classification"
+    if saved:
+        return str(saved["kind"])
     from support.corpora.task_type import task_type
 
     return task_type(data, label)
 
 
 def base_config(flags: dict[str, Any]) -> Path | None:
-    """Returns the file in configs/ that a new run begins with, if any. Raises UserError."""
+    """Returns the file in configs/ that a new run begins with, if any. Raises UserError.
+
+    It is the corpus's own, NAME.yaml, or else the one for its kind and amount of data.
+    """
+    from support.corpora.task_type import CLASSIFICATION_CORPORA, TRANSLATION_CORPORA
+
     if type_of_task(flags["data"], flags["label"]) == "translation":
         from support.corpora.pairs import find_corpus
-        from support.corpora.task_type import TRANSLATION_CORPORA
 
-        corpus = find_corpus(
+        pairs = find_corpus(
             flags["data"], flags["valid"], flags["test"], flags["src"], flags["tgt"]
         )
-        name = corpus.name
-        if name not in TRANSLATION_CORPORA:  # a user's corpus may have the name of another file
-            return None
-    else:
-        from support.classification.task import config_name
+        if pairs.name in TRANSLATION_CORPORA:  # a user's corpus may have another file's name
+            return CONFIGS / f"{pairs.name}.yaml"
+        return config_for_amount("pairs", pairs.parts["train"]())
+    from support.classification.labelled import find_labelled
 
-        name = config_name(flags)
-    path = CONFIGS / f"{name}.yaml"
+    corpus = find_labelled(
+        flags["data"],
+        flags["valid"],
+        flags["test"],
+        flags["text"],
+        flags["label"],
+        flags["image_size"],
+    )
+    kind = f"{corpus.modality}s"
+    if flags["pretrained"]:
+        kind = f"pretrained-{kind}"
+    elif corpus.name in CLASSIFICATION_CORPORA:
+        return CONFIGS / f"{corpus.name}.yaml"
+    has_examples = "train" in corpus.parts  # else there will be an error that says so
+    return config_for_amount(kind, corpus.read_labels("train") if has_examples else ())
+
+
+def config_for_amount(kind: str, examples: Iterable) -> Path | None:
+    """Returns the file for so many examples: KIND-to-N.yaml with the smallest N, or KIND.yaml.
+
+    kind: pairs, texts, images, pretrained-texts or pretrained-images. examples: of the training
+    part; no more of them are read than the largest N.
+    """
+    limits = {}  # the file for at most so many examples
+    for path in CONFIGS.glob(f"{kind}-to-*.yaml"):
+        limits[int(path.stem.removeprefix(f"{kind}-to-"))] = path
+    count = 0
+    if limits:
+        count = sum(1 for _ in islice(examples, max(limits) + 1))
+    for limit in sorted(limits):
+        if count <= limit:
+            return limits[limit]
+    path = CONFIGS / f"{kind}.yaml"
     return path if path.is_file() else None
 
 

@@ -2,14 +2,15 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from data import BOS, BPE, EOS
 from model import Attention, Transformer
 from support.common.errors import UserError
+from support.common.figures import new_figure
 from support.translation.beam import beam_search
 from support.translation.lines import printable
 
@@ -37,13 +38,15 @@ def draw_attention(model: Transformer, bpe: BPE, text: str, beam: int, path: str
         )
     device = next(model.parameters()).device
     src = torch.tensor([[*ids, EOS]], device=device)
-    hypotheses = beam_search(model, src, beam)[0]
-    _, translation = hypotheses[0]
+    [(_, translation), *_] = beam_search(model, src, beam)[0]
     tgt_in = torch.tensor([[BOS, *translation]], device=device)
     weights = alignment(model, src, tgt_in)[0].float().cpu()  # (tgt, src)
     rows = find_words(bpe, [*translation, EOS])
     columns = find_words(bpe, [*ids, EOS])
-    plot_weights(sum_by_word(weights, rows, columns), rows, columns, path)
+    # Between words: the mean over a row's tokens, the sum over a column's.
+    weights = torch.stack([weights[word.positions].mean(0) for word in rows])
+    weights = torch.stack([weights[:, word.positions].sum(1) for word in columns], dim=1)
+    plot_weights(weights, rows, columns, Path(path))
     return printable(bpe.decode(translation))
 
 
@@ -87,28 +90,19 @@ def find_words(bpe: BPE, ids: list[int]) -> list[Word]:
     return words
 
 
-def sum_by_word(weights: Tensor, rows: list[Word], columns: list[Word]) -> Tensor:
-    """Returns the weights between words, given those between tokens.
-
-    weights: (tgt, src). Returns (rows, columns): mean over a row's tokens, sum over a column's.
-    """
-    weights = torch.stack([weights[word.positions].mean(0) for word in rows])
-    return torch.stack([weights[:, word.positions].sum(1) for word in columns], dim=1)
-
-
-def plot_weights(weights: Tensor, rows: list[Word], columns: list[Word], path: str) -> None:
+def plot_weights(weights: Tensor, rows: list[Word], columns: list[Word], path: Path) -> None:
     """Writes a heat map of weights, (rows, columns), to a PNG file."""
     row_names = [word.text for word in rows]
     column_names = [word.text for word in columns]
     # Inches: a cell, and room for the longest label.
     width = 1.5 + 0.35 * len(columns) + 0.1 * max(map(len, row_names))
     height = 0.5 + 0.3 * len(rows) + 0.1 * max(map(len, column_names))
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots()
-    image = axes.imshow(weights.numpy(), cmap="Greys", vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(len(columns)), column_names, rotation=90, parse_math=False)
-    axes.set_yticks(range(len(rows)), row_names, parse_math=False)
-    axes.set(xlabel="source", ylabel="translation")
-    axes.xaxis.tick_top()
-    figure.colorbar(image, label="attention")
-    figure.savefig(path, dpi=200, format="png")
+    with new_figure(path, width, height) as figure:
+        axes = figure.subplots()
+        image = axes.imshow(weights.numpy(), cmap="Greys", vmin=0, vmax=1, aspect="auto")
+        axes.set_xticks(range(len(columns)), column_names, rotation=90)
+        axes.set_yticks(range(len(rows)), row_names)
+        axes.set(xlabel="source", ylabel="translation")
+        axes.xaxis.tick_top()
+        axes.spines[:].set_visible(True)
+        figure.colorbar(image, label="attention")

@@ -7,6 +7,7 @@
 
 import re
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable
 
 from data import BPE
@@ -14,6 +15,11 @@ from data import BPE
 Ids = list[int]  # a sentence's tokens
 Text = tuple[float, str]  # a translation with its score
 Search = Callable[[list[list[Ids]]], Iterable[list[list[tuple[float, Ids]]]]]
+
+# A sentence ends with its marks and what they close. Where marks are also used in numbers and
+# names (3.5, example.org), a space has to follow.
+CLOSING = r"""["'”’»›)\]」』】）》〉]*"""
+SENTENCE_END = re.compile(rf"[.!?…]+{CLOSING}\s|[。！？｡।॥؟۔։።။។]+{CLOSING}")
 
 
 def translate_lines(
@@ -52,10 +58,29 @@ def translate_lines(
 def split_line(bpe: BPE, line: str, max_tokens: int) -> list[Ids]:
     """Splits a line into its sentences, and these into pieces of at most `max_tokens`."""
     pieces = []
-    for ids in bpe.encode(re.split(r"(?<=[.!?])\s+", line.strip())):
-        starts = range(0, len(ids), max_tokens)
-        pieces += [ids[start : start + max_tokens] for start in starts]
-    return pieces
+    for sentence in SENTENCE_END.sub(r"\g<0>\n", line).split("\n"):
+        pieces += halve(bpe, sentence.strip(), max_tokens)
+    return [ids for ids in pieces if ids]
+
+
+def halve(bpe: BPE, text: str, max_tokens: int) -> list[Ids]:
+    """Halves a text until each piece has at most `max_tokens`; returns the pieces' ids.
+
+    It is cut between words, or a long word between characters.
+    """
+    ids = bpe.encode([text])[0]
+    if len(ids) <= max_tokens:
+        return [ids]
+    places = [i for i, char in enumerate(text) if char.isspace()]
+    if not places:
+        # Accents and vowel signs, "M", belong to the character before them.
+        is_mark = [unicodedata.category(char).startswith("M") for char in text]
+        places = [i for i in range(1, len(text)) if not is_mark[i]]
+    if not places:
+        return [ids[:max_tokens]]
+    cut = min(places, key=lambda place: abs(place - len(text) // 2))
+    halves = text[:cut].strip(), text[cut:].strip()
+    return [piece for half in halves for piece in halve(bpe, half, max_tokens)]
 
 
 def search_sorted(sentences: list[Ids], search: Search) -> list[list[tuple[float, Ids]]]:
@@ -98,8 +123,10 @@ def join_pieces(pieces: list[list[Text]]) -> list[Text]:
         return pieces[0]
     best = [texts[0] for texts in pieces]
     score = sum(score for score, _ in best)
-    text = " ".join(text for _, text in best)
-    return [(score, text)]
+    lines = "\n".join(text for _, text in best)
+    # Chinese and Japanese, unlike others, have no space between sentences.
+    text = re.sub(r"(?<=[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef])\n", "", lines)
+    return [(score, text.replace("\n", " "))]
 
 
 def printable(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The task of translation: sentence pairs in, a Transformer and its BLEU out.
+"""The task of translation: sentence pairs in, a Transformer and its scores out.
 
 The interface of a task is `Task` in support/training/tasks.py.
 """
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from data import BPE, PAD, Batches, Pairs, group_by_length, prepare, read_bpe, read_text
 from model import ModelConfig, Transformer
-from support.common.checkpoint import load
+from support.common.checkpoint import check_corpus, load
 from support.common.errors import UserError, first_line
 from support.common.flops import transformer_flops
 from support.common.hardware import available_cores
@@ -27,6 +27,7 @@ from support.corpora.pairs import find_corpus
 from support.distributed.collectives import all_gather_objects, broadcast_object
 from support.translation.beam import translate_batch
 from support.translation.lines import translate_lines
+from support.translation.scores import bleu, chrf
 
 BEAM = 4  # hypotheses of the last evaluations; those during training are greedy
 EVALUATION_TOKENS = 2048  # a side in a batch of an evaluation, whose logits are all kept
@@ -70,6 +71,7 @@ class Translation:
     """Sentence pairs, encoded on disk, and how a Transformer is trained on them and scored."""
 
     metrics = ("bleu",)
+    unit = "pairs"
     speed_unit = "source+target tokens"
 
     def __init__(self, args, saved: dict[str, Any] | None):
@@ -78,8 +80,8 @@ class Translation:
         self.weights: dict[str, Tensor] | None = None
         corpus = find_corpus(args.data, args.valid, args.test, args.src, args.tgt)
         self.checksum = corpus.checksum()
-        if saved and saved["checksum"] != self.checksum:
-            raise UserError(f"the corpus {corpus.name} has changed since the run was started")
+        if saved:
+            check_corpus(self.checksum, saved, args.data, args.folder)
         bpe = saved["bpe"] if saved else None
         self.folder = prepare(corpus, CACHE / "encoded", args.vocab_size, args.max_length, bpe)
         self.bpe = BPE(read_bpe(self.folder))
@@ -122,22 +124,34 @@ class Translation:
     ) -> dict[str, float]:
         """Returns the loss and the metrics of the part "valid" or "test", equal in all ranks.
 
-        bleu: sacreBLEU's, of greedy translations, or if `final` of those of beam search; loss:
-        the negative log-likelihood per target token, in nats; token_accuracy: how often the
-        most likely token is the right one. A collective: each sentence is scored once, by one
-        rank.
+        bleu: of greedy translations, or if `final` of those of beam search, then with chrf;
+        loss: the negative log-likelihood per target token, in nats; token_accuracy: how often
+        the most likely token is the right one. All are of the same pairs: none counts those
+        with an empty side or more than --max-length tokens. A collective: each sentence is
+        scored once, by one rank.
         """
         was_training = model.training
         model.eval()
         nll, correct, targets = self.count(model, part, rank, world_size)
-        metrics = {"bleu": 0.0, "loss": nll / targets, "token_accuracy": correct / targets}
+        metrics = {"loss": nll / targets, "token_accuracy": correct / targets}
         beam = BEAM if final else 1
         self.translations = self.translate(model, part, beam, rank, world_size)
         if rank == 0:
-            references = read_text(self.folder, part, "tgt")
-            metrics["bleu"], self.signature = bleu(self.translations, references)
+            _, translations, references = zip(*self.scored_lines(part))
+            self.bleu = bleu(translations, references, self.args.tgt)
+            metrics["bleu"] = self.bleu.value
+            if final:
+                self.chrf = chrf(translations, references)
+                metrics["chrf"] = self.chrf.value
         model.train(was_training)
         return broadcast_object(metrics)
+
+    def scored_lines(self, part: str) -> list[tuple[str, str, str]]:
+        """Returns (source, translation, reference) of the pairs of a part that are scored."""
+        sources = read_text(self.folder, part, "src")
+        references = read_text(self.folder, part, "tgt")
+        lines = zip(sources, self.translations, references, strict=True)
+        return [line for line in lines if line[0]]  # the source of the others is empty
 
     def count(
         self, model: nn.Module, part: str, rank: int, world_size: int
@@ -195,33 +209,37 @@ class Translation:
     ) -> tuple[dict[str, Any], str]:
         """Scores the test part, or without one the validation part, as translate.py translates.
 
-        Writes translations.txt to `folder`. Returns entries for summary.json and text to show.
+        Writes translations.txt to `folder`. The line of a pair that is not scored is empty
+        there. Returns entries for summary.json and text to show.
         """
         part = "test" if (self.folder / "test.src.txt").is_file() else "valid"
-        metrics = self.evaluate(model, part, rank, world_size, final=True)
+        self.evaluate(model, part, rank, world_size, final=True)
         if rank > 0:
             return {}, ""
         text = "\n".join(self.translations) + "\n"
         (folder / "translations.txt").write_text(text, encoding="utf-8")
-        sources = read_text(self.folder, part, "src")
-        references = read_text(self.folder, part, "tgt")
+        scored = self.scored_lines(part)
         lines = [
-            f"BLEU {metrics['bleu']:.1f} on {len(sources):,} sentences of the {part} part, "
-            f"beam {BEAM} ({self.signature})",
+            f"BLEU {self.bleu.value:.1f}, chrF {self.chrf.value:.1f} "
+            f"on {len(scored):,} sentences of the {part} part, beam {BEAM}",
+            f"BLEU's signature: {self.bleu.signature}",
+            f"chrF's signature: {self.chrf.signature}",
             "",
         ]
-        for i in range(0, len(sources), max(1, len(sources) // EXAMPLES_SHOWN)):
+        for source, translation, reference in scored[:: max(1, len(scored) // EXAMPLES_SHOWN)]:
             lines += [
-                f"  source       {sources[i]}",
-                f"  translation  {self.translations[i]}",
-                f"  reference    {references[i]}",
+                f"  source       {source}",
+                f"  translation  {translation}",
+                f"  reference    {reference}",
                 "",
             ]
         lines += ["Now talk to it:", "", "  python translate.py", ""]
         summary = {
             "beam": BEAM,
-            f"{part}_bleu": round(metrics["bleu"], 2),
-            "bleu_signature": self.signature,
+            f"{part}_bleu": round(self.bleu.value, 2),
+            "bleu_signature": self.bleu.signature,
+            f"{part}_chrf": round(self.chrf.value, 2),
+            "chrf_signature": self.chrf.signature,
         }
         return summary, "\n".join(lines)
 
@@ -258,13 +276,3 @@ def shared_search(
         return hypotheses
 
     return search
-
-
-def bleu(hypotheses: list[str], references: list[str]) -> tuple[float, str]:
-    """Returns corpus BLEU (Post, 2018), cased, tokenized by 13a, and its signature."""
-    import sacrebleu
-
-    assert len(hypotheses) == len(references)  # sacreBLEU would not say
-    metric = sacrebleu.BLEU()
-    score = metric.corpus_score(hypotheses, [references]).score
-    return score, str(metric.get_signature())

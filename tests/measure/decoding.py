@@ -32,7 +32,8 @@ from support.common.hardware import available_cores
 from support.corpora.pairs import read_parallel
 from support.ctranslate.engine import Engine
 from support.translation.lines import sort_into_batches
-from support.translation.task import bleu, load_translator
+from support.translation.scores import bleu
+from support.translation.task import load_translator
 from translate import Translator, parse_arguments
 
 BEAMS = (1, 4)
@@ -79,11 +80,9 @@ def ours(path: Path, beam: int, flags: list[str]) -> Translate:
     return Translator(parse_arguments())
 
 
-def ctranslate2_itself(
-    path: Path, model: Transformer, bpe: BPE, beam: int, kind: str
-) -> Translate:
+def ctranslate2_itself(model: Transformer, bpe: BPE, beam: int, kind: str) -> Translate:
     """CTranslate2 with what `Engine` has converted, but not by way of our batches."""
-    engine = Engine(path, model, beam, 1, available_cores(), kind)
+    engine = Engine(model, beam, 1, available_cores(), kind)
 
     def translate(lines: list[str]) -> list[str]:
         tokens = [[engine.names[i] for i in ids] + ["<eos>"] for ids in bpe.encode(lines)]
@@ -148,7 +147,7 @@ def main() -> None:
     ) -> None:
         print(
             f"| {what} | {beam} | {len(sources) / seconds:,.0f} "
-            f"| {bleu(hypotheses, references)[0]:.2f} | {1e3 * alone:.1f} |",
+            f"| {bleu(hypotheses, references, 'en').value:.2f} | {1e3 * alone:.1f} |",
             flush=True,
         )
 
@@ -156,7 +155,7 @@ def main() -> None:
         for what, flags in OURS.items():
             report(what, beam, *measure(ours(args.checkpoint, beam, flags), sources))
         for kind in ("int8", "float32"):
-            translate = ctranslate2_itself(args.checkpoint, model, bpe, beam, kind)
+            translate = ctranslate2_itself(model, bpe, beam, kind)
             report(f"CTranslate2 itself, {kind}", beam, *measure(translate, sources))
     if args.joeynmt:
         for beam, found in joeynmt(args.joeynmt, model, bpe, sources).items():

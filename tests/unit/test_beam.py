@@ -1,17 +1,23 @@
 """Beam search: its scores are the model's own, and it finds what a slow search finds."""
 
 import math
+from unicodedata import category, normalize
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from data import BOS, EOS, PAD
+from data import BOS, BPE, EOS, PAD
 from model import ModelConfig, Transformer, initialize
 from support.common.kernels import speed_up
 from support.translation.attention_plot import alignment
 from support.translation.beam import beam_search, translate_batch
-from support.translation.lines import sort_into_batches, translate_lines
+from support.translation.lines import (
+    join_pieces,
+    sort_into_batches,
+    split_line,
+    translate_lines,
+)
 
 CONFIG = dict(vocab_size=50, layers=2, d_model=32, heads=4, d_ff=64, dropout=0.0, max_length=32)
 
@@ -256,6 +262,51 @@ def test_lines_keep_their_order_and_long_ones_are_split(capsys):
     )
     translate_lines(Words(), lines, 4, search, quiet=True)
     assert not capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def bytes_alone():
+    """A BPE that has learned no words: a token is a byte."""
+    return BPE.train(iter(["a"]), 259)
+
+
+@pytest.mark.parametrize(
+    "line, sentences",
+    [
+        ("Es ist 3.5 m. Ja! So?", ["Es ist 3.5 m.", "Ja!", "So?"]),
+        ('Er sagt: "Nein." (Wirklich?) Dann …', ['Er sagt: "Nein."', "(Wirklich?)", "Dann …"]),
+        ("你好。再见！真的？！", ["你好。", "再见！", "真的？！"]),
+        ("他说：“走吧。”她走了。", ["他说：“走吧。”", "她走了。"]),
+        ("「行こう。」と彼は言った。", ["「行こう。」", "と彼は言った。"]),
+        ("मैं घर जाता हूँ। तुम कहाँ हो?", ["मैं घर जाता हूँ।", "तुम कहाँ हो?"]),
+        ("كيف حالك؟ أنا بخير.", ["كيف حالك؟", "أنا بخير."]),
+    ],
+)
+def test_a_long_line_is_split_at_the_ends_of_its_sentences(bytes_alone, line, sentences):
+    pieces = split_line(bytes_alone, line, max_tokens=80)
+    assert [bytes_alone.decode(ids) for ids in pieces] == sentences
+
+
+@pytest.mark.parametrize("text", ["你好世界" * 9, "😀🚀" * 9, "กำลังไปที่นี่" * 9, "e\u0301x" * 40])
+@pytest.mark.parametrize("max_tokens", [10, 13, 40])
+def test_a_long_sentence_is_never_cut_within_a_character(bytes_alone, text, max_tokens):
+    pieces = split_line(bytes_alone, text, max_tokens)
+    assert max(map(len, pieces)) <= max_tokens
+    texts = [bytes_alone.decode(ids) for ids in pieces]
+    assert "".join(texts) == normalize("NFC", text)
+    assert not any(category(each[0]).startswith("M") for each in texts)  # an accent alone
+
+
+def test_a_long_sentence_is_cut_between_words(bytes_alone):
+    words = [f"wort{i}" for i in range(40)]
+    pieces = split_line(bytes_alone, " ".join(words), max_tokens=30)
+    texts = [bytes_alone.decode(ids) for ids in pieces]
+    assert " ".join(texts).split() == words and max(map(len, pieces)) <= 30
+
+
+def test_the_pieces_of_a_chinese_translation_are_joined_without_spaces():
+    pieces = [[(-1.0, "你好。")], [(-1.0, "再见！")], [(-1.0, "OK.")], [(-1.0, "Ja.")]]
+    assert join_pieces(pieces) == [(-4.0, "你好。再见！OK. Ja.")]
 
 
 def test_a_batch_of_ids_gets_its_end_marks(model):

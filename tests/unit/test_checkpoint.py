@@ -207,6 +207,31 @@ def test_a_file_is_on_disk_before_it_has_its_name_and_its_name_after(tmp_path, m
 # --- Which one is meant
 
 
+def test_a_checkpoint_that_cannot_be_mapped_is_read(saved, monkeypatch):
+    read = torch.load
+
+    def refuse_to_map(*args, mmap, **kwargs):
+        if mmap:
+            raise RuntimeError("unable to mmap 99 bytes from file: No such device (19)")
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "load", refuse_to_map)
+    assert checkpoint.load(saved)["step"] == 7
+
+
+def test_a_run_behind_a_link_is_found(tmp_path, monkeypatch, model):
+    """It may link to a run elsewhere; a link to where it is itself leads nowhere."""
+    whole = {"format": checkpoint.FORMAT} | content(model)
+    write_runs(tmp_path / "elsewhere", whole, {"new": "translation"})
+    write_runs(tmp_path, whole, {"mid": "other", "old": "translation"})
+    (tmp_path / "logs" / "linked").symlink_to(tmp_path / "elsewhere" / "logs" / "new")
+    (tmp_path / "logs" / "circle").symlink_to(tmp_path / "logs")
+    (tmp_path / "logs" / "gone").symlink_to(tmp_path / "nowhere")
+    monkeypatch.chdir(tmp_path)
+    found = checkpoint.find_checkpoint(None, "translation")
+    assert found == Path("logs/linked/best.pt")
+
+
 def test_the_newest_run_of_a_kind_is_found(tmp_path, monkeypatch, model):
     monkeypatch.chdir(tmp_path)
     write_runs(

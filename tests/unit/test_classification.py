@@ -16,6 +16,7 @@ import parity
 import pytest
 import torch
 from conftest import mathematics, read_metrics, run_script
+from test_data import content_of, damage
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from model import initialize
@@ -24,6 +25,7 @@ from support.classification.examples import ExampleBatches, Texts, encode_texts,
 from support.classification.images import ImageTransform, shift_and_mirror
 from support.classification.labelled import classes_of, find_labelled
 from support.classification.predict import load_classifier, predict_logits
+from support.classification.splits import hold_out
 from support.common.errors import UserError
 from support.pretrained.export import export
 from support.training.config_file import read_config
@@ -607,6 +609,32 @@ def test_the_label_is_not_the_text(tmp_path):
         UserError, match="--text says which it is; its columns: comment, review"
     ):
         list(read_labelled_table(tmp_path / "a.csv", "", "review"))
+
+
+@pytest.mark.parametrize("corpus", ["table", "images"])
+def test_a_corpus_with_a_damaged_file_is_encoded_again(tmp_path, request, corpus):
+    flags = request.getfixturevalue(corpus)
+    label, text = ("topic", "text") if corpus == "table" else ("", "")
+    found = find_labelled(flags[1], text=text, label=label)
+
+    def encode():
+        return prepare(found, found.checksum(), tmp_path, "", 64, found.transform, 300)
+
+    folder = encode()
+    whole = content_of(folder)
+    for file in damage(folder):
+        assert encode() == folder
+        assert content_of(folder) == whole, file
+
+
+def test_no_single_example_decides_what_is_held_out(tmp_path):
+    """Not even one whose hash is small, as that of an empty text is."""
+    rows = [f"text {i},{i % 2}" for i in range(300)] + [",0", "often,1"] * 60
+    (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    parts, count = hold_out(find_labelled(str(tmp_path / "a.csv"), label="label"))
+    held_out = [text for text, _ in parts["valid"]()]
+    assert count == 420 and len(held_out) == 21
+    assert not {"", "often"} & set(held_out)
 
 
 def test_of_no_class_all_examples_are_held_out(tmp_path):

@@ -1,4 +1,4 @@
-"""Sentence pairs from archives as OPUS gives them, and from .jsonl."""
+"""Sentence pairs from files as they come: archives, tables of any name, one file of two."""
 
 import gzip
 import re
@@ -16,6 +16,10 @@ def write_zip(path, files):
         for name, content in files.items():
             archive.writestr(name, content)
     return str(path)
+
+
+def read(data, part="train", **how):
+    return list(find_corpus(str(data), **how).parts[part]())
 
 
 MOSES = {
@@ -39,6 +43,13 @@ def test_a_zip_in_moses_format_is_read_where_it_is(tmp_path):
     assert back.checksum() != find_corpus(data).checksum()
     names = [path.name for path in tmp_path.iterdir()]
     assert names == ["de-en.txt.zip"]  # nothing is unpacked
+
+
+def test_what_macos_puts_into_a_zip_is_no_data(tmp_path):
+    mac = {f"__MACOSX/._{name}": b"\0\5\x16\7" for name in MOSES}
+    hidden = {f".cache/{name}": "" for name in MOSES}
+    data = write_zip(tmp_path / "de-en.zip", mac | MOSES | hidden)
+    assert read(data) == PAIRS
 
 
 def test_the_phrasebook_goes_both_ways():
@@ -91,6 +102,72 @@ def test_a_zip_that_cannot_be_read_is_refused_in_one_line(tmp_path):
     whole = Path(write_zip(tmp_path / "b.zip", MOSES)).read_bytes()
     at = whole.index(b"MultiUN.de-en.en") + 18  # within the packed text
     assert "cannot be read" in refusal(whole[:at] + b"?????" + whole[at + 5 :])
+
+
+SENTENCES = "Go.\tGeh.\tCC-BY 2.0\nStop!\tHalt!\tCC-BY 2.0\n"  # as manythings.org has them
+
+
+def test_a_file_whose_lines_have_tabs_is_a_table(tmp_path):
+    pairs = [("Geh.", "Go."), ("Halt!", "Stop!")]
+    for name in ("deu.txt", "deu", "deu.dat"):
+        (tmp_path / name).write_text(SENTENCES)
+        assert read(tmp_path / name, src="2", tgt="1") == pairs
+    (tmp_path / "deu.txt.gz").write_bytes(gzip.compress(SENTENCES.encode()))
+    assert read(tmp_path / "deu.txt.gz", src="2", tgt="1") == pairs
+    data = write_zip(tmp_path / "deu-eng.zip", {"_about.txt": "Tatoeba", "deu.txt": SENTENCES})
+    assert read(data, src="2", tgt="1") == pairs
+    for content in ("Go. Geh.\n", "Go.\tGeh.\nHalt!\n", "", "\n\n"):
+        (tmp_path / "deu.txt").write_text(content)
+        with pytest.raises(UserError, match="deu.txt: neither a table .* nor one of two files"):
+            find_corpus(str(tmp_path / "deu.txt"), src="2", tgt="1")
+
+
+def test_one_of_two_files_stands_for_both(tmp_path):
+    for name, content in (("p.de", "Ja.\n"), ("p.en", "Yes.\n"), ("alone.de", "Ja.\n")):
+        (tmp_path / name).write_text(content)
+    for name in ("p", "p.de", "p.en"):
+        assert read(tmp_path / name) == [("Ja.", "Yes.")]
+        assert read("phrasebook", "valid", valid=str(tmp_path / name)) == [("Ja.", "Yes.")]
+        assert find_corpus(str(tmp_path / name)).name == "p"
+    (tmp_path / "p.de").rename(tmp_path / "p")  # a PREFIX goes before a file of its name
+    (tmp_path / "p.de.gz").write_bytes(gzip.compress(b"Ja.\n"))
+    for name in ("p", "p.de.gz"):
+        assert read(tmp_path / name) == [("Ja.", "Yes.")]
+    with pytest.raises(UserError, match=r"alone.en: no such file, .* other side of .*alone.de"):
+        find_corpus(str(tmp_path / "alone.de"))
+
+
+def test_quotes_around_a_cell_stay_if_they_are_text(tmp_path):
+    """Unless the whole column has them, or quotes within are doubled: then a program did it."""
+
+    def written(*rows):
+        (tmp_path / "a.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+        return read(tmp_path / "a.tsv", src="1", tgt="2")
+
+    quotation, plain = ('"Komm her!"', "Come here!"), ("Ja", "Yes")
+    assert written(("de", "en"), quotation, plain) == [quotation, plain]
+    assert written(quotation, plain) == [quotation, plain]
+    assert written(quotation, ("Ja", '"Yes"')) == [quotation, ("Ja", '"Yes"')]
+    assert written(('"de"', "en"), quotation, ('"Ja"', "Yes")) == [
+        ("Komm her!", "Come here!"),
+        plain,
+    ]
+    assert written(('"""Komm her!"""', '"Say ""yes""!"'), plain) == [
+        ('"Komm her!"', 'Say "yes"!'),
+        plain,
+    ]
+
+
+@pytest.mark.parametrize("name, mark", [("a.csv", ","), ("a.csv", ";"), ("a.tsv", "\t")])
+def test_a_table_as_excel_writes_it(tmp_path, name, mark):
+    """With carriage returns for line ends, and semicolons for commas."""
+    rows = [f"de{mark}en", f"Ja{mark}Yes", f"Nein{mark}No", ""]
+    for line_end in ("\n", "\r\n", "\r"):
+        (tmp_path / name).write_bytes(line_end.join(rows).encode())
+        assert read(tmp_path / name) == [("Ja", "Yes"), ("Nein", "No")]
+    (tmp_path / name).write_bytes(f"de{mark}en\nJa{mark}Yes,\rSir\n".encode())
+    if mark != ",":
+        assert [target.split() for _, target in read(tmp_path / name)] == [["Yes,", "Sir"]]
 
 
 def test_pairs_from_json_lines(tmp_path):

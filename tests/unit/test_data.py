@@ -1,12 +1,15 @@
 """Corpora, read right or refused in one line; BPE; encoded corpora; the sentences of a step."""
 
+import errno
 import gzip
 import http.server
 import json
 import os
 import threading
 import time
+import zlib
 from functools import partial
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -214,6 +217,16 @@ def test_bpe_is_the_same_every_time_and_keeps_its_size(pairs):
     assert BPE(one.serialized).encode(texts[:50]) == one.encode(texts[:50])
 
 
+@pytest.mark.parametrize("lower", [False, True])
+def test_equal_text_has_equal_tokens_however_its_accents_are_encoded(lower):
+    composed = normalize("NFC", "Ein schönes Café, ÄÖÜ, Å")
+    decomposed = normalize("NFD", composed)
+    bpe = BPE.train(iter([composed]), 300, lower)
+    bpe = BPE(bpe.serialized)  # as a checkpoint brings it
+    assert decomposed != composed
+    assert bpe.encode([decomposed]) == bpe.encode([composed])
+
+
 # --- The encoded corpus
 
 
@@ -285,6 +298,99 @@ def test_without_a_validation_part_one_is_held_out_by_source(tmp_path, pairs):
     held = {" ".join(line.split()) for line in read_text(folder, "valid", "src")}
     src = train.batch(np.arange(len(train)))[0]
     assert not held & set(sentences(BPE(read_bpe(folder)), src))
+
+
+def test_no_single_text_decides_what_is_held_out(tmp_path, pairs):
+    """Not even one whose hash is small, as that of an empty text is."""
+    texts = [german for german, _ in pairs["train"]]
+    smallest = min(texts, key=lambda text: zlib.crc32(text.encode()))
+    rows = [(text, "once") for text in dict.fromkeys(texts) if text != smallest][:300]
+    rows += [("", "empty"), (smallest, "often")] * 50
+    write_pairs(tmp_path / "a", rows)
+    folder = prepare(find_corpus(str(tmp_path / "a")), tmp_path, 300, 256)
+    parts = json.loads((folder / "meta.json").read_text())["parts"]
+    assert set(read_text(folder, "valid", "tgt")) == {"once"}
+    assert (len(Pairs(folder, "valid")), parts["valid"]["empty"]) == (17, 0)
+    assert parts["train"]["empty"] == 50
+
+
+def test_a_text_in_two_encodings_is_held_out_as_one(tmp_path):
+    words = [f"schön {i}" for i in range(200)]
+    rows = [(normalize(form, word), "a") for word in words for form in ("NFC", "NFD")]
+    write_pairs(tmp_path / "a", rows)
+    folder = prepare(find_corpus(str(tmp_path / "a")), tmp_path, 300)
+    held_out = read_text(folder, "valid", "src")
+    assert len(held_out) == 2 * len({normalize("NFC", text) for text in held_out}) == 20
+
+
+def test_few_texts_that_are_all_frequent_are_held_out_one_by_one():
+    hashes = np.repeat([11, 22, 33, 44], 10)
+    assert data.choose_held_out(hashes, size=2) == {11}
+    assert data.choose_held_out(hashes, size=11) == {11, 22}
+    assert data.choose_held_out(hashes[:10], size=2) == set()  # nothing were left
+    assert data.choose_held_out(hashes[:0], size=0) == set()
+
+
+def test_pairs_left_out_are_empty_lines_where_the_others_keep_their_numbers(tmp_path):
+    write_pairs(tmp_path / "a", PAIRS * 30)
+    write_pairs(tmp_path / "t", [PAIRS[0], ("", "empty"), PAIRS[1], ("lang " * 300, "long")])
+    corpus = find_corpus(str(tmp_path / "a"), test=str(tmp_path / "t"))
+    folder = prepare(corpus, tmp_path, 300)
+    assert read_text(folder, "test", "src") == [PAIRS[0][0], "", PAIRS[1][0], ""]
+    assert read_text(folder, "test", "tgt") == [PAIRS[0][1], "", PAIRS[1][1], ""]
+
+
+def damage(path):
+    """Cuts, empties and removes each file of a folder, and yields its name each time."""
+    for file in sorted(path.iterdir()):
+        file.write_bytes(file.read_bytes()[:-1])
+        yield file.name
+        file.write_bytes(b"")
+        yield file.name
+        file.unlink()
+        yield file.name
+
+
+def content_of(folder) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_corpus_with_a_damaged_file_is_encoded_again(tmp_path):
+    write_pairs(tmp_path / "a", PAIRS * 30)
+    corpus = find_corpus(str(tmp_path / "a"))
+    cache = tmp_path / "cache"
+    folder = prepare(corpus, cache, 300)
+    whole = content_of(folder)
+    for file in damage(folder):
+        assert prepare(corpus, cache, 300) == folder
+        assert content_of(folder) == whole, file
+    assert list(cache.iterdir()) == [folder]
+
+
+def test_a_file_that_cannot_be_mapped_is_read(tmp_path, monkeypatch):
+    write_pairs(tmp_path / "a", PAIRS * 30)
+    folder = prepare(find_corpus(str(tmp_path / "a")), tmp_path, 300)
+    rows = np.arange(5)
+    mapped = Pairs(folder, "train").batch(rows)
+
+    def refuse(*_, **__):
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    monkeypatch.setattr(np, "memmap", refuse)
+    for one, other in zip(mapped, Pairs(folder, "train").batch(rows), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_others_may_use_the_cache_as_far_as_the_umask_lets_them(tmp_path):
+    write_pairs(tmp_path / "a", PAIRS * 30)
+    corpus = find_corpus(str(tmp_path / "a"))
+    before = os.umask(0o002)
+    try:
+        folder = prepare(corpus, tmp_path / "cache", 300)
+    finally:
+        os.umask(before)
+    for path in (folder.parent, folder):
+        assert path.stat().st_mode & 0o777 == 0o775
 
 
 # --- Batches

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zipfile
 from functools import partial
 
 import numpy as np
@@ -174,6 +175,19 @@ def test_a_row_with_more_columns_than_the_header_is_refused(tmp_path, name, mark
 
 def test_columns_are_of_tables(tmp_path):
     assert "is not a table" in refusal(find_labelled, "kinds", label="topic")
+
+
+def test_a_file_whose_lines_have_tabs_is_a_table_of_texts(tmp_path):
+    rows = 'ham\tHi!\nspam\tWin!\nham\t"Me\n'
+    write_tree(tmp_path, {"SMSSpamCollection": rows, "readme": "SMS"})
+    with zipfile.ZipFile(tmp_path / "sms.zip", "w") as archive:
+        for name in ("SMSSpamCollection", "readme"):
+            archive.write(tmp_path / name, name)
+    expected = [("Hi!", "ham"), ("Win!", "spam"), ('"Me', "ham")]
+    for name in ("SMSSpamCollection", "sms.zip"):
+        corpus = find_labelled(str(tmp_path / name), text="2", label="1")
+        assert read(corpus) == expected and classes_of(corpus) == ["ham", "spam"]
+    assert "neither a table" in refusal(find_labelled, str(tmp_path / "readme"), label="1")
 
 
 def test_the_text_column_is_found_in_each_table_on_its_own(tmp_path):
@@ -482,7 +496,7 @@ REVIEWS = {
     "train/urls_pos.txt": "http",
     "train/.cache/x.txt": "?",
     "test/neg/0_3.txt": "So so.",
-    "test/pos/notes.md": "?",
+    "test/pos/labels.csv": "?",
     "imdb.vocab": "the",
 }
 
@@ -498,6 +512,67 @@ def test_class_folders_of_texts_as_imdb_has_them(tmp_path):
     before = corpus.checksum()
     (folder / "train/pos/0_9.txt").rename(folder / "train/neg/9.txt")
     assert find_labelled(str(folder)).checksum() != before
+
+
+def test_texts_without_ending_as_newsgroups_have_them(tmp_path):
+    """Parts named SOMETHING-train and SOMETHING-test; old texts are not UTF-8."""
+    folder = write_tree(
+        tmp_path / "news",
+        {
+            "bydate-train/sci.space/53068": "Subject: orbit\n\nUp.",
+            "bydate-train/rec.autos/101": b"A caf\xe9 for cars.",
+            "bydate-train/rec.autos/102.eml": "\u201cFast\u201d".encode("utf-16"),
+            "bydate-test/sci.space/53069": "Down.",
+        },
+    )
+    corpus = find_labelled(str(folder))
+    assert is_labelled(str(folder)) and corpus.modality == "text"
+    assert read(corpus) == [
+        ("A café for cars.", "rec.autos"),
+        ("Subject: orbit  Up.", "sci.space"),
+    ]
+    assert read(corpus, "test") == [("Down.", "sci.space")]
+    assert corpus.left_out_line() == "news: left out: 1 .eml"
+
+
+def test_texts_that_are_not_utf_8_are_read_and_counted(tmp_path, capfd):
+    write_tree(
+        tmp_path,
+        {
+            "all/a/1.txt": b"caf\xe9 \x96 bar",
+            "all/a/2.txt": "\u201cJa\u201d".encode("utf-16"),
+            "all/b/1.txt": "\ufeffcafé",
+        },
+    )
+    corpus = find_labelled(f"{tmp_path}/all")
+    for _ in range(2):
+        assert [text for text, _ in read(corpus)] == ["café – bar", "“Ja”", "café"]
+    warning = capfd.readouterr().err
+    assert warning.count("\n") == 1 and "2 of 3 texts, such as" in warning
+
+
+def test_hidden_files_and_those_of_a_mac_are_no_examples(tmp_path):
+    files = {"a/1.txt": "x", "b/1.txt": "y"}
+    mac = {
+        "a/._1.txt": b"\0\5\x16\7",
+        "a/.DS_Store": b"\0\0\0\1Bud1",
+        "b/Thumbs.db": "?",
+        "__MACOSX/a/._1.txt": "?",
+        "__MACOSX/b/1.txt": "?",
+        ".git/1.txt": "?",
+    }
+    write_tree(tmp_path, files | mac)
+    corpus = find_labelled(str(tmp_path))
+    assert read(corpus) == [("x", "a"), ("y", "b")] and not corpus.left_out
+
+
+def test_parallel_files_in_folders_are_no_classes(tmp_path):
+    write_tree(
+        tmp_path, {f"{pair}/train.{side}": "x" for pair in "ab" for side in ("de", "en")}
+    )
+    assert not is_labelled(str(tmp_path))
+    write_tree(tmp_path, {"a/1.py": "x", "b/1.go": "y"})
+    assert read(find_labelled(str(tmp_path))) == [("x", "a"), ("y", "b")]
 
 
 def test_class_folders_without_parts_and_others_to_validate_on(tmp_path):
@@ -521,7 +596,7 @@ def test_class_folders_without_parts_and_others_to_validate_on(tmp_path):
     answer = refusal(find_labelled, f"{tmp_path}/all", valid=f"{tmp_path}/p")
     assert "images for the valid part, but all has texts" in answer
     assert "both .txt files and images" in refusal(find_labelled, f"{tmp_path}/both")
-    assert "neither a table nor" in refusal(find_labelled, f"{tmp_path}/all/a")
+    assert "neither a table" in refusal(find_labelled, f"{tmp_path}/all/a")
     assert "no such file or folder" in refusal(find_labelled, f"{tmp_path}/none", label="label")
 
 
@@ -616,6 +691,48 @@ def test_images_of_any_mode_become_bytes(tmp_path, image, recwarn):
     image.fromarray(rgb).convert("P").save(tmp_path / "P.png", transparency=bytes(256))
     assert read_image(tmp_path / "P.png", ImageTransform(size=6)).any()
     assert not recwarn.list  # of that Pillow would warn
+
+
+@pytest.mark.optional
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_is_white(tmp_path, image, mode):
+    """Black drawings on nothing: every pixel is black, and its opacity tells."""
+    alpha = np.zeros((4, 4), np.uint8)
+    alpha[1, 2], alpha[2, 2] = 255, 128
+    black = np.zeros((4, 4, 3), np.uint8)
+    drawing = image.fromarray(np.concatenate([black, alpha[:, :, None]], 2))
+    how = {}
+    if mode == "P":  # a colour is transparent
+        drawing = image.fromarray((alpha < 99).astype(np.uint8)).convert("P")
+        how["transparency"] = 1
+    drawing.convert(mode).save(tmp_path / "a.png", **how)
+    pixels = read_image(tmp_path / "a.png", ImageTransform(4))
+    expected = 255 - (alpha > 99) * 255 if mode == "P" else 255 - alpha
+    assert (abs(pixels - expected.astype(int)) <= 1).all()
+
+
+@pytest.mark.optional
+@pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
+def test_pixels_of_16_bits_are_scaled_by_those_they_use(tmp_path, image, bits):
+    slope = np.arange(64).reshape(8, 8) << bits - 6
+    image.fromarray(slope.astype(np.uint16)).save(tmp_path / "deep.png")
+    pixels = read_image(tmp_path / "deep.png", ImageTransform(8, 1))[0]
+    assert (pixels == np.arange(64).reshape(8, 8) * 4).all()
+
+
+@pytest.mark.optional
+def test_images_are_known_by_what_they_hold_and_the_rest_is_counted(tmp_path, image):
+    black = image.new("RGB", (4, 4))
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for number, kind in enumerate(("png", "jpeg", "webp", "bmp", "gif")):
+            black.save(tmp_path / name / str(number), kind)
+    left_out = {"a/1.heic": "\0", "b/1.heic": "\0", "a/1.TIF": "II*\0", "b/notes": "?"}
+    write_tree(tmp_path, left_out | {"a/old/1.png": "?"})
+    corpus = find_labelled(str(tmp_path))
+    assert (corpus.modality, len(read(corpus))) == ("image", 10)
+    expected = "left out: 2 .heic, 1 .tif, 1 folder(s), 1 without ending"
+    assert corpus.left_out_line() == f"{tmp_path.name}: {expected}"
 
 
 @pytest.mark.optional
@@ -723,8 +840,8 @@ def test_kinds_are_those_of_the_phrasebook():
 
 
 def test_a_class_that_would_vanish_is_named(tmp_path):
-    write_tree(tmp_path, {"all/a/1.txt": "x", "all/b/1.txt": "y", "all/c/1.md": "z"})
-    assert "a class without any file" in refusal(find_labelled, f"{tmp_path}/all")
+    write_tree(tmp_path, {"all/a/1.txt": "x", "all/b/1.txt": "y", "all/c/1.docx": "PK\0"})
+    assert "all/c: a class without any text" in refusal(find_labelled, f"{tmp_path}/all")
 
 
 def test_a_numbered_table_without_names_is_not_taken_for_ag_news(tmp_path):

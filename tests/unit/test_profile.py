@@ -14,9 +14,10 @@ from conftest import SMALL
 from parity import command
 
 from model import ModelConfig, Transformer
-from support.common import palette
+from support.common import figures
 from support.common.errors import UserError
-from support.profiling import memory, step_plot
+from support.profiling import memory
+from support.profiling.profile_plots import read_profile
 from support.profiling.spans import combine, read_spans, write_spans
 from support.profiling.timeline import find_step, read_events
 
@@ -438,16 +439,16 @@ def test_what_cannot_be_recorded(tmp_path, step, flags, message):
 
 def test_colours_are_told_apart():
     """The same thing has one colour; in print, hatching tells colours apart."""
-    assert palette.MEMORY["optimizer_state"] == palette.STEP["optimizer"][0]
+    assert figures.MEMORY["optimizer_state"] == figures.STEP["optimizer"][0]
     assert (
-        palette.MEMORY["gradients"]
-        == palette.STEP["all-reduce"][0]
-        == palette.STEP["reduce-scatter"][0]
+        figures.MEMORY["gradients"]
+        == figures.STEP["all-reduce"][0]
+        == figures.STEP["reduce-scatter"][0]
     )
-    assert palette.MEMORY["parameters"] == palette.STEP["all-gather"][0]
-    assert len(set(palette.STEP.values())) == len(palette.STEP) and len(
-        set(palette.MEMORY.values())
-    ) == len(palette.MEMORY)
+    assert figures.MEMORY["parameters"] == figures.STEP["all-gather"][0]
+    assert len(set(figures.STEP.values())) == len(figures.STEP) and len(
+        set(figures.MEMORY.values())
+    ) == len(figures.MEMORY)
 
 
 def test_steps_in_one_plot(tmp_path):
@@ -463,9 +464,9 @@ def test_steps_in_one_plot(tmp_path):
         parts = dict.fromkeys(memory.PARTS, 10**6)
         content = {"memory": {"counted": parts, "formula": parts}}
         (tmp_path / name / "profile.json").write_text(json.dumps(content))
-    title, _ = step_plot.read_step(tmp_path / "a")
+    recorded = read_profile(tmp_path / "a")
     flags = "--accumulate 4, --delay-ms 10, --replicas 2, --recompute"
-    assert title == f"train_ddp.py, 2 processes, {flags}: step 8"
+    assert recorded.title == f"train_ddp.py, 2 processes, {flags}" and recorded.step == 8
     done = run_plot("--steps", "a", "b", "--out", "c", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (tmp_path / "c").iterdir()} == {"step.png", "memory.png"}

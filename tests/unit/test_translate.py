@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, children_of, run_script, wait_for, write_runs
+from conftest import ROOT, children_of, run_script, wait_for, write_pairs, write_runs
 from test_beam import make_model  # the latter is a fixture
 
 import translate
@@ -147,10 +147,24 @@ def alive(pid) -> bool:
 
 def test_score_prints_bleu_with_its_signature(small_corpus, answer):
     text = answer("--score", f"{small_corpus}-test.de", f"{small_corpus}-test.en")
-    pattern = r"BLEU \d+\.\d\d  nrefs:1\|case:mixed\|.*tok:13a.*\n40 sentences, beam 4, "
-    assert re.match(pattern, text)
+    bleu = r"BLEU \d+\.\d\d  nrefs:1\|case:mixed\|.*tok:13a.*\n"
+    chrf = r"chrF \d+\.\d\d  nrefs:1\|case:mixed\|.*nc:6.*\n"
+    assert re.match(bleu + chrf + "40 sentences, beam 4, ", text)
     with pytest.raises(UserError, match="40 lines.*60"):
         answer("--score", f"{small_corpus}-test.de", f"{small_corpus}-valid.en")
+
+
+def test_score_leaves_out_what_has_no_translation_or_no_reference(tmp_path, answer, pairs):
+    rows = pairs["test"][:6]
+    write_pairs(tmp_path / "whole", rows)
+    write_pairs(tmp_path / "more", [*rows[:3], ("", "empty"), *rows[3:], ("leer", " ")])
+
+    def lines_of(name):
+        return answer("--score", tmp_path / f"{name}.de", tmp_path / f"{name}.en").split("\n")
+
+    whole, more = lines_of("whole"), lines_of("more")
+    assert more[:2] == whole[:2]
+    assert more[3] == "not scored: 2 lines with an empty side"
 
 
 def test_the_translations_are_those_of_the_training(trained, small_corpus):
@@ -266,10 +280,9 @@ def test_a_picture_of_what_each_word_attends_to(trained, answer):
     assert answer("--attention", "out.png", SENTENCE).startswith("out.png: ")
     picture = (trained / "out.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) > 5_000
-    for wrong in (["out.png"], ["no/folder/out.png", "Ein Hund."], ["out.png", "Hund " * 500]):
-        with pytest.raises((UserError, OSError)) as problem:
+    for wrong in (["out.png"], ["out.png", "Hund " * 500]):
+        with pytest.raises(UserError, match="--attention"):
             answer("--attention", *wrong)
-        assert "--attention" in str(problem.value) or problem.value.filename == wrong[0]
 
 
 # --- The other engine -------------------------------------------------------------------------
@@ -283,7 +296,8 @@ def test_the_scores_of_ctranslate2_are_nearly_ours(small_corpus, answer):
         scores(answer("--engine", engine, "--n-best", "2", lines=lines))[::2]
         for engine in ("own", "ctranslate2")
     )
-    assert len(own) == 40 and other == pytest.approx(own, rel=0.1)
+    # The scores are rounded to three digits.
+    assert len(own) == 40 and other == pytest.approx(own, rel=0.1, abs=0.0025)
 
 
 @pytest.fixture(scope="module")
@@ -311,16 +325,14 @@ def random_words(seed, sentences, length):
 @pytest.mark.optional
 @pytest.mark.parametrize("compute_type", ["int8", "float32", "unknown"])
 @pytest.mark.parametrize("beam", [1, 4])
-def test_ctranslate2_finds_what_beam_search_finds(copier, tmp_path, beam, compute_type):
+def test_ctranslate2_finds_what_beam_search_finds(copier, beam, compute_type):
     from support.ctranslate.engine import Engine
 
-    path = tmp_path / "best.pt"
-    path.write_bytes(b"")  # only its checksum is asked for
     batches = [
         [ids for n in lengths for ids in random_words(n, 3, n).tolist()]
         for lengths in ((7, 6), (5,), (3, 2))
     ]
-    engine = Engine(path, copier, beam, min(beam, 2), 2, compute_type)
+    engine = Engine(copier, beam, min(beam, 2), 2, compute_type)
     for batch, found in zip(batches, engine.search(batches), strict=True):
         expected = translate_batch(copier, batch, beam)
         for ids, ours, theirs in zip(batch, expected, found, strict=True):
@@ -331,62 +343,15 @@ def test_ctranslate2_finds_what_beam_search_finds(copier, tmp_path, beam, comput
 
 
 @pytest.mark.optional
-def test_ctranslate2_takes_models_with_post_norm(tmp_path):
+def test_ctranslate2_takes_models_with_post_norm():
     pytest.importorskip("ctranslate2")
     from support.ctranslate.engine import Engine
 
-    model, path, batch = (
-        make_model(norm="post"),
-        tmp_path / "best.pt",
-        [[9, 8, 7, 6, 5], [3, 4, 5]],
-    )
-    path.write_bytes(b"")
-    found = next(Engine(path, model, 1, 1, 1, "float32").search([batch]))
+    model = make_model(norm="post")
+    batch = [[9, 8, 7, 6, 5], [3, 4, 5]]
+    found = next(Engine(model, 1, 1, 1, "float32").search([batch]))
     ours = translate_batch(model, batch, 1)
     assert [one[0][1] for one in found] == [one[0][1] for one in ours]
-
-
-@pytest.mark.optional
-def test_a_conversion_is_kept_until_the_checkpoint_changes(tmp_path, monkeypatch):
-    pytest.importorskip("ctranslate2")
-    from support.ctranslate import engine as ctranslate
-
-    path, conversions, convert = tmp_path / "best.pt", [], ctranslate.convert
-
-    def counted(model):
-        conversions.append(model)
-        return convert(model)
-
-    monkeypatch.setattr(ctranslate, "convert", counted)
-
-    def result(model):
-        return list(ctranslate.Engine(path, model, 2, 1, 1).search([[[5, 6, 7], [8]]]))
-
-    path.write_bytes(b"one")
-    first = result(make_model())
-    assert result(make_model()) == first and len(conversions) == 1
-    path.write_bytes(b"two")  # another checkpoint
-    second = result(make_model(seed=8))
-    assert second != first and len(conversions) == 2
-    weights = tmp_path / "best.ct2" / "model.bin"
-    for spoil in (lambda: weights.write_bytes(weights.read_bytes()[:5000]), weights.unlink):
-        spoil()
-        assert result(make_model(seed=8)) == second
-    assert len(conversions) == 4
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["best.ct2", "best.pt"]
-
-
-@pytest.mark.optional
-def test_a_conversion_that_cannot_be_written_is_said_in_one_line(tmp_path):
-    pytest.importorskip("ctranslate2")
-    from support.ctranslate.engine import Engine
-
-    (tmp_path / "best.pt").write_bytes(b"")
-    (tmp_path / "best.ct2").mkdir()
-    (tmp_path / "best.ct2" / "precious").write_bytes(b"somebody else's")
-    with pytest.raises(UserError, match="best.ct2: the converted model cannot be written"):
-        Engine(tmp_path / "best.pt", make_model(), 1, 1, 1)
-    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["best.pt", "precious"]
 
 
 def test_without_its_package_ctranslate2_is_refused(answer, monkeypatch):

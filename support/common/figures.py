@@ -1,0 +1,90 @@
+"""How the project's figures look: their style, and one colour for one thing in all of them.
+
+    with new_figure(Path("a.png"), 7, 2) as figure:  # inches
+        figure.subplots().plot([1, 2], color=BLUE)
+
+The colours are those of Okabe and Ito (2008), which colour-blind readers can tell apart. What
+goes over the network is also hatched, for print. What belongs together shares a colour:
+gradients and what sums them, parameters and what gathers them, the optimizer and its state.
+Importing this file raises UserError if matplotlib is not installed.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.common.errors import UserError
+
+try:
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+except ImportError:
+    raise UserError("figures are drawn with matplotlib: pip install matplotlib") from None
+
+BLUE = "#0072B2"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+ORANGE = "#E69F00"
+YELLOW = "#F0E442"
+VERMILLION = "#D55E00"
+GREY = "#999999"
+PALE = "#E5E5E5"
+
+# A training step: the activity in step.csv, its colour and its hatching.
+STEP = {
+    "batch": (GREY, ""),
+    "forward": (SKY, ""),
+    "backward": (BLUE, ""),
+    "optimizer": (GREEN, ""),
+    "exposed": ("white", ""),
+    "waiting": (PALE, ""),
+    "all-gather": (YELLOW, "...."),
+    "reduce-scatter": (ORANGE, r"\\\\\\"),
+    "all-reduce": (ORANGE, "//////"),
+}
+# Memory: the part in profile.json, and its colour.
+MEMORY = {
+    "parameters": YELLOW,
+    "gradients": ORANGE,
+    "optimizer_state": GREEN,
+    "activations": SKY,
+    "all_else": PALE,
+}
+STYLE = {
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 8,
+    "grid.color": "0.9",
+    "hatch.linewidth": 0.4,
+    "legend.frameon": False,
+    "lines.linewidth": 1,
+    "lines.markersize": 3,
+    "text.parse_math": False,
+}
+LEGEND_PLACE = "outside lower center"
+
+
+@contextmanager
+def new_figure(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """Gives the block a figure of this size, in inches, and then writes it as a PNG file."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure((width, height), dpi=300, layout="constrained")
+        yield figure
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format="png")
+
+
+def size_of(figure: Figure) -> str:
+    """Returns the size of a figure, such as "2100 x 1305 pixels"."""
+    width, height = figure.canvas.get_width_height()
+    return f"{width} x {height} pixels"
+
+
+def draw_legend(figure: Figure, colors: dict[str, tuple[str, str]]) -> None:
+    """Draws a legend of coloured areas below a figure. colors: colour and hatching by label."""
+    areas = [
+        Patch(facecolor=color, hatch=hatch, edgecolor="black", linewidth=0.3, label=label)
+        for label, (color, hatch) in colors.items()
+    ]
+    figure.legend(handles=areas, loc=LEGEND_PLACE, ncols=5, handlelength=2.5)

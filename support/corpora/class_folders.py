@@ -1,0 +1,131 @@
+"""Folders with a folder for each class: where they are, and which files in them are examples.
+
+Example:
+    parts = find_class_folders(Path("photos"))  # {"train": photos/train, "test": photos/test}
+    modality, examples, left_out = find_examples(parts["train"])
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from support.common.errors import UserError
+from support.common.paths import LOGS
+from support.corpora.archives import is_hidden
+from support.corpora.pairs import PARTS
+from support.corpora.tables import TABLES, ending
+
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
+MODALITY = {".txt": "text"} | dict.fromkeys(IMAGES, "image")  # by the ending of a file
+# How images begin: those of IMAGES, in any file.
+IMAGE_BEGINNING = re.compile(
+    rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|RIFF.{4}WEBP|BM.{4}\0{4}|GIF8[79]a", re.DOTALL
+)
+LANGUAGE = re.compile(r"\.[a-z]{2}")  # perhaps the ending of a side of a parallel corpus
+FIRST_BYTES = 8192  # of a file, which tell whether it is a text
+
+
+def visible(folder: Path) -> list[Path]:
+    """Returns what is in a folder, sorted, without hidden files and folders."""
+    return [path for path in sorted(folder.iterdir()) if not is_hidden(path.name)]
+
+
+def inner_folders(folder: Path) -> list[Path]:
+    """Returns the folders in a folder, except hidden ones, IMDB's `unsup`, and logs/."""
+    if not folder.is_dir():
+        return []
+    return [
+        path
+        for path in visible(folder)
+        if path.is_dir() and path.name != "unsup" and path.resolve() != LOGS.resolve()
+    ]
+
+
+def modality_of(path: Path) -> str:
+    """Returns "text" or "image"; of a table, of other files, and of folders "".
+
+    The ending decides, if MODALITY has it; else what the file begins with.
+    """
+    suffix = path.suffix.lower()
+    if not path.is_file() or ending(path) in TABLES:
+        return ""
+    if suffix in MODALITY:
+        return MODALITY[suffix]
+    with path.open("rb") as file:
+        beginning = file.read(FIRST_BYTES)
+    if IMAGE_BEGINNING.match(beginning):
+        return "image"
+    is_text = beginning and b"\0" not in beginning
+    return "text" if is_text else ""
+
+
+def modalities(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yields what is in the folders of a folder, each with its modality (see `modality_of`).
+
+    Files such as train.de and train.en beside each other are a corpus to translate: "".
+    """
+    for inner in inner_folders(folder):
+        paths = visible(inner)
+        stems = Counter(path.stem for path in paths if LANGUAGE.fullmatch(path.suffix))
+        for path in paths:
+            yield path, modality_of(path) if stems[path.stem] < 2 else ""
+
+
+def has_examples(folder: Path) -> bool:
+    """Returns whether a folder has folders with texts or images."""
+    return any(modality for _, modality in modalities(folder))
+
+
+def find_examples(folder: Path) -> tuple[str, list[Path], Counter[str]]:
+    """Returns the examples in the folders of a folder: "text" or "image", and their files.
+
+    Also returns how many files are left out, by their endings. Where there are images, all
+    others are left out, except .txt files, which are refused. Raises UserError.
+    """
+    found = dict(modalities(folder))
+    modality = "image" if "image" in found.values() else "text"
+    examples = []
+    left_out: Counter[str] = Counter()
+    for path in found:
+        if found[path] == modality:
+            examples.append(path)
+        elif path.suffix.lower() == ".txt":
+            raise UserError(f"{folder}: both .txt files and images")
+        elif path.is_dir():
+            left_out["folder(s)"] += 1
+        else:
+            left_out[path.suffix.lower() or "without ending"] += 1
+    return modality, examples, left_out
+
+
+def find_class_folders(folder: Path) -> dict[str, Path]:
+    """Returns the folder of each part that has a folder for each class.
+
+    The parts are folders named train, valid and test, or SOMETHING-train and so on. Without
+    them the folder itself is the training part, but if it has train.de and train.en, too, it
+    is a corpus to translate.
+    """
+    parts = {}
+    for part, names in PARTS.items():
+        for name in names:
+            inner = find_part(folder, name)
+            if inner and has_examples(inner):
+                parts[part] = inner
+                break
+    if parts:
+        return parts
+    train_files = [path for path in folder.glob("train.*") if ending(path) not in TABLES]
+    if len(train_files) > 1 or not has_examples(folder):
+        return {}
+    return {"train": folder}
+
+
+def find_part(folder: Path, name: str) -> Path | None:
+    """Returns the folder `name` in a folder, or else the only one named SOMETHING-name."""
+    folders = inner_folders(folder)
+    same = [path for path in folders if path.name.lower() == name]
+    longer = [path for path in folders if re.fullmatch(f".+[-_.]{name}", path.name.lower())]
+    if same:
+        return same[0]
+    return longer[0] if len(longer) == 1 else None

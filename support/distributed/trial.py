@@ -1,0 +1,59 @@
+"""How many epochs fit in --minutes: a trial of some steps, timed and then forgotten, tells."""
+
+import contextlib
+import dataclasses
+import io
+import os
+import time
+from collections.abc import Callable
+
+import psutil
+import torch.distributed as dist
+
+from support.distributed.collectives import broadcast_object
+from support.distributed.rendezvous import open_port
+
+TRIAL_STEPS = 40
+SHARE_OF_STEPS = 0.9  # of the time; the rest is for evaluations
+
+
+def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store, args) -> None:
+    """Sets the number of epochs that fits in --minutes, or of steps if not even one epoch does.
+
+    The trial is a run with --benchmark, which saves nothing: a run that is given the number
+    of epochs is the same run. All processes take part.
+    """
+    trial = dataclasses.replace(args, benchmark=True, steps=TRIAL_STEPS, profile=False)
+    with own_port(store, rank), contextlib.redirect_stdout(io.StringIO()):
+        train(rank, world_size, trial)
+        measured = seconds_since_start(), trial.epoch_seconds
+        elapsed, epoch_seconds = broadcast_object(measured)
+        dist.destroy_process_group()
+    remaining = max(0.0, 60 * args.minutes - elapsed) * SHARE_OF_STEPS
+    epochs = remaining / epoch_seconds
+    if epochs >= 1:
+        args.epochs = int(epochs)
+        args.steps = 0
+    else:
+        args.steps = max(1, int(epochs * trial.epoch_steps))
+
+
+def seconds_since_start() -> float:
+    """Returns how long ago the program was started that has started this process."""
+    return time.time() - psutil.Process(os.getppid()).create_time()
+
+
+@contextlib.contextmanager
+def own_port(store: dist.Store, rank: int):
+    """Lets a process group of the block meet at a port of its own.
+
+    The keys of a group stay in its store, where the next group would find them.
+    """
+    names = ("MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+    before = {name: os.environ[name] for name in names}
+    server = open_port(dist.PrefixStore("trial", store), rank)
+    try:
+        yield
+    finally:
+        os.environ |= before
+        del server

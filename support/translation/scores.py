@@ -1,0 +1,100 @@
+"""How good translations are: BLEU and chrF, as sacreBLEU computes them.
+
+score = bleu(translations, references, language="de")
+print(score.value, score.signature)
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from unicodedata import name, normalize
+
+# sacreBLEU's tokenizers of languages in which spaces do not separate words, or not all of them.
+TOKENIZERS = {
+    "zh": "zh",
+    "ja": "ja-mecab",
+    "ko": "ko-mecab",
+    "th": "char",
+    "lo": "char",
+    "km": "char",
+    "my": "char",
+    "bo": "char",
+}
+# These languages by their letters: by the first word of a letter's name in Unicode.
+LANGUAGES = {
+    "CJK": "zh",
+    "HIRAGANA": "ja",
+    "KATAKANA": "ja",
+    "HANGUL": "ko",
+    "THAI": "th",
+    "LAO": "lo",
+    "KHMER": "km",
+    "MYANMAR": "my",
+    "TIBETAN": "bo",
+}
+
+
+@dataclass
+class Score:
+    """A score from 0 to 100, and sacreBLEU's signature: how it was computed."""
+
+    value: float
+    signature: str
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Score:
+    """Returns corpus BLEU (Post, 2018), cased.
+
+    language: of the references, as --tgt names it; BLEU counts the words that its tokenizer
+    finds. Without the package of a tokenizer (pip install sacrebleu[ja] or sacrebleu[ko]) each
+    character is a word. The signature names the tokenizer.
+    """
+    import sacrebleu  # slow to import
+
+    try:
+        metric = sacrebleu.BLEU(tokenize=choose_tokenizer(language, references))
+    except RuntimeError:  # the package is missing
+        metric = sacrebleu.BLEU(tokenize="char")
+    return apply(metric, hypotheses, references)
+
+
+def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """Returns corpus chrF (Popović, 2015), which counts characters and needs no tokenizer."""
+    import sacrebleu
+
+    return apply(sacrebleu.CHRF(), hypotheses, references)
+
+
+def apply(metric, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """Returns the score that one of sacreBLEU's metrics gives."""
+    assert len(hypotheses) == len(references)  # sacreBLEU would not say
+    # The same character may have other bytes in the references.
+    hypotheses = [normalize("NFC", text) for text in hypotheses]
+    references = [normalize("NFC", text) for text in references]
+    value = metric.corpus_score(hypotheses, [references]).score
+    return Score(value, str(metric.get_signature()))
+
+
+def choose_tokenizer(language: str, references: Sequence[str]) -> str:
+    """Returns the name of sacreBLEU's tokenizer for a language, such as "zh" or "zh-CN".
+
+    If its name is unknown, as of a column "2", the letters of the references decide.
+    """
+    code = re.split("[-_]", language.lower())[0]
+    if code not in TOKENIZERS:
+        code = recognize_language(references)
+    return TOKENIZERS.get(code, "13a")
+
+
+def recognize_language(texts: Sequence[str]) -> str:
+    """Returns the language of TOKENIZERS that most letters belong to; "" for any other."""
+    letters = Counter(char for char in chain.from_iterable(texts) if char.isalpha())
+    counts: Counter[str] = Counter()
+    for letter, count in letters.items():
+        script = name(letter, "").split(" ")[0]
+        counts[LANGUAGES.get(script, "")] += count
+    if counts["ja"] > counts["zh"] / 10:  # Japanese is written in Chinese letters, too
+        counts["ja"] += counts.pop("zh", 0)
+    return max(counts, key=lambda language: counts[language], default="")

@@ -1,0 +1,124 @@
+"""How good the default settings are: text classifiers beside TF-IDF with logistic regression.
+
+    python tests/measure/defaults.py CORPUS...
+    python tests/measure/defaults.py CORPUS... --pretrained FOLDER  # also from these weights
+    python tests/measure/defaults.py CORPUS... --minutes 5          # other flags are passed on
+
+A corpus is a name that --data knows, or a folder with train.csv and test.csv, tables with the
+columns `label` and `text`. Each is trained by train_cpu.py with the settings that it chooses,
+as logs/NAME/CORPUS, where NAME is "defaults" unless --name gives another. The same command goes
+on where it was stopped. Prints a table: accuracy on the test part, in %, and minutes in all.
+Needs scikit-learn.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from support.classification.labelled import Labelled, find_labelled
+from support.common.errors import run_main
+
+
+def data_flags(corpus: str) -> list[str]:
+    """Returns the flags of train_cpu.py for a corpus."""
+    folder = Path(corpus)
+    if not (folder / "train.csv").is_file():
+        return ["--data", corpus]
+    tables = ["--data", str(folder / "train.csv"), "--test", str(folder / "test.csv")]
+    return [*tables, "--label", "label", "--text", "text"]
+
+
+def read_part(corpus: Labelled, part: str) -> tuple[list[str], list[str]]:
+    """Returns the texts of a part, and their classes."""
+    texts, labels = zip(*corpus.parts[part]())
+    return list(texts), list(labels)
+
+
+def tfidf(corpus: Labelled) -> float:
+    """Returns the accuracy of TF-IDF with logistic regression.
+
+    1- and 2-grams that occur in two texts at least, with sublinear counts; C is 10.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    pipeline = make_pipeline(
+        TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True),
+        LogisticRegression(C=10, max_iter=300),
+    )
+    pipeline.fit(*read_part(corpus, "train"))
+    return pipeline.score(*read_part(corpus, "test"))
+
+
+def train(run: str, flags: list[str]) -> dict:
+    """Trains logs/RUN, unless it has ended already, and returns its summary.json."""
+    summary = Path("logs", run, "summary.json")
+    if not summary.is_file():
+        command = [sys.executable, str(ROOT / "train_cpu.py"), "--name", run, *flags]
+        print(" ".join(command[1:]), flush=True)
+        if status := subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
+            sys.exit(status)  # it has said why
+    return json.loads(summary.read_text(encoding="utf-8"))
+
+
+def row_of(corpus: str, args: argparse.Namespace, flags: list[str]) -> list[str]:
+    """Returns the cells of a corpus."""
+    folder = Path(corpus)
+    if (folder / "train.csv").is_file():
+        found = find_labelled(
+            str(folder / "train.csv"), test=str(folder / "test.csv"), text="text", label="label"
+        )
+    else:
+        found = find_labelled(corpus)
+    texts, labels = read_part(found, "train")
+    words = statistics.mean(len(text.split()) for text in texts)
+    row = [folder.name, f"{len(texts):,}", str(len(set(labels))), f"{words:.0f}"]
+    row.append(f"{100 * tfidf(found):.1f}")
+    starts: list[tuple[str, list[str]]] = [("nothing", [])]
+    if args.pretrained:
+        starts.append(("pretrained", ["--pretrained", args.pretrained]))
+    for start, start_flags in starts:
+        run = f"{args.name}/{start}-{folder.name}"
+        summary = train(run, [*data_flags(corpus), *start_flags, *flags])
+        row.append(f"{100 * summary['test_accuracy']:.1f}")
+        row.append(f"{summary['wall_seconds'] / 60:.1f}")
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("corpora", nargs="+", metavar="CORPUS")
+    parser.add_argument(
+        "--name", default="defaults", help="the runs are logs/NAME/... [defaults]"
+    )
+    parser.add_argument("--pretrained", default="", help="a Hugging Face folder")
+    args, flags = parser.parse_known_args()
+    header = [
+        "corpus",
+        "training texts",
+        "classes",
+        "words",
+        "TF-IDF",
+        "from nothing",
+        "minutes",
+    ]
+    if args.pretrained:
+        header += ["from published weights", "minutes"]
+    rows = [row_of(corpus, args, flags) for corpus in args.corpora]
+    for row in [header, ["---"] * len(header), *rows]:
+        print("| " + " | ".join(row) + " |")
+
+
+if __name__ == "__main__":
+    run_main(main)

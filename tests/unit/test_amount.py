@@ -1,0 +1,120 @@
+"""Settings by kind and amount of data, and the length of a run by its time."""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+from conftest import ROOT, SMALL, mathematics, read_metrics
+
+from support.common.errors import UserError
+from support.distributed.rendezvous import store_on_loopback
+from support.distributed.trial import settle_length
+from support.training import summary, tasks
+from support.training.command_line import CommandLine, parse_arguments
+from support.training.settings import CpuSettings, defaults_of
+
+
+@pytest.mark.parametrize(
+    ("examples", "expected"),
+    [(1, "texts-to-10"), (10, "texts-to-10"), (11, "texts-to-200"), (201, "texts")],
+)
+def test_the_file_is_the_smallest_that_is_enough(tmp_path, monkeypatch, examples, expected):
+    for name in ("texts-to-200", "texts-to-10", "texts", "pretrained-texts-to-10", "images"):
+        (tmp_path / f"{name}.yaml").write_text("")
+    monkeypatch.setattr(tasks, "CONFIGS", tmp_path)
+    assert tasks.config_for_amount("texts", iter(range(examples))).stem == expected
+
+
+def test_a_large_corpus_is_not_counted_to_its_end(tmp_path, monkeypatch):
+    for name in ("pairs-to-5", "pairs"):
+        (tmp_path / f"{name}.yaml").write_text("")
+    monkeypatch.setattr(tasks, "CONFIGS", tmp_path)
+    examples = iter(range(1000))
+    assert tasks.config_for_amount("pairs", examples).stem == "pairs"
+    assert next(examples) == 6
+
+
+def test_every_file_can_be_chosen():
+    for path in tasks.CONFIGS.glob("*-to-*.yaml"):
+        kind, _, limit = path.stem.rpartition("-to-")
+        assert (tasks.CONFIGS / f"{kind}.yaml").is_file(), f"{kind} has no file for more"
+        assert tasks.config_for_amount(kind, range(int(limit))) == path
+
+
+@pytest.mark.parametrize(
+    ("minutes", "epoch_seconds", "expected"),
+    [(10, 60, {"epochs": 9, "steps": 0}), (1, 540, {"epochs": 7, "steps": 6})],
+)
+def test_minutes_become_epochs_or_steps(monkeypatch, minutes, epoch_seconds, expected):
+    """Of the time without what has passed, a tenth is kept for evaluations."""
+
+    def train(rank, world_size, args):
+        assert args.benchmark
+        dist.init_process_group("gloo", rank=rank, world_size=world_size)
+        args.epoch_seconds, args.epoch_steps = epoch_seconds, 60
+
+    store = store_on_loopback()
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setattr("support.distributed.trial.seconds_since_start", lambda: 0.0)
+    args = CpuSettings(minutes=minutes, epochs=7)
+    settle_length(train, 0, 1, store, args)
+    assert {name: getattr(args, name) for name in expected} == expected
+    assert os.environ["MASTER_PORT"] == str(store.port)
+    assert not dist.is_initialized()
+
+
+def test_a_forecast_counts_what_remains():
+    task = SimpleNamespace(size=lambda step: (8, 100 + step % 2, 0.0))
+    throughput = SimpleNamespace(speeds=[1.0, 100.5])
+    run = SimpleNamespace(task=task, last=900, epoch_steps=400, throughput=throughput)
+    assert summary.forecast(run, step=50) == "about 14 minutes of training here"
+    assert summary.forecast(run, step=800) == "about 100 seconds of training here"
+
+
+def test_minutes_are_for_a_new_run(monkeypatch, trained):
+    """A run that goes on keeps the length that --minutes gave it."""
+    monkeypatch.chdir(trained)
+    monkeypatch.setattr(
+        "sys.argv", ["train_cpu.py", "--resume", "logs/first", "--minutes", "3"]
+    )
+    with pytest.raises(UserError, match="--minutes is for a new run"):
+        parse_arguments("", CpuSettings).complete()
+    command_line = CommandLine(CpuSettings, {"name": "first", "minutes": 3.0})
+    checkpoint = {"flags": defaults_of(CpuSettings) | {"epochs": 4, "steps": 30}}
+    flags, _ = command_line.flags_of_new_run(command_line.given, checkpoint)
+    assert (flags["epochs"], flags["steps"]) == (4, 30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["train_cpu.py", "train_ddp.py"])
+def test_the_run_that_minutes_choose_can_be_repeated(tmp_path, corpus_flags, script):
+    """By the length that it has written down, bit for bit."""
+
+    def train(name, *flags):
+        flags = (*corpus_flags, *SMALL, "--device", "cpu", "--name", name, *flags)
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        if script == "train_cpu.py":
+            launcher = []
+            flags = (*flags, "--procs", "2")
+        done = subprocess.run(
+            [sys.executable, *launcher, str(ROOT / script), *flags],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("settings: ") == 1  # the trial says nothing
+        return tmp_path / "logs" / name
+
+    first = train("first", "--minutes", "0.6")
+    flags = json.loads((first / "config.json").read_text())["flags"]
+    length = ["--steps", str(flags["steps"])] if flags["steps"] else []
+    second = train("second", "--epochs", str(flags["epochs"]), *length)
+    assert mathematics(read_metrics(first)) == mathematics(read_metrics(second))
