@@ -2249,13 +2249,12 @@ def said(rng: random.Random) -> Pair:
 # --- corpus -----------------------------------------------------------------------------------
 
 TEMPLATES = [
+    *24 * [said],
     *4 * [statement],
-    *3 * [time_first, question, w_question, position, relative],
-    *2 * [description, reason, content, sequence, condition, coordination],
-    object_first,
-    comparison,
-    imperative,
-    *30 * [said],
+    *3 * [time_first, question, w_question],
+    *2 * [description, position, relative, content],
+    *[reason, condition, sequence, coordination],
+    *[object_first, comparison, imperative],
 ]
 KINDS = {  # what a sentence of the grammar does; a classifier learns to tell
     "statement": [statement],  # the subject first
