@@ -28,9 +28,8 @@ from support.common.errors import UserError, make_parser, run_main
 from support.common.hardware import available_cores, find_device
 from support.common.kernels import configure_backends, speed_up
 from support.common.prompt import prompt, readable
-from support.corpora.archives import find_table
 from support.corpora.pairs import PARTS
-from support.corpora.tables import blocks, decode_lines
+from support.corpora.tables import blocks, decode_lines, find_table
 from support.pretrained.export import export
 
 BLOCK = 1024  # examples classified at a time, so that memory does not grow with the file

@@ -81,12 +81,11 @@ def find_figures(runs: list[Row], logs: dict[str, list[Row]]) -> dict[str, list[
     for file, (x, *names) in FIGURES.items():
         ys = [y for name in names for y in expand(name, runs)]
         figures[file] = [(x, y, runs_table.compare(runs, x, y)) for y in ys]
-    drawable = {}
-    for file, panels in figures.items():
-        panels = [(x, y, lines) for x, y, lines in panels if lines]
-        if panels:
-            drawable[file] = panels
-    return drawable
+    drawable = {
+        file: [(x, y, lines) for x, y, lines in panels if lines]
+        for file, panels in figures.items()
+    }
+    return {file: panels for file, panels in drawable.items() if panels}
 
 
 def expand(name: str, runs: list[Row]) -> list[str]:

@@ -21,6 +21,7 @@ from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError, make_parser, run_main
 from support.common.hardware import available_cores, find_device
 from support.common.kernels import fast_precision
+from support.common.packages import require
 from support.common.prompt import prompt, readable
 from support.corpora.pairs import read_parallel
 from support.corpora.tables import blocks, decode_lines
@@ -180,12 +181,9 @@ def check_ensemble(models: tuple, bpes: tuple, tasks: tuple) -> None:
 
 def load_ctranslate2() -> type:
     """Returns the class that decodes with CTranslate2. Raises UserError without the package."""
-    try:
-        from support.ctranslate.engine import Engine
-    except ImportError:
-        raise UserError(
-            "--engine ctranslate2 needs a package: pip install ctranslate2"
-        ) from None
+    require("ctranslate2", "--engine ctranslate2")
+    from support.ctranslate.engine import Engine
+
     return Engine
 
 

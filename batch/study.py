@@ -27,6 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.common.errors import UserError, run_main
 from support.common.paths import LOGS
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
 
 @dataclass
 class Run:
@@ -94,7 +96,7 @@ def study_batch_size(args: argparse.Namespace) -> list[Run]:
             f"--eval-every {quarter} --log-every {total // 40 // size + 1} "
             f"{shape(args, 1, 128, 256)}"
         )
-        runs.append(Run(f"{unit}-{size}", default_mode(args), args.processes, flags))
+        runs.append(Run(f"{unit}-{size}", args.mode, args.processes, flags))
     return runs
 
 
@@ -110,7 +112,7 @@ def study_learning_rate(args: argparse.Namespace) -> list[Run]:
         f"--epochs {args.epochs} --warmup 100 --batch-tokens 2048 {shape(args, 1, 128, 256)}"
     )
     return [
-        Run(f"lr-{rate}", default_mode(args), args.processes, f"--lr {rate} {flags}")
+        Run(f"lr-{rate}", args.mode, args.processes, f"--lr {rate} {flags}")
         for rate in args.rates or rates
     ]
 
@@ -154,11 +156,6 @@ STUDIES = {
 }
 
 
-def default_mode(args: argparse.Namespace) -> str:
-    """Returns the mode of a study that does not compare modes."""
-    return "ddp" if args.device == "cuda" else "cpu"
-
-
 def shape(args: argparse.Namespace, layers: int, d_model: int, d_ff: int) -> str:
     """Returns the flags of a small model; none with --pretrained, which has its own shape."""
     if args.pretrained:
@@ -167,7 +164,10 @@ def shape(args: argparse.Namespace, layers: int, d_model: int, d_ff: int) -> str
 
 
 def read_flags() -> argparse.Namespace:
-    """Returns the study's flags; `passed_on`: those for the training script."""
+    """Returns the study's flags; `passed_on`: those for the training script.
+
+    mode: that of a study that does not compare modes.
+    """
     parser_settings = {
         "formatter_class": argparse.RawDescriptionHelpFormatter,
         "allow_abbrev": False,  # else a study would take some flags of the training script
@@ -179,41 +179,35 @@ def read_flags() -> argparse.Namespace:
         subparser = subparsers.add_parser(
             name, help=doc.splitlines()[0], description=doc, **parser_settings
         )
-        add_common_flags(subparser, name)
-        add_own_flags(subparser, name)
-    args, args_passed_on = parser.parse_known_args()
-    args.passed_on = args_passed_on
+        add_flags(subparser, name)
+    args, args.passed_on = parser.parse_known_args()
     args.name = args.name.removeprefix("logs/")
+    args.mode = "ddp" if args.device == "cuda" else "cpu"
     return args
 
 
-def add_common_flags(parser: argparse.ArgumentParser, study: str) -> None:
-    """Adds the flags that all studies have."""
+def add_flags(parser: argparse.ArgumentParser, study: str) -> None:
+    """Adds the flags that all studies have, then those of this one."""
     add = parser.add_argument
     add("--data", default="phrasebook", help="corpus [phrasebook]")
     add("--pretrained", default="", help="folder of weights to begin with")
     add("--label", default="", help="to classify: column of a table with the class")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="[cpu]")
     add("--name", default=f"study-{study}", help=f"folder in logs/ [study-{study}]")
-    if study != "processes":
-        add("--processes", type=int, default=2, help="of each run [2]")
-
-
-def add_own_flags(parser: argparse.ArgumentParser, study: str) -> None:
-    """Adds the flags that only this study has."""
-    add = parser.add_argument
     if study == "processes":
         numbers = [1, 2, 4]
         add("--processes", type=int, nargs="+", metavar="N", default=numbers, help="[1 2 4]")
         add("--steps", type=int, default=60, help="of each run [60]")
-    elif study == "batch-size":
+        return
+    add("--processes", type=int, default=2, help="of each run [2]")
+    if study == "batch-size":
         add("--batches", type=int, nargs="+", metavar="N", help="sizes, in tokens or examples")
         add("--tokens", type=int, default=160_000, help="of each run [160000]")
         add("--examples", type=int, default=16_000, help="of each run [16000]")
     elif study == "learning-rate":
         add("--rates", nargs="+", metavar="LR", help="peak learning rates")
         add("--epochs", type=int, default=5, help="of each run [5]")
-    elif study == "delay":
+    else:
         delays = ["0", "1", "10", "50", "100"]
         add("--delays", nargs="+", metavar="MS", default=delays, help="[0 1 10 50 100]")
         add("--steps", type=int, default=80, help="micro-batches of each run [80]")
@@ -237,7 +231,7 @@ def find_command(args: argparse.Namespace, run: Run) -> list[str]:
 
 def stop(number: int, _frame) -> None:
     """Handles a signal: ends the study, once the current run has saved."""
-    for other in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+    for other in STOPPING:
         signal.signal(other, signal.SIG_IGN)
     sys.exit(128 + number)
 
@@ -286,18 +280,17 @@ def train_and_plot(args: argparse.Namespace, runs: list[Run], task: int) -> None
     task: the number of the only run to train; 0: all.
     """
     folder = LOGS / args.name
-    summaries = [folder / run.name / "summary.json" for run in runs]
     for run in runs:
         check_same_flags(args, run)
-    for number, run in enumerate(runs, start=1):
-        if task in (0, number) and not summaries[number - 1].exists():
+    for run in [runs[task - 1]] if task else runs:
+        if not (folder / run.name / "summary.json").exists():
             train(args, run)
-    finished = sum(summary.exists() for summary in summaries)  # by other tasks, too
+    folders = [folder / run.name for run in runs]
+    finished = sum((each / "summary.json").exists() for each in folders)  # by other tasks, too
     if finished < len(runs):
         print(f"{args.name}: {finished} of {len(runs)} runs are finished; the last one plots")
         return
-    folders = [str(summary.parent) for summary in summaries]
-    if call(["python", "plot.py", "--out", str(folder), *folders]):
+    if call(["python", "plot.py", "--out", str(folder), *map(str, folders)]):
         raise UserError(f"plot.py failed; started again, {args.name} repeats it")
     if args.study == "batch-size":  # it would show the same as batch_size.png
         (folder / "learning_rate.png").unlink(missing_ok=True)
@@ -307,7 +300,7 @@ def main() -> None:
     args = read_flags()
     # "python" and "torchrun" are those of the Python that runs this script.
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+    for number in STOPPING:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, stop)
     runs = STUDIES[args.study](args)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from support.common.errors import UserError
+from support.common.packages import require
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # of a GIF the first image
 MAX_PIXELS = 50_000_000
@@ -79,12 +80,9 @@ def read_image(path: Path, transform: ImageTransform) -> np.ndarray:
 
 def load_pillow():
     """Returns Pillow's module Image. Raises UserError if Pillow is not installed."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise UserError(
-            "images are read with Pillow, which is not installed: pip install pillow"
-        ) from None
+    require("pillow", "a corpus of images", module="PIL")
+    from PIL import Image
+
     Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow raises an error for twice as many
     return Image
 

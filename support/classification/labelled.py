@@ -1,20 +1,18 @@
-"""Where labelled examples come from: AG News, Fashion-MNIST, the phrasebook, users' files.
+"""Where labelled examples come from: corpora with names, the phrasebook, users' files.
 
 Example:
-    corpus = find_labelled("agnews")  # or fashion-mnist, kinds, a folder, a .csv, .tsv, .jsonl
+    corpus = find_labelled("agnews")  # or another name, a folder, a table
     classes = classes_of(corpus)
     for text, name in corpus.parts["train"](): ...      # of images: (array, name)
 """
 
-import codecs
 import hashlib
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,64 +26,31 @@ from support.classification.images import (
     read_image,
 )
 from support.classification.labelled_tables import read_labelled_table, read_numbered
+from support.classification.named import (
+    AMAZON_ARCHIVE,
+    CLASSES,
+    FASHION_MEAN,
+    FASHION_STD,
+    FILES,
+    IMDB_ARCHIVE,
+    fetch,
+    read_imdb,
+)
+from support.classification.text_files import read_text_files
 from support.common.errors import UserError
 from support.corpora import phrasebook
-from support.corpora.archives import find_table
+from support.corpora.archives import File, TarMember
 from support.corpora.class_folders import (
     find_class_folders,
     find_examples,
     inner_folders,
     visible,
 )
-from support.corpora.download import download, sha256
+from support.corpora.download import sha256
 from support.corpora.pairs import PARTS, find_file, own_name
-from support.corpora.tables import File, column_names, one_line, read_lines
+from support.corpora.tables import column_names, find_table, read_lines
 from support.corpora.task_type import CLASSIFICATION_CORPORA, find_idx, find_numbered
 
-# Zhang et al., 2015, for non-commercial use. Of each file: its size in bytes, its SHA-256.
-AGNEWS_URL = (
-    "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
-)
-AGNEWS = {
-    "train.csv": (29470338, "76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e"),
-    "test.csv": (1857427, "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699"),
-}
-AGNEWS_CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
-# Xiao et al., 2017, under the MIT licence. Size and SHA-256 are of the unpacked file.
-FASHION_MNIST_URL = (
-    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
-)
-FASHION_MNIST = {
-    "t10k-labels-idx1-ubyte.gz": (
-        10008,
-        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-    ),
-    "train-labels-idx1-ubyte.gz": (
-        60008,
-        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-    ),
-    "t10k-images-idx3-ubyte.gz": (
-        7840016,
-        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-    ),
-    "train-images-idx3-ubyte.gz": (
-        47040016,
-        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-    ),
-}
-FASHION_CLASSES = [
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-]
-FASHION_MEAN, FASHION_STD = 0.28604, 0.35302  # of the training part's pixels, from 0 to 1
 MAX_CLASSES = 5000
 LARGE_CORPUS = 4 << 30  # bytes of images, above which their files are not read for a checksum
 
@@ -155,7 +120,7 @@ class Labelled:
         if is_large:
             contents = [[file.name, file.stat().st_size] for file in self.files]
         else:
-            contents = [sha256(file) for file in self.files]
+            contents = [sha256(file) for file in dict.fromkeys(self.files)]
         description = [sorted(self.parts), self.classes, self.layout, transform, contents]
         return hashlib.sha256(json.dumps(description).encode()).hexdigest()
 
@@ -197,12 +162,14 @@ def find_data(
         return find_kinds()
     folder = Path(data)
     name = data if data in CLASSIFICATION_CORPORA else own_name(folder, CLASSIFICATION_CORPORA)
-    if data == "agnews":
-        folder = download(data, AGNEWS, AGNEWS_URL)
-    elif data == "fashion-mnist":
-        folder = download(data, FASHION_MNIST, FASHION_MNIST_URL, unpacked=True)
+    if data in FILES:
+        folder = fetch(data)
     corpus = Labelled(name, transform=transform)
-    if find_idx(folder):
+    if data == "imdb":
+        add_imdb(corpus, folder / IMDB_ARCHIVE)
+    elif data == "amazon-polarity":
+        add_amazon_reviews(corpus, folder / AMAZON_ARCHIVE)
+    elif find_idx(folder):
         add_idx(corpus, folder, size)
     elif find_numbered(folder):
         add_numbered(corpus, folder)
@@ -212,6 +179,8 @@ def find_data(
         folders = find_class_folders(folder) or {"train": folder}
         for part, path in folders.items():
             add_part(corpus, part, path, text, label)
+        if (folder / "imdb.vocab").is_file():
+            corpus.name = "imdb"
     return corpus
 
 
@@ -291,15 +260,30 @@ def find_kinds() -> Labelled:
     return corpus
 
 
+def add_imdb(corpus: Labelled, archive: Path) -> None:
+    """Adds the texts in IMDB's archive."""
+    for part in ("train", "test"):
+        corpus.add(part, "text", partial(read_imdb, archive, part), [archive])
+
+
+def add_amazon_reviews(corpus: Labelled, archive: Path) -> None:
+    """Adds the two tables in the archive of Amazon's reviews."""
+    corpus.classes = CLASSES["amazon-polarity"]
+    for part in ("train", "test"):
+        table = TarMember(archive, f"amazon_review_polarity_csv/{part}.csv")
+        read = partial(read_numbered, table, corpus.classes, line_end="\\n")
+        corpus.add(part, "text", read, [archive])
+
+
 def add_idx(corpus: Labelled, folder: Path, size: int) -> None:
     """Adds IDX files. Raises UserError."""
     # One small file tells whether a folder holds Fashion-MNIST.
     test_labels = find_file(f"{folder}/t10k-labels-idx1-ubyte")
-    _, checksum = FASHION_MNIST["t10k-labels-idx1-ubyte.gz"]
+    _, checksum = FILES["fashion-mnist"]["t10k-labels-idx1-ubyte.gz"]
     is_fashion_mnist = test_labels and sha256(test_labels, unpacked=True) == checksum
     if is_fashion_mnist:
         corpus.name = "fashion-mnist"
-        corpus.classes = FASHION_CLASSES
+        corpus.classes = CLASSES["fashion-mnist"]
     for part, (images, labels) in find_idx(folder).items():
         if not images or not labels:
             raise UserError(
@@ -325,15 +309,18 @@ def add_numbered(corpus: Labelled, folder: Path) -> None:
     class_names = folder / "classes.txt"
     if class_names.is_file():
         corpus.classes = [line.strip() for line in read_lines(class_names) if line.strip()]
-    elif sha256(folder / "test.csv") == AGNEWS["test.csv"][1]:
-        corpus.classes = AGNEWS_CLASSES
+    elif sha256(folder / "test.csv") == FILES["agnews"]["test.csv"][1]:
+        corpus.classes = CLASSES["agnews"]
+    elif folder.resolve().name == "amazon_review_polarity_csv":  # the archive, unpacked
+        corpus.name = "amazon-polarity"
+        corpus.classes = CLASSES["amazon-polarity"]
     else:
         raise UserError(
             f"{folder}: no classes.txt, which names class 1, class 2, ..., a line each. For a "
             f"table with a header pass its path: --data FILE --label COLUMN"
         )
     line_end = "\\n"  # how a text's line ends are written
-    if corpus.classes == AGNEWS_CLASSES:
+    if corpus.classes == CLASSES["agnews"]:
         corpus.name = "agnews"
         line_end = "\\"
     for part, path in find_numbered(folder).items():
@@ -375,8 +362,9 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
         )
     names = [file.parent.name for file in files]
     if part == "train":
+        with_examples = set(names)
         for folder in inner_folders(path):
-            if folder.name not in names and visible(folder):
+            if folder.name not in with_examples and visible(folder):
                 raise UserError(f"{folder}: a class without any {modality}")
     corpus.left_out += left_out
     read: Reader
@@ -393,36 +381,6 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
         layout=Counter(names).items(),
         labels=lambda: names,
     )
-
-
-def read_text_files(paths: list[Path]) -> Iterator[tuple[str, str]]:
-    """Yields the text of each file with the name of its folder."""
-    other = []  # files in another encoding
-    for path in paths:
-        content = path.read_bytes()
-        try:
-            text = content.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            other.append(path)
-            text = decode_other(content)
-        yield one_line(text), path.parent.name
-    if other:
-        warn_once(
-            f"{len(other):,} of {len(paths):,} texts, such as {other[0]}, are not UTF-8; they "
-            f"are read as UTF-16 or Windows-1252"
-        )
-
-
-def decode_other(content: bytes) -> str:
-    """Returns a text that is not UTF-8, but perhaps from Windows: UTF-16 has a mark."""
-    has_mark = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return content.decode("utf-16" if has_mark else "cp1252", errors="replace")
-
-
-@cache
-def warn_once(message: str) -> None:
-    """Prints a warning, once: a corpus is read several times."""
-    print(f"warning: {message}", file=sys.stderr)
 
 
 def read_image_files(

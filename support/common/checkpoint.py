@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from support.common.errors import UserError, first_line
+from support.common.files import sync, sync_folder
 from support.common.paths import LOGS
 
 FORMAT = 1
@@ -89,11 +90,9 @@ def save(path: Path, checkpoint: dict) -> None:
         with open(partial, "wb") as file:
             torch.save({"format": FORMAT} | checkpoint, file)
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
         partial.rename(path)
-        folder = os.open(path.parent, os.O_RDONLY)  # the rename has to reach the disk, too
-        os.fsync(folder)
-        os.close(folder)
+        sync_folder(path.parent)  # the rename has to reach the disk, too
     except (OSError, RuntimeError) as problem:  # torch.save raises RuntimeError on a full disk
         partial.unlink(missing_ok=True)
         message = f"{path}: the checkpoint cannot be written ({first_line(problem, 200)})"

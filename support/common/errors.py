@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import NoReturn
 
+from support.common.streams import ignore_lost_stdout, prepare_streams
+
 
 class UserError(Exception):
     """The user's input cannot be used; the message says in one line what is wrong."""
@@ -57,25 +59,12 @@ def exit_on_user_error():
     sys.exit(2)
 
 
-@contextmanager
-def ignore_closed_stdout():
-    """Ends the block silently if the reader of its output has gone, as `head` does."""
-    try:
-        yield
-        if sys.stdout:  # it is None if the shell has closed it (>&-)
-            sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes stdout once more as it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def run_main(main: Callable[[], None]) -> None:
     """Runs the main function of a script that only reads a model and prints."""
-    if sys.stdin is None:  # the shell has closed it (<&-)
-        sys.stdin = open(os.devnull)  # noqa: SIM115  (open until the end)
+    prepare_streams()
     with exit_on_user_error():
         try:
-            with ignore_closed_stdout():
+            with ignore_lost_stdout():
                 main()
         except KeyboardInterrupt:
             os._exit(130)  # without waiting for the pool's processes

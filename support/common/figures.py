@@ -6,21 +6,32 @@
 The colours are those of Okabe and Ito (2008), which colour-blind readers can tell apart. What
 goes over the network is also hatched, for print. What belongs together shares a colour:
 gradients and what sums them, parameters and what gathers them, the optimizer and its state.
-Importing this file raises UserError if matplotlib is not installed.
+Importing this file prepares matplotlib, which is imported only after it. It raises UserError if
+matplotlib is not installed.
 """
 
+import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.common.errors import UserError
+from support.common.errors import UserError, first_line
 
+os.environ["MPLBACKEND"] = "agg"  # a notebook's shows figures, and may not be installed
+logging.getLogger("matplotlib").setLevel(logging.ERROR)
 try:
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
-except ImportError:
-    raise UserError("figures are drawn with matplotlib: pip install matplotlib") from None
+
+    from support.common import fonts
+except (ImportError, OSError) as problem:
+    raise UserError(
+        f"figures are drawn with matplotlib, which cannot be imported "
+        f"({first_line(problem)}): pip install matplotlib"
+    ) from None
+matplotlib.rcdefaults()  # not the user's own, which may need LaTeX
 
 BLUE = "#0072B2"
 SKY = "#56B4E9"
@@ -72,7 +83,7 @@ def new_figure(path: Path, width: float, height: float) -> Iterator[Figure]:
         figure = Figure((width, height), dpi=300, layout="constrained")
         yield figure
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png")
+        fonts.save(figure, path)
 
 
 def size_of(figure: Figure) -> str:

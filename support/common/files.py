@@ -1,7 +1,12 @@
-"""Writing small files atomically."""
+"""Writing small files atomically, and waiting until files are on the disk."""
 
+import errno
 import json
+import os
 from pathlib import Path
+
+# What file systems answer that cannot sync a file or a folder: some of networks, and FUSE.
+NO_SYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 
 
 def write_json(path: Path, content: dict) -> None:
@@ -10,3 +15,24 @@ def write_json(path: Path, content: dict) -> None:
     text = json.dumps(content, indent=1, ensure_ascii=False)
     partial.write_text(text + "\n", encoding="utf-8")
     partial.rename(path)
+
+
+def sync(descriptor: int) -> None:
+    """Waits until an open file is on the disk, if its file system can do that."""
+    try:
+        os.fsync(descriptor)
+    except OSError as problem:
+        if problem.errno not in NO_SYNC:
+            raise
+
+
+def sync_folder(path: Path) -> None:
+    """Waits until the names in a folder are on the disk, if its file system can do that."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:  # Windows opens no folders
+        return
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -10,7 +10,10 @@ tests/unit/test_fast.py compares the two, tests/measure/tricks.py measures the g
 import ctypes
 import math
 import os
+import shutil
+import subprocess
 import sys
+import sysconfig
 from functools import partial
 from typing import TypeVar
 
@@ -20,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model import Attention, Transformer, scaled_dot_product
+from support.common.errors import UserError
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -75,6 +79,40 @@ def fast_precision(device: str) -> str:
     supports = torch.cpu.get_capabilities()
     instructions = ("avx512_bf16", "amx_bf16", "bf16")
     return "bf16" if any(supports.get(name) for name in instructions) else "fp32"
+
+
+def check_compiler(device: str) -> None:
+    """Raises UserError unless torch.compile will find a compiler, and Python's headers.
+
+    device: "cpu", for which it generates C++, or "cuda", for which Triton compiles some C.
+    """
+    variable, compiler, language = "CXX", "g++", "c++"
+    if device == "cuda":
+        variable, compiler, language = "CC", "gcc", "c"
+        if not shutil.which("gcc"):
+            compiler = "clang"
+    elif sys.platform == "darwin":
+        compiler = "clang++"
+    elif sys.platform == "win32":
+        compiler = "cl"
+    compiler = os.environ.get(variable) or compiler
+    command = [compiler]
+    if sys.platform != "win32":  # compile nothing but an include of the headers
+        headers = sysconfig.get_path("include")
+        command += ["-fsyntax-only", "-x", language, f"-I{headers}", "-"]
+    program = "#include <Python.h>\n"
+    try:
+        done = subprocess.run(command, input=program, capture_output=True, text=True)
+        if done.returncode == 0:
+            return
+        lines = [line for line in done.stderr.splitlines() if "error" in line]
+        reason = "\n".join(lines) or f"{compiler} ends with status {done.returncode}"
+    except OSError as problem:
+        reason = f"{compiler}: {problem.strerror}"
+    raise UserError(
+        f"--compile needs a compiler and Python's headers ({reason.splitlines()[0][:200]}): "
+        f"apt install g++ python3-dev, or what your system calls them"
+    )
 
 
 def keep_freed_memory() -> None:

@@ -1,16 +1,69 @@
-"""Archives that are read where they are, and files that are never data.
+"""Files as they lie on the disk: plain, packed, or in archives, which are read in place.
 
 Example:
-    for file in zip_members(Path("deu-eng.zip")): ...  # zipfile.Path, without __MACOSX
+    for member in zip_members(Path("deu-eng.zip")): ...  # zipfile.Path, without __MACOSX
+    with TarMember(Path("a.tar.gz"), "a/train.csv").open() as file: ...
 """
 
+import gzip
+import tarfile
 import zipfile
+import zlib
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from support.common.errors import UserError
-from support.corpora.tables import File, ending, is_table
 
 SYSTEM_FILES = ("__MACOSX", "Thumbs.db", "desktop.ini")  # of macOS and Windows
+# What reading raises. RuntimeError: the archive is encrypted.
+UNREADABLE = (
+    EOFError, zlib.error, OSError, zipfile.BadZipFile, tarfile.TarError, RuntimeError
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TarMember:
+    """A file in a .tar.gz archive: what zipfile.Path is for a .zip archive."""
+
+    archive: Path
+    at: str  # its name in the archive
+
+    def __str__(self) -> str:
+        return f"{self.archive}/{self.at}"
+
+    @property
+    def name(self) -> str:
+        """The last part of its name."""
+        return PurePosixPath(self.at).name
+
+    @property
+    def suffix(self) -> str:
+        """The ending of its name, with the dot."""
+        return PurePosixPath(self.at).suffix
+
+    def is_file(self) -> bool:
+        """Returns whether the archive is there: to look into it takes long."""
+        return self.archive.is_file()
+
+    def open(self, mode: str = "rb") -> IO[bytes]:
+        """Returns the file, open to be read as bytes, once and from its beginning."""
+        tar = tarfile.open(self.archive, "r|gz")  # noqa: SIM115  (open as long as the file is)
+        for member in tar:
+            file = tar.extractfile(member) if member.name == self.at else None
+            if file:
+                return file
+        raise FileNotFoundError(f"{self.archive} does not hold {self.at}")
+
+
+File = Path | zipfile.Path | TarMember
+
+
+def open_bytes(path: File) -> gzip.GzipFile | IO[bytes]:
+    """Returns a file that is open to be read as bytes; a .gz file is unpacked."""
+    if path.suffix.lower() == ".gz":
+        return gzip.open(str(path))
+    return path.open("rb")
 
 
 def is_hidden(name: str) -> bool:
@@ -29,11 +82,3 @@ def zip_members(path: Path) -> list[zipfile.Path]:
         for name in archive.namelist()
         if not name.endswith("/") and not any(map(is_hidden, PurePosixPath(name).parts))
     ]
-
-
-def find_table(path: Path) -> File | None:
-    """Returns the table that a path names, if any: the file, or the one table in a .zip."""
-    if ending(path) != ".zip":
-        return path if is_table(path) else None
-    tables = [member for member in zip_members(path) if is_table(member)]
-    return tables[0] if len(tables) == 1 else None

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.common.errors import UserError
 from support.common.paths import LOGS
 from support.corpora.archives import is_hidden
 from support.corpora.pairs import PARTS
@@ -48,10 +47,10 @@ def modality_of(path: Path) -> str:
     The ending decides, if MODALITY has it; else what the file begins with.
     """
     suffix = path.suffix.lower()
-    if not path.is_file() or ending(path) in TABLES:
-        return ""
     if suffix in MODALITY:
         return MODALITY[suffix]
+    if ending(path) in TABLES or not path.is_file():
+        return ""
     with path.open("rb") as file:
         beginning = file.read(FIRST_BYTES)
     if IMAGE_BEGINNING.match(beginning):
@@ -80,18 +79,18 @@ def has_examples(folder: Path) -> bool:
 def find_examples(folder: Path) -> tuple[str, list[Path], Counter[str]]:
     """Returns the examples in the folders of a folder: "text" or "image", and their files.
 
-    Also returns how many files are left out, by their endings. Where there are images, all
-    others are left out, except .txt files, which are refused. Raises UserError.
+    Also returns how many files are left out, by their endings. Beside images all other files
+    are, unless more files are named .txt: then the images are.
     """
     found = dict(modalities(folder))
-    modality = "image" if "image" in found.values() else "text"
+    num_images = sum(modality == "image" for modality in found.values())
+    num_txt = sum(path.suffix.lower() == ".txt" for path in found)
+    modality = "image" if num_images and num_images >= num_txt else "text"
     examples = []
     left_out: Counter[str] = Counter()
     for path in found:
         if found[path] == modality:
             examples.append(path)
-        elif path.suffix.lower() == ".txt":
-            raise UserError(f"{folder}: both .txt files and images")
         elif path.is_dir():
             left_out["folder(s)"] += 1
         else:

@@ -13,6 +13,8 @@ from pathlib import Path
 from support.common.errors import UserError
 from support.common.paths import CACHE
 
+READ_AT_ONCE = 1 << 20  # bytes
+
 
 def sha256(path: Path, unpacked: bool = False) -> str:
     """Returns a file's SHA-256 in hexadecimal, or "" if no whole file is there.
@@ -57,15 +59,17 @@ def download(
 
 def fetch(url: str, path: Path, size: int, checksum: str, unpacked: bool) -> None:
     """Fetches a file. It gets its name only when it is whole and as expected."""
-    print(f"fetching {url}", file=sys.stderr)
-    with urllib.request.urlopen(url, timeout=30) as response:
-        content = response.read(size + 1)
+    print(f"fetching {url}, {size / 1e6:,.1f} MB", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         partial = Path(folder) / path.name
-        partial.write_bytes(content)
+        with urllib.request.urlopen(url, timeout=30) as response, partial.open("wb") as file:
+            num_bytes = 0
+            while num_bytes <= size and (content := response.read(READ_AT_ONCE)):
+                file.write(content)
+                num_bytes += len(content)
         if sha256(partial, unpacked) != checksum:
             raise UserError(
-                f"{url}: not the expected file (another SHA-256, of {len(content)} bytes); "
+                f"{url}: not the expected file (another SHA-256, of {num_bytes} bytes); "
                 f"nothing was kept"
             )
         partial.rename(path)

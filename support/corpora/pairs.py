@@ -15,9 +15,9 @@ from pathlib import Path
 
 from support.common.errors import UserError
 from support.corpora import phrasebook
-from support.corpora.archives import zip_members
+from support.corpora.archives import File, zip_members
 from support.corpora.download import download, sha256
-from support.corpora.tables import TABLES, File, ending, is_table, read_columns, read_lines
+from support.corpora.tables import TABLES, ending, is_table, read_columns, read_lines
 
 # The names of files that hold each part, without their endings.
 PARTS = {

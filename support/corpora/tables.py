@@ -5,17 +5,15 @@ Example:
 """
 
 import csv
-import gzip
 import json
 import re
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from support.common.errors import UserError
+from support.corpora.archives import UNREADABLE, File, open_bytes, zip_members
 
 TABLES = (".tsv", ".csv", ".jsonl")  # endings; other files are looked into: see `is_table`
 FIRST_BYTES = 1 << 16  # of a file, which tell whether it is a table
@@ -27,17 +25,6 @@ HEADER = {
     *("label", "class", "class index", "category", "topic", "sentiment", "stars", "rating"),
 }
 QUOTED = re.compile(r'\A"((?:[^"]|"")*)"\Z')
-
-File = Path | zipfile.Path
-# What reading raises. RuntimeError: the archive is encrypted.
-UNREADABLE = (EOFError, zlib.error, OSError, zipfile.BadZipFile, RuntimeError)
-
-
-def open_bytes(path: File) -> gzip.GzipFile | IO[bytes]:
-    """Returns a file that is open to be read as bytes; a .gz file is unpacked."""
-    if path.suffix.lower() == ".gz":
-        return gzip.open(str(path))
-    return path.open("rb")
 
 
 def read_lines(path: File) -> Iterator[str]:
@@ -98,6 +85,14 @@ def is_table(path: File) -> bool:
     if not path.is_file():
         return False
     return ending(path) in TABLES or has_tabs(path)
+
+
+def find_table(path: Path) -> File | None:
+    """Returns the table that a path names, if any: the file, or the one table in a .zip."""
+    if ending(path) != ".zip" or not path.is_file():
+        return path if is_table(path) else None
+    tables = [member for member in zip_members(path) if is_table(member)]
+    return tables[0] if len(tables) == 1 else None
 
 
 def has_tabs(path: File) -> bool:

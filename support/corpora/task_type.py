@@ -5,7 +5,7 @@ from pathlib import Path
 from support.corpora.class_folders import find_class_folders
 from support.corpora.pairs import find_file
 
-CLASSIFICATION_CORPORA = ("agnews", "fashion-mnist", "kinds")
+CLASSIFICATION_CORPORA = ("agnews", "amazon-polarity", "fashion-mnist", "imdb", "kinds")
 TRANSLATION_CORPORA = ("phrasebook", "multi30k")
 
 

@@ -24,8 +24,10 @@ from support.common.errors import UserError, exit_on_user_error
 from support.common.hardware import available_cores
 from support.common.kernels import configure_backends
 from support.common.run_folder import remove_if_empty
+from support.common.streams import prepare_streams
 from support.distributed.rendezvous import (
     CommandLine,
+    check_interface,
     interface_to,
     name_lost_processes,
     open_port,
@@ -194,6 +196,7 @@ def number_of_processes(args) -> int:
 def worker(rank: int, train: Train, args, port: int, world_size: int) -> None:
     """One process of `spawn`."""
     os.environ["RANK"] = str(rank)
+    prepare_streams()
     with exit_on_user_error(), one_process_reports(rank):
         try:
             store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=CONNECT_TIMEOUT)
@@ -278,6 +281,7 @@ def torchrun(train: Train, command_line: CommandLine) -> None:
         interface = interface_to(os.environ["MASTER_ADDR"])
         if interface:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        check_interface()
         try:
             rendezvous = dist.rendezvous("env://", timeout=CONNECT_TIMEOUT)
             torchrun_store, rank, world_size = next(rendezvous)

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from support.common.errors import UserError, first_line
 from support.common.hardware import find_device
+from support.common.kernels import check_compiler
 from support.common.paths import ROOT
 from support.distributed.collectives import all_gather_objects, is_communication_error
 from support.distributed.signals import Signals
@@ -43,7 +44,7 @@ def store_on_loopback() -> dist.TCPStore:
 
     Gloo of this process, and of those that it starts, uses loopback as well.
     """
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     return dist.TCPStore(
@@ -118,7 +119,10 @@ def share_settings(
                         f"process {rank}, on {socket.gethostname()}, differs from process 0 in "
                         f"its {name}: {own[name]} instead of {expected[name]}"
                     )
-            find_device(args.device, args.DEVICES)  # this node may have fewer GPUs
+            # This node may have fewer GPUs, or no compiler.
+            find_device(args.device, args.DEVICES)
+            if args.compile:
+                check_compiler(args.device)
     for other in range(1, world_size):
         wait_for_result(store, f"checked/{other}")
     return args
@@ -237,6 +241,21 @@ def find_lost_processes(store: dist.Store, rank: int, world_size: int) -> list[i
         return [other for other in range(world_size) if not store.check([f"noticed/{other}"])]
     except dist.DistError:  # the store was lost as well
         return []
+
+
+def check_interface() -> None:
+    """Raises UserError if the user has named a network interface that this machine lacks."""
+    interfaces = [
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(each.family in (socket.AF_INET, socket.AF_INET6) for each in addresses)
+    ]
+    for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(","):
+        if name and name not in interfaces:
+            raise UserError(
+                f"GLOO_SOCKET_IFNAME={name}: {socket.gethostname()} has no such network "
+                f"interface with an address, only {', '.join(interfaces)}"
+            )
 
 
 def interface_to(address: str) -> str | None:

@@ -82,11 +82,6 @@ def seconds_after_computing(exchange: Callable[[], None]) -> float:
     return max(1e-6, statistics.median(differences))
 
 
-def quarter(step: TrainingStep) -> int:
-    """Returns the number of sentences in a quarter of the step, at least one."""
-    return max(1, step.sentences // 4)
-
-
 def time_computing(step: TrainingStep) -> Timings:
     """Measures the forward and backward pass, and AdamW."""
     torch.manual_seed(0)
@@ -108,7 +103,7 @@ def time_computing(step: TrainingStep) -> Timings:
 
     return Timings(
         step=median_seconds(lambda: forward_backward(step.sentences)),
-        quarter=median_seconds(lambda: forward_backward(quarter(step))),
+        quarter=median_seconds(lambda: forward_backward(max(1, step.sentences // 4))),
         adam=median_seconds(adam),
     )
 
@@ -190,10 +185,10 @@ def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Ha
     """Returns the Hardware with which an estimate of `step` comes to these timings."""
     # A straight line through both times gives the seconds of a sentence, and those of a pass
     # besides. Noise alone could make a sentence faster than the peak allows, or even free.
-    sentence = timings.step / step.sentences
-    if step.sentences > quarter(step):
-        rest = step.sentences - quarter(step)
-        sentence = (timings.step - timings.quarter) / rest
+    more = step.sentences - max(1, step.sentences // 4)
+    sentence = timings.step
+    if more:
+        sentence = (timings.step - timings.quarter) / more
     fastest = step.flops / step.sentences / timings.peak_flops  # measured without --recompute
     sentence = max(fastest, sentence)
     overhead = max(0.0, timings.step - step.sentences * sentence)
@@ -219,11 +214,8 @@ def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Ha
         return hardware
     sent = 2 * (processes - 1) / processes * FP32 * EXCHANGED  # bytes
     seconds = max(timings.all_reduce - timings.latency, 1e-6)
-    hardware = replace(
-        hardware,
-        node_latency=timings.latency / 2 / (processes - 1),
-        node_bandwidth=sent / seconds,
-    )
+    node_latency = timings.latency / 2 / (processes - 1)
+    hardware = replace(hardware, node_latency=node_latency, node_bandwidth=sent / seconds)
     estimate = Estimate(step, hardware, "fsdp", 1, processes, 1)
     half_all_reduce = estimate.all_gather(FP32 * max(step.units))
     return replace(

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
-
 from support.common.figures import (
     BLUE,
     GREEN,
@@ -47,6 +45,9 @@ def plot_estimates(
 
     Estimates that do not fit have a point in the panel of memory alone.
     """
+    # Here, as it has to come after figures.py.
+    from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
+
     layouts = doubling_layouts(per_node)
     with new_figure(path, 7, 5.2) as figure:
         panels = list(figure.subplots(2, 2, sharex=True).flat)

@@ -12,16 +12,13 @@ from support.common.hardware import peak_memory
 PARTS = ("parameters", "gradients", "optimizer_state", "activations", "all_else")
 
 
-def local_tensor(tensor: Tensor) -> Tensor:
-    """Returns this rank's shard of a DTensor, and another tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Returns the bytes that tensors occupy. A storage that several share counts once."""
-    storages = [local_tensor(tensor).untyped_storage() for tensor in tensors]
-    bytes_by_address = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    return sum(bytes_by_address.values())
+def storage_sizes(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Returns the bytes of each storage that tensors have on this rank, by its address."""
+    storages = [
+        (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()
+        for tensor in tensors
+    ]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
 class MemoryCounter:
@@ -34,13 +31,23 @@ class MemoryCounter:
         self.model = model
         self.optimizer = optimizer
         self.bytes = dict.fromkeys(PARTS, 0)
-        self.saved_storages: dict[int, torch.UntypedStorage] = {}  # by address
-        self.saving = torch.autograd.graph.saved_tensors_hooks(self.note_saved, self.give_back)
+        self.saved: list[Tensor] = []  # what autograd saves in a forward pass
+        self.saving = torch.autograd.graph.saved_tensors_hooks(self.note, lambda tensor: tensor)
         self.hooks = [
             model.register_forward_pre_hook(self.begin_forward, prepend=True),
             model.register_forward_hook(self.end_forward),
             optimizer.register_step_pre_hook(self.count_gradients),
         ]
+
+    def count(self, part: str, sizes: dict[int, int]) -> None:
+        """Counts the storages of a part, if they are more than before."""
+        self.bytes[part] = max(self.bytes[part], sum(sizes.values()))
+
+    @torch.compiler.disable
+    def note(self, tensor: Tensor) -> Tensor:
+        """Notes a tensor that autograd saves."""
+        self.saved.append(tensor)
+        return tensor
 
     @torch.compiler.disable
     def begin_forward(self, *_: Any) -> None:
@@ -57,37 +64,16 @@ class MemoryCounter:
         if not torch.is_grad_enabled():
             return
         self.saving.__exit__()
-        # Layers that FSDP has gathered, used and freed are empty by now.
-        parameters = {
-            local_tensor(weight).untyped_storage().data_ptr()
-            for weight in self.model.parameters()
-        }
-        activations = [
-            storage.nbytes()
-            for address, storage in self.saved_storages.items()
-            if address not in parameters
-        ]
-        self.saved_storages.clear()
-        self.bytes["activations"] = max(self.bytes["activations"], sum(activations))
-
-    @torch.compiler.disable
-    def note_saved(self, tensor: Tensor) -> Tensor:
-        """Notes the storage of a tensor that autograd saves."""
-        storage = local_tensor(tensor).untyped_storage()
-        self.saved_storages[storage.data_ptr()] = storage
-        return tensor
-
-    @torch.compiler.disable
-    def give_back(self, tensor: Tensor) -> Tensor:
-        """Returns a saved tensor to autograd as it is."""
-        return tensor
+        sizes = storage_sizes(self.saved)  # layers that FSDP has freed are empty by now
+        for address in storage_sizes(self.model.parameters()):
+            sizes.pop(address, None)
+        self.saved.clear()
+        self.count("activations", sizes)
 
     def count_gradients(self, *_: Any) -> None:
         """Counts the gradients, just before the optimizer uses them."""
-        gradients = [
-            weight.grad for weight in self.model.parameters() if weight.grad is not None
-        ]
-        self.bytes["gradients"] = max(self.bytes["gradients"], storage_bytes(gradients))
+        gradients = [weight.grad for weight in self.model.parameters()]
+        self.count("gradients", storage_sizes(grad for grad in gradients if grad is not None))
 
     def finish(self) -> None:
         """Removes the hooks, and counts the rest.
@@ -97,14 +83,10 @@ class MemoryCounter:
         """
         for hook in self.hooks:
             hook.remove()
-        state = [
-            value
-            for values in self.optimizer.state.values()
-            for value in values.values()
-            if isinstance(value, Tensor)
-        ]
-        self.bytes["parameters"] = storage_bytes(self.model.parameters())
-        self.bytes["optimizer_state"] = storage_bytes(state)
+        state = [value for values in self.optimizer.state.values() for value in values.values()]
+        self.count("parameters", storage_sizes(self.model.parameters()))
+        tensors = [value for value in state if isinstance(value, Tensor)]
+        self.count("optimizer_state", storage_sizes(tensors))
         total = round(peak_memory() * 2**20)
         self.bytes["all_else"] = max(0, total - sum(self.bytes.values()))
         self.bytes["total"] = total

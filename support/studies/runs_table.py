@@ -17,13 +17,8 @@ from typing import Any
 
 TEXTS = ["study", "run", "mode"]
 NUMBERS = ["processes", "batch_tokens", "accumulate", "lr", "delay_ms"]
-RESULTS = [
-    "samples_per_second",
-    "epoch_seconds",
-    "tokens_per_second",
-    "train_loss",
-    "valid_loss",
-]
+SPEEDS = ["samples_per_second", "epoch_seconds", "tokens_per_second"]
+RESULTS = [*SPEEDS, "train_loss", "valid_loss"]
 # How a setting is written where runs differ in it.
 SETTINGS = {
     "mode": "{}",

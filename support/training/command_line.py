@@ -9,7 +9,6 @@ configs/; the default.
 """
 
 import argparse
-import importlib.util
 import os
 import sys
 import time
@@ -20,10 +19,12 @@ from typing import Any
 from support.common.checkpoint import load_run
 from support.common.errors import UserError
 from support.common.hardware import find_device
-from support.common.kernels import fast_precision
+from support.common.kernels import check_compiler, fast_precision
+from support.common.packages import require
 from support.common.paths import LOGS
 from support.common.prompt import readable
 from support.common.run_folder import check_name, make_folder
+from support.common.streams import prepare_streams
 from support.training.config_file import read_config
 from support.training.settings import (
     Settings,
@@ -145,6 +146,7 @@ class CommandLine:
 
 def parse_arguments(doc: str | None, settings: type[Settings]) -> CommandLine:
     """Parses the command line of a training script. doc: the script's docstring."""
+    prepare_streams()
     parser = argparse.ArgumentParser(
         description=doc,
         usage="%(prog)s [FLAGS]",
@@ -232,9 +234,11 @@ def settle(args: Settings, defaults: dict[str, Any]) -> None:
         )
     check_limits(type(args), args.flags())
     for name in ("tensorboard", "wandb"):
-        if getattr(args, name) and not importlib.util.find_spec(name):
-            raise UserError(f"--{name} needs a package: pip install {name}")
+        if getattr(args, name):
+            require(name, f"--{name}")
     args.device = find_device(args.device, args.DEVICES)
+    if args.compile:
+        check_compiler(args.device)
     if args.precision == "auto":
         args.precision = fast_precision(args.device)
     replicas = getattr(args, "replicas", 1)

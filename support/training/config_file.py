@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from support.common.errors import UserError, first_line
+from support.common.packages import require
 from support.training.settings import SCRIPT_FLAGS, Settings, flags_of, type_of
 
 
@@ -56,10 +57,8 @@ def load_file(path: str) -> Any:
             return json.loads(text, object_pairs_hook=unique)
         except (ValueError, RecursionError) as problem:
             raise UserError(f"--config {path}: {first_line(problem, 200)}") from problem
-    try:
-        import yaml
-    except ImportError:
-        raise UserError(f"--config {path} needs a package: pip install pyyaml") from None
+    require("pyyaml", f"--config {path}", module="yaml")
+    import yaml
 
     class Loader(yaml.SafeLoader):
         """Refuses a name that is given twice, of which YAML would take the last."""

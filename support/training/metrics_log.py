@@ -90,8 +90,7 @@ class MetricsLog:
     def remove_later_files(self, step: int, last: int) -> None:
         """Removes half-written files, and what an interrupted run wrote after `step`."""
         for partial in self.folder.glob("*.partial"):
-            if partial.is_file():  # a folder is a conversion by translate.py, which goes on
-                partial.unlink()
+            partial.unlink()
         if step < last:  # a run that had ended is made longer
             (self.folder / "summary.json").unlink(missing_ok=True)
         for path in self.folder.glob("step-[0-9]*.pt"):

@@ -17,9 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from support.common import checkpoint
-from support.common.errors import UserError, ignore_closed_stdout
+from support.common.errors import UserError
 from support.common.hardware import device_name, peak_memory
 from support.common.run_folder import lock_folder
+from support.common.streams import ignore_lost_stdout
 from support.distributed import weights
 from support.distributed.collectives import all_gather_objects, broadcast_object
 from support.distributed.rendezvous import agree
@@ -402,7 +403,7 @@ class Run:
         """Prints a line from rank 0, above the progress bar."""
         if self.rank > 0:
             return
-        with ignore_closed_stdout():
+        with ignore_lost_stdout(OSError):
             if self.bar is None:
                 print(text)
             else:

@@ -61,8 +61,8 @@ class CorpusSettings:
     data: str = flag(
         "phrasebook",
         "corpus to translate: phrasebook, multi30k, a folder, a PREFIX, a table (.csv, .jsonl, "
-        "or lines with tabs) or a .zip; to classify: agnews, fashion-mnist, kinds, class "
-        "folders, or a table with --label",
+        "or lines with tabs) or a .zip; to classify: agnews, amazon-polarity, fashion-mnist, "
+        "imdb, kinds, class folders, or a table with --label",
         changeable=True,  # the corpus may have moved; its content may not have changed
     )
     valid: str = flag(

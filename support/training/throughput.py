@@ -70,9 +70,7 @@ def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
     rate = args.hardware_tflops * 1e12 * world_size
     if not rate and args.device == "cuda" and args.precision == "bf16":
         rate = world_size * next((peak for part, peak in PEAKS.items() if part in name), 0.0)
-    if not rate:
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            rate = float(json.loads(path.read_text()).get(setup, 0))
+    rate = rate or read_rates(path).get(setup, 0.0)
     rate = broadcast_object(rate)  # all ranks go the same way, whatever their caches hold
     if not rate:
         rate = sum(all_gather_objects(matrix_rate(args.device, args.precision)))
@@ -81,13 +79,18 @@ def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
     return rate
 
 
+def read_rates(path: Path) -> dict[str, float]:
+    """Returns the rates that were measured before; none if the file cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads(path.read_text()))
+    return {}
+
+
 def keep_rate(path: Path, setup: str, rate: float) -> None:
     """Adds a measured rate to the file; if it cannot be written, it is measured again."""
     with contextlib.suppress(OSError):
-        rates = {}
-        with contextlib.suppress(OSError, ValueError):
-            rates = dict(json.loads(path.read_text()))
+        rates = read_rates(path) | {setup: rate}
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(rates | {setup: rate}, indent=1))
+        partial.write_text(json.dumps(rates, indent=1))
         partial.rename(path)

@@ -1,7 +1,9 @@
 """Labelled corpora: texts and images are read right, or refused in one line."""
 
 import gzip
+import hashlib
 import json
+import tarfile
 import zipfile
 from functools import partial
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 from test_data import Quiet, Server
 
-from support.classification import labelled
+from support.classification import named
 from support.classification.examples import prepare
 from support.classification.labelled import (
     ImageTransform,
@@ -331,10 +333,10 @@ def test_agnews_is_fetched_checked_and_kept(tmp_path, monkeypatch):
     served = write_tree(tmp_path / "served", {"train.csv": NEWS, "test.csv": NEWS})
     sums = {
         name: ((served / name).stat().st_size, sha256(served / name))
-        for name in labelled.AGNEWS
+        for name in named.FILES["agnews"]
     }
     assert set(sums) == {"train.csv", "test.csv"}
-    monkeypatch.setattr(labelled, "AGNEWS", sums)
+    monkeypatch.setitem(named.FILES, "agnews", sums)
     monkeypatch.setattr(download, "CACHE", tmp_path / "cache")
     with Server(("127.0.0.1", 0), partial(Quiet, directory=served)) as url:
         monkeypatch.setenv("AGNEWS_URL", url)
@@ -410,12 +412,12 @@ def test_fashion_mnist_is_known_by_what_it_holds_packed_anew_or_not(tmp_path, mo
             path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
             path.unlink()
     sums = {}
-    for name in labelled.FASHION_MNIST:
+    for name in named.FILES["fashion-mnist"]:
         content = (served / name.removesuffix(".gz")).read_bytes()
         sums[name] = (len(content) + 99, sha256(served / name.removesuffix(".gz")))
         (served / name).write_bytes(gzip.compress(content, 1))
-    monkeypatch.setattr(labelled, "FASHION_MNIST", sums)
-    monkeypatch.setattr(labelled, "FASHION_CLASSES", [f"class {i}" for i in range(11)])
+    monkeypatch.setitem(named.FILES, "fashion-mnist", sums)
+    monkeypatch.setitem(named.CLASSES, "fashion-mnist", [f"class {i}" for i in range(11)])
     monkeypatch.setattr(download, "CACHE", cache)
     with Server(("127.0.0.1", 0), partial(Quiet, directory=served)) as url:
         monkeypatch.setenv("FASHION_MNIST_URL", url + "/")
@@ -504,7 +506,7 @@ REVIEWS = {
 def test_class_folders_of_texts_as_imdb_has_them(tmp_path):
     folder = write_tree(tmp_path / "aclImdb", REVIEWS)
     corpus = find_labelled(str(folder))
-    assert is_labelled(str(folder)) and (corpus.name, corpus.modality) == ("aclImdb", "text")
+    assert is_labelled(str(folder)) and (corpus.name, corpus.modality) == ("imdb", "text")
     assert read(corpus) == [("Worse.", "neg"), ("Bad.", "neg"), ("Good film.", "pos")]
     assert read(corpus, "test") == [("So so.", "neg")]
     assert classes_of(corpus) == ["neg", "pos"]
@@ -512,6 +514,57 @@ def test_class_folders_of_texts_as_imdb_has_them(tmp_path):
     before = corpus.checksum()
     (folder / "train/pos/0_9.txt").rename(folder / "train/neg/9.txt")
     assert find_labelled(str(folder)).checksum() != before
+
+
+def serve_archive(monkeypatch, tmp_path, name, file, files):
+    """Makes a .tar.gz of `files` what is fetched for the corpus `name`, without other parts."""
+    served = tmp_path / "served"
+    served.mkdir()
+    with tarfile.open(served / file, "w:gz") as archive:
+        archive.add(write_tree(tmp_path / "unpacked", files), "")
+    content = (served / file).read_bytes()
+    sums = {file: (len(content), hashlib.sha256(content).hexdigest())}
+    monkeypatch.setitem(named.FILES, name, sums)
+    monkeypatch.setattr(download, "CACHE", tmp_path / "cache")
+    return Server(("127.0.0.1", 0), partial(Quiet, directory=served))
+
+
+def test_imdb_is_fetched_checked_and_read_in_its_archive(tmp_path, monkeypatch, capfd):
+    assert set(named.FILES["imdb"]) == {"aclImdb_v1.tar.gz"}
+    files = {f"aclImdb/{name}": content for name, content in REVIEWS.items()}
+    with serve_archive(monkeypatch, tmp_path, "imdb", "aclImdb_v1.tar.gz", files) as url:
+        monkeypatch.setenv("IMDB_URL", url)
+        corpus = find_labelled("imdb")
+    assert "fetching" in capfd.readouterr().err
+    corpus = find_labelled("imdb")  # the server is gone
+    assert is_labelled("imdb") and (corpus.name, corpus.modality) == ("imdb", "text")
+    unpacked = find_labelled(f"{tmp_path}/unpacked/aclImdb")
+    for part in ("train", "test"):
+        assert read(corpus, part) == read(unpacked, part)
+    kept = list((tmp_path / "cache/imdb").iterdir())
+    assert [path.name for path in kept] == ["aclImdb_v1.tar.gz"]  # nothing is unpacked
+    kept[0].write_bytes(kept[0].read_bytes()[:-9])
+    assert "imdb cannot be fetched" in refusal(find_labelled, "imdb")
+
+
+def test_amazon_polarity_is_fetched_checked_and_read_in_its_archive(tmp_path, monkeypatch):
+    name, (file,) = "amazon-polarity", named.FILES["amazon-polarity"]
+    folder = file.removesuffix(".tgz")
+    files = {
+        f"{folder}/readme.txt": "?",
+        f"{folder}/test.csv": '"2","Fine","It ""works""."\n',
+        f"{folder}/train.csv": '"1","Bad","Broke.\\nTwice."\n"2","","Good"\n',
+    }
+    with serve_archive(monkeypatch, tmp_path, name, file, files) as url:
+        monkeypatch.setenv("AMAZON_POLARITY_URL", url)
+        corpus = find_labelled(name)
+    assert is_labelled(name) and corpus.name == name
+    assert classes_of(corpus) == ["negative", "positive"]
+    for _ in range(2):
+        assert read(corpus) == [("Bad Broke. Twice.", "negative"), ("Good", "positive")]
+        assert read(corpus, "test") == [('Fine It "works".', "positive")]
+    unpacked = find_labelled(f"{tmp_path}/unpacked/{folder}")
+    assert unpacked.name == name and read(unpacked) == read(corpus)
 
 
 def test_texts_without_ending_as_newsgroups_have_them(tmp_path):
@@ -549,6 +602,14 @@ def test_texts_that_are_not_utf_8_are_read_and_counted(tmp_path, capfd):
         assert [text for text, _ in read(corpus)] == ["café – bar", "“Ja”", "café"]
     warning = capfd.readouterr().err
     assert warning.count("\n") == 1 and "2 of 3 texts, such as" in warning
+
+
+def test_a_picture_among_texts_does_not_make_them_images(tmp_path):
+    files = {f"{name}/{i}.txt": "x" for name in "ab" for i in range(2)}
+    write_tree(tmp_path, files | {"a/logo.png": "?", "b/logo.png": "?"})
+    corpus = find_labelled(str(tmp_path))
+    assert (corpus.modality, len(read(corpus))) == ("text", 4)
+    assert corpus.left_out_line() == f"{tmp_path.name}: left out: 2 .png"
 
 
 def test_hidden_files_and_those_of_a_mac_are_no_examples(tmp_path):
@@ -595,7 +656,7 @@ def test_class_folders_without_parts_and_others_to_validate_on(tmp_path):
     )
     answer = refusal(find_labelled, f"{tmp_path}/all", valid=f"{tmp_path}/p")
     assert "images for the valid part, but all has texts" in answer
-    assert "both .txt files and images" in refusal(find_labelled, f"{tmp_path}/both")
+    assert "both/a: a class without any image" in refusal(find_labelled, f"{tmp_path}/both")
     assert "neither a table" in refusal(find_labelled, f"{tmp_path}/all/a")
     assert "no such file or folder" in refusal(find_labelled, f"{tmp_path}/none", label="label")
 
@@ -727,11 +788,11 @@ def test_images_are_known_by_what_they_hold_and_the_rest_is_counted(tmp_path, im
         (tmp_path / name).mkdir()
         for number, kind in enumerate(("png", "jpeg", "webp", "bmp", "gif")):
             black.save(tmp_path / name / str(number), kind)
-    left_out = {"a/1.heic": "\0", "b/1.heic": "\0", "a/1.TIF": "II*\0", "b/notes": "?"}
+    left_out = {"a/1.heic": "\0", "b/1.heic": "\0", "a/1.txt": "?", "b/notes": "?"}
     write_tree(tmp_path, left_out | {"a/old/1.png": "?"})
     corpus = find_labelled(str(tmp_path))
     assert (corpus.modality, len(read(corpus))) == ("image", 10)
-    expected = "left out: 2 .heic, 1 .tif, 1 folder(s), 1 without ending"
+    expected = "left out: 2 .heic, 1 .txt, 1 folder(s), 1 without ending"
     assert corpus.left_out_line() == f"{tmp_path.name}: {expected}"
 
 

@@ -1,0 +1,127 @@
+"""Corpora with names: where their files are fetched, their classes, and IMDB's texts.
+
+Example:
+    folder = fetch("imdb")
+    for text, name in read_imdb(folder / IMDB_ARCHIVE, "train"): ...
+"""
+
+import re
+import tarfile
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from support.common.errors import UserError
+from support.corpora.archives import UNREADABLE
+from support.corpora.download import download
+from support.corpora.tables import one_line
+
+URLS = {
+    # Zhang et al., 2015, for non-commercial use.
+    "agnews": (
+        "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
+    ),
+    # Zhang et al., 2015, from reviews that McAuley and Leskovec, 2013, collected.
+    "amazon-polarity": "https://s3.amazonaws.com/fast-ai-nlp/",
+    # Xiao et al., 2017, under the MIT licence.
+    "fashion-mnist": (
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
+    ),
+    # Maas et al., 2011.
+    "imdb": "https://ai.stanford.edu/~amaas/data/sentiment/",
+}
+AMAZON_ARCHIVE = "amazon_review_polarity_csv.tgz"
+IMDB_ARCHIVE = "aclImdb_v1.tar.gz"
+# Of each file its size in bytes and its SHA-256; of Fashion-MNIST's of the unpacked file.
+FILES = {
+    "agnews": {
+        "train.csv": (
+            29470338,
+            "76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e",
+        ),
+        "test.csv": (
+            1857427,
+            "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699",
+        ),
+    },
+    "amazon-polarity": {
+        AMAZON_ARCHIVE: (
+            688339454,
+            "d2a3ee7a214497a5d1b8eaed7c8d7ba2737de00ada3b0ec46243983efa100361",
+        ),
+    },
+    "fashion-mnist": {
+        "t10k-labels-idx1-ubyte.gz": (
+            10008,
+            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+        ),
+        "train-labels-idx1-ubyte.gz": (
+            60008,
+            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        ),
+        "t10k-images-idx3-ubyte.gz": (
+            7840016,
+            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        ),
+        "train-images-idx3-ubyte.gz": (
+            47040016,
+            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        ),
+    },
+    "imdb": {
+        IMDB_ARCHIVE: (
+            84125825,
+            "c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
+        ),
+    },
+}
+CLASSES = {
+    "agnews": ["World", "Sports", "Business", "Sci/Tech"],
+    "amazon-polarity": ["negative", "positive"],
+    "fashion-mnist": [
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    ],
+}
+FASHION_MEAN, FASHION_STD = 0.28604, 0.35302  # of the training part's pixels, from 0 to 1
+IMDB_TEXT = re.compile(r"aclImdb/(train|test)/(neg|pos)/[^/]+\.txt")  # others have no class
+
+
+def fetch(name: str) -> Path:
+    """Returns the folder with a corpus's files, fetched if need be. Raises UserError."""
+    return download(name, FILES[name], URLS[name], unpacked=name == "fashion-mnist")
+
+
+def read_imdb(archive: Path, part: str) -> Iterator[tuple[str, str]]:
+    """Yields (text, class) of "train" or "test", as the unpacked folder has them."""
+    yield from imdb_texts(archive)[part]
+
+
+@lru_cache(maxsize=1)
+def imdb_texts(archive: Path) -> dict[str, list[tuple[str, str]]]:
+    """Returns IMDB's texts with their classes, by part. Raises UserError.
+
+    They are kept, 70 MB, because to go through an archive of 100,000 files takes seconds.
+    """
+    texts = {}
+    try:
+        with tarfile.open(archive, "r|gz") as tar:
+            for member in tar:
+                file = tar.extractfile(member) if IMDB_TEXT.fullmatch(member.name) else None
+                if file:
+                    texts[member.name] = one_line(file.read().decode())
+    except UNREADABLE as problem:
+        raise UserError(f"{archive}: cannot be read ({problem})") from problem
+    by_part: dict[str, list[tuple[str, str]]] = {"train": [], "test": []}
+    for name in sorted(texts):
+        _, part, class_name, _ = name.split("/")
+        by_part[part].append((texts[name], class_name))
+    return by_part

@@ -1,0 +1,45 @@
+"""Standard input, output and errors: usable whatever the shell has made of them."""
+
+import io
+import os
+import sys
+from contextlib import contextmanager
+
+
+def prepare_streams() -> None:
+    """Makes the standard streams usable. Each process calls this before it opens files.
+
+    The shell may have closed some of them (`2>&-`). The next files to be opened would get their
+    numbers, and then messages that libraries write to standard errors. A terminal may have an
+    encoding without the characters of a text: they are shown as \\uXXXX. What goes elsewhere is
+    UTF-8, as the files that are read, unless PYTHONIOENCODING says otherwise.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # it is closed
+            null = os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            os.set_inheritable(null, True)
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 (open until the end)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if not isinstance(stream, io.TextIOWrapper):  # a notebook's, for example
+            continue
+        stream.reconfigure(errors="backslashreplace")
+        if not stream.isatty() and "PYTHONIOENCODING" not in os.environ:
+            stream.reconfigure(encoding="utf-8")
+
+
+@contextmanager
+def ignore_lost_stdout(problems: type[OSError] = BrokenPipeError):
+    """Ends the block silently if nobody reads its output any more, as after `head`.
+
+    problems: OSError also covers a terminal that has gone, and a full disk.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except problems:
+        # Python flushes stdout once more as it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
