@@ -2249,11 +2249,11 @@ def said(rng: random.Random) -> Pair:
 # --- corpus -----------------------------------------------------------------------------------
 
 TEMPLATES = [
-    *24 * [said],
+    *30 * [said],
     *4 * [statement],
     *3 * [time_first, question, w_question],
-    *2 * [description, position, relative, content],
-    *[reason, condition, sequence, coordination],
+    *2 * [description, position, relative, content, reason],
+    *[condition, sequence, coordination],
     *[object_first, comparison, imperative],
 ]
 KINDS = {  # what a sentence of the grammar does; a classifier learns to tell
@@ -2269,7 +2269,7 @@ KINDS = {  # what a sentence of the grammar does; a classifier learns to tell
 
 
 def corpus(
-    seed: int = 1, train: int = 27_000, valid: int = 1_000, test: int = 1_000
+    seed: int = 1, train: int = 26_000, valid: int = 1_000, test: int = 1_000
 ) -> dict[str, list[tuple[str, str, str]]]:
     """Returns the rows (German, English, kind) of each part, by seed and sizes alone.
 
