@@ -116,7 +116,7 @@ def name_folder(cache: Path, name: str, description: list) -> Path:
 def is_encoded(folder: Path) -> bool:
     """Returns whether a folder is whole: its files have the sizes that meta.json tells."""
     try:
-        sizes = json.loads((folder / "meta.json").read_text())["sizes"]
+        sizes = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["sizes"]
         return all((folder / name).stat().st_size == sizes[name] for name in sizes)
     except (OSError, ValueError):  # a file is missing, or meta.json was cut short
         return False
@@ -144,7 +144,7 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
     try:
         meta = write(partial)
         meta["sizes"] = {file.name: file.stat().st_size for file in partial.iterdir()}
-        (partial / "meta.json").write_text(json.dumps(meta, indent=1))
+        (partial / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
         try:
             partial.rename(folder)
         except OSError:
@@ -318,7 +318,7 @@ class Pairs:
     """One part of an encoded corpus, mapped from disk: all processes share the same memory."""
 
     def __init__(self, folder: Path, part: str):
-        meta = json.loads((folder / "meta.json").read_text())
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         self.num_pairs = meta["parts"][part]["pairs"]
         dtype = meta["parts"][part]["dtype"]
         self.sides = []

@@ -21,13 +21,16 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.common.errors import UserError, run_main
 from support.common.paths import LOGS
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+# As in support/distributed/signals.py, which loads PyTorch. Windows has only the first two.
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+STOPPING = [signal.Signals[name] for name in NAMES if hasattr(signal, name)]
 
 
 @dataclass
@@ -53,7 +56,7 @@ def study_processes(args: argparse.Namespace) -> list[Run]:
     for mode in modes:
         for processes in args.processes:
             run = Run(f"{mode}-{processes}", mode, processes, flags)
-            if args.device == "cpu" and shutil.which("taskset"):
+            if sys.platform == "linux" and args.device == "cpu" and shutil.which("taskset"):
                 cores = sorted(os.sched_getaffinity(0))[:processes]
                 run.prefix = f"taskset -c {','.join(map(str, cores))}"
             runs.append(run)
@@ -126,7 +129,8 @@ def study_delay(args: argparse.Namespace) -> list[Run]:
     micro-batches of the same size and one exchange of gradients: a quarter of the waiting for
     the same sentences.
     """
-    uses_netem = args.netem and args.device == "cpu" and args.processes == 2
+    is_possible = sys.platform == "linux" and args.device == "cpu" and args.processes == 2
+    uses_netem = args.netem and is_possible
     if uses_netem:
         probe = ["sh", "batch/netem.sh", "0", "works"]
         uses_netem = subprocess.run(probe, capture_output=True).returncode == 0
@@ -168,19 +172,20 @@ def read_flags() -> argparse.Namespace:
 
     mode: that of a study that does not compare modes.
     """
-    parser_settings = {
+    parser_settings: dict[str, Any] = {
         "formatter_class": argparse.RawDescriptionHelpFormatter,
         "allow_abbrev": False,  # else a study would take some flags of the training script
     }
     parser = argparse.ArgumentParser(description=__doc__, **parser_settings)
     subparsers = parser.add_subparsers(dest="study", metavar="STUDY", required=True)
     for name, study in STUDIES.items():
-        doc = study.__doc__.replace("\n    ", "\n")
+        doc = (study.__doc__ or "").replace("\n    ", "\n")
         subparser = subparsers.add_parser(
             name, help=doc.splitlines()[0], description=doc, **parser_settings
         )
         add_flags(subparser, name)
-    args, args.passed_on = parser.parse_known_args()
+    args, passed_on = parser.parse_known_args()
+    args.passed_on = passed_on
     args.name = args.name.removeprefix("logs/")
     args.mode = "ddp" if args.device == "cuda" else "cpu"
     return args
@@ -238,12 +243,15 @@ def stop(number: int, _frame) -> None:
 
 def call(command: list[str]) -> int:
     """Runs a command and returns its exit status; stopping the study stops the command."""
+    program = shutil.which(command[0]) or command[0]  # Windows does not look in PATH first
     # In a process group of its own, so that Ctrl-C in the terminal does not reach it as well.
-    child = subprocess.Popen(command, process_group=0)
+    # On Windows it does, and `terminate` would not let the child save.
+    child = subprocess.Popen([program, *command[1:]], process_group=0)
     try:
         return child.wait()
     except SystemExit:
-        child.terminate()
+        if sys.platform != "win32":
+            child.terminate()
         child.wait()
         raise
 
@@ -253,7 +261,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
     folder = LOGS / args.name / run.name
     folder.mkdir(parents=True, exist_ok=True)
     command = find_command(args, run)
-    (folder / "command").write_text(shlex.join(command) + "\n")
+    (folder / "command").write_text(shlex.join(command) + "\n", encoding="utf-8")
     command = [*run.prefix.split(), *command]
     print(f"\n{args.name}: {shlex.join(command)}", flush=True)
     status = call(command)
@@ -269,7 +277,7 @@ def check_same_flags(args: argparse.Namespace, run: Run) -> None:
     folder = LOGS / args.name / run.name
     if not (folder / "config.json").exists():  # it did not begin to train
         return
-    before = (folder / "command").read_text().strip()
+    before = (folder / "command").read_text(encoding="utf-8").strip()
     if before != shlex.join(find_command(args, run)):
         raise UserError(f"{folder} was started as: {before}; pass --name for another study")
 
@@ -299,7 +307,7 @@ def train_and_plot(args: argparse.Namespace, runs: list[Run], task: int) -> None
 def main() -> None:
     args = read_flags()
     # "python" and "torchrun" are those of the Python that runs this script.
-    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for number in STOPPING:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, stop)
@@ -313,7 +321,8 @@ def main() -> None:
     except SystemExit as end:
         print(f"{args.name} is stopped; started again, it goes on", file=sys.stderr)
         job = os.environ.get("SLURM_JOB_ID")
-        if job and end.code == 128 + signal.SIGUSR1:  # the time limit is near
+        is_near_limit = sys.platform != "win32" and end.code == 128 + signal.SIGUSR1
+        if job and is_near_limit:
             subprocess.run(["scontrol", "requeue", job])
         raise
 

@@ -20,7 +20,8 @@ from pathlib import Path
 os.environ["XDG_CACHE_HOME"] = CACHE = tempfile.mkdtemp(prefix="tests-")
 atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
 # Under nohup, SIGHUP is ignored, and the scripts that tests start would inherit that.
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Waiting OpenMP threads sleep. Spinning ones take many times as long on a busy machine.
 os.environ["OMP_WAIT_POLICY"] = "passive"
 ROOT = Path(__file__).parents[1]
@@ -29,6 +30,7 @@ sys.path[:0] = [
     *(str(ROOT / "tests" / name) for name in ("", "unit", "launch", "measure")),
 ]
 
+import psutil
 import pytest
 import torch
 
@@ -39,10 +41,22 @@ SMALL = shlex.split(
     "--average-checkpoints 1 --log-every 1"
 )
 
+# What tests need that not every system has.
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no POSIX signals")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="it needs Linux' /proc or /dev/full")
+
+
+def skip_on_windows(reason: str) -> None:
+    """Skips the module of tests that calls it."""
+    if sys.platform == "win32":
+        pytest.skip(reason, allow_module_level=True)
+
+
 # Network namespaces need root, iproute2 and a kernel that has them.
 PROBE = f"probe-{os.getpid()}"
 NETWORK = (
-    os.geteuid() == 0
+    sys.platform == "linux"
+    and os.geteuid() == 0
     and shutil.which("ip")
     and subprocess.run(["ip", "netns", "add", PROBE], capture_output=True).returncode == 0
 )
@@ -173,18 +187,18 @@ def write_runs(folder, checkpoint: dict, kinds: dict) -> None:
 
 def children_of(pid: int) -> set[int]:
     """All descendants of a process."""
-    table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout
-    children = {}
-    for line in table.splitlines():
-        child, parent = map(int, line.split())
-        children.setdefault(parent, []).append(child)
-    descendants = set()
-    queue = [pid]
-    while queue:
-        for child in children.get(queue.pop(), []):
-            descendants.add(child)
-            queue.append(child)
-    return descendants
+    try:
+        return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process; not if it has ended and nobody has asked how."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def workers_of(pid: int) -> list[int]:
@@ -192,14 +206,14 @@ def workers_of(pid: int) -> list[int]:
 
     def command(child):
         try:
-            return Path(f"/proc/{child}/cmdline").read_bytes()
-        except OSError:  # the process has ended
-            return b""
+            return " ".join(psutil.Process(child).cmdline())
+        except psutil.Error:  # the process has ended
+            return ""
 
     return sorted(
         child
         for child in children_of(pid)
-        if b"spawn_main" in command(child) or b"/train_" in command(child)
+        if "spawn_main" in command(child) or "/train_" in command(child)
     )
 
 

@@ -225,7 +225,8 @@ class Images:
     """One part of an encoded corpus of images; tokens: how many a model makes of an image."""
 
     def __init__(self, folder: Path, part: str, transform: ImageTransform, tokens: int):
-        shape = json.loads((folder / "meta.json").read_text())["parts"][part]["shape"]
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        shape = meta["parts"][part]["shape"]
         self.pixels = map_file(folder / f"{part}.pixels", np.uint8).reshape(-1, *shape)
         self.labels = map_file(folder / f"{part}.labels", np.int32)
         self.transform = transform

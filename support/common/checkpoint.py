@@ -20,6 +20,7 @@ support/distributed/weights.py gathers the weights that are saved and distribute
 import os
 import pickle
 import shutil
+import sys
 import warnings
 from pathlib import Path
 
@@ -27,10 +28,11 @@ import torch
 from torch import Tensor
 
 from support.common.errors import UserError, first_line
-from support.common.files import sync, sync_folder
+from support.common.files import replace, sync, sync_folder
 from support.common.paths import LOGS
 
 FORMAT = 1
+CAN_MAP = sys.platform != "win32"  # where a file cannot be replaced while it is mapped
 FIELD_TYPES = {"step": int, "model": dict, "task": dict, "flags": dict, "progress": dict}
 SCRIPTS = {"translation": "translate.py", "classification": "classify.py"}  # by task type
 
@@ -52,9 +54,11 @@ def load(path: Path) -> dict:
     """
     try:
         try:
-            checkpoint = unpickle(path, mmap=True)
-        except RuntimeError:  # its file system maps no files, or the file is damaged
-            checkpoint = unpickle(path)
+            checkpoint = unpickle(path, mmap=CAN_MAP)
+        except RuntimeError as problem:
+            if "unable to mmap" not in str(problem):
+                raise
+            checkpoint = unpickle(path)  # its file system maps no files
         check_fields(checkpoint)
         return checkpoint
     except OSError as problem:
@@ -63,7 +67,14 @@ def load(path: Path) -> dict:
         raise UserError(
             f"{path}: not a plain checkpoint: it may hold code, or be another kind of file"
         ) from None
-    except (RuntimeError, EOFError, KeyError, TypeError, AttributeError, ValueError) as problem:
+    except (
+        RuntimeError,
+        EOFError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ValueError,
+    ) as problem:
         raise UserError(f"{path}: not a whole checkpoint ({first_line(problem)})") from problem
 
 
@@ -91,7 +102,7 @@ def save(path: Path, checkpoint: dict) -> None:
             torch.save({"format": FORMAT} | checkpoint, file)
             file.flush()
             sync(file.fileno())
-        partial.rename(path)
+        replace(partial, path)
         sync_folder(path.parent)  # the rename has to reach the disk, too
     except (OSError, RuntimeError) as problem:  # torch.save raises RuntimeError on a full disk
         partial.unlink(missing_ok=True)

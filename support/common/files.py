@@ -3,10 +3,13 @@
 import errno
 import json
 import os
+import sys
+import time
 from pathlib import Path
 
 # What file systems answer that cannot sync a file or a folder: some of networks, and FUSE.
 NO_SYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
+READERS_TIMEOUT = 10  # seconds: how long a reader may keep a file from being replaced
 
 
 def write_json(path: Path, content: dict) -> None:
@@ -14,7 +17,7 @@ def write_json(path: Path, content: dict) -> None:
     partial = path.with_suffix(".partial")
     text = json.dumps(content, indent=1, ensure_ascii=False)
     partial.write_text(text + "\n", encoding="utf-8")
-    partial.rename(path)
+    replace(partial, path)
 
 
 def sync(descriptor: int) -> None:
@@ -36,3 +39,19 @@ def sync_folder(path: Path) -> None:
         sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace(partial: Path, path: Path) -> None:
+    """Renames a file, which takes the place of the one that has the name.
+
+    Windows refuses this while another process, a virus scanner perhaps, has one of them open.
+    """
+    end = time.monotonic() + READERS_TIMEOUT
+    while True:
+        try:
+            partial.replace(path)
+            return
+        except PermissionError:
+            if sys.platform != "win32" or time.monotonic() > end:
+                raise
+        time.sleep(0.1)

@@ -3,11 +3,12 @@
 import math
 import os
 import platform
-import resource
+import re
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import torch
 
 from support.common.errors import UserError
@@ -43,10 +44,10 @@ def cgroup_quota(cgroups: Path) -> int:
     """Returns the container's quota of CPU time in cores, rounded up; 0 without a quota."""
     try:
         if (cgroups / "cpu.max").exists():  # cgroups version 2
-            quota, period = (cgroups / "cpu.max").read_text().split()
+            quota, period = (cgroups / "cpu.max").read_text(encoding="utf-8").split()
         else:  # version 1
-            quota = (cgroups / "cpu" / "cpu.cfs_quota_us").read_text()
-            period = (cgroups / "cpu" / "cpu.cfs_period_us").read_text()
+            quota = (cgroups / "cpu" / "cpu.cfs_quota_us").read_text(encoding="utf-8")
+            period = (cgroups / "cpu" / "cpu.cfs_period_us").read_text(encoding="utf-8")
         if quota == "max" or int(quota) <= 0:
             return 0
         return math.ceil(int(quota) / int(period))
@@ -84,9 +85,21 @@ def peak_memory() -> float:
     """Returns the peak memory of this process in MiB: PyTorch's on the GPU, if it uses one."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 2**20
+    return peak_resident() / 2**20
+
+
+def peak_resident(status: Path = Path("/proc/self/status")) -> int:
+    """Returns the most bytes of main memory that this process has had."""
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset
+    if status.exists():  # Linux, where `resource` would count what the parent process had
+        line = re.search(r"VmHWM:\s*(\d+) kB", status.read_text(encoding="utf-8"))
+        if line:
+            return int(line[1]) * 2**10
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    bytes_per_unit = 1 if sys.platform == "darwin" else 2**10
-    return peak * bytes_per_unit / 2**20
+    return peak if sys.platform == "darwin" else peak * 2**10  # bytes there, KiB elsewhere
 
 
 def find_device(requested: str, supported: tuple = ("cpu", "cuda")) -> str:

@@ -42,6 +42,8 @@ def prompt(greeting: str, question: str, answer: Callable[[str], str]) -> None:
 
 def load_history():
     """Returns the module readline with the lines of earlier prompts, or None without it."""
+    if sys.platform == "win32":  # its console recalls lines by itself
+        return None
     try:
         import readline  # not at the top: importing it may write to the terminal
 

@@ -1,11 +1,11 @@
 """The folder of a run, logs/NAME: its name, its lock, and nothing in it overwritten."""
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
 import re
+import sys
 import time
 from pathlib import Path
 from typing import IO
@@ -13,13 +13,22 @@ from typing import IO
 from support.common.errors import UserError
 from support.common.paths import LOGS
 
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
 LOCK = ".lock"
+# Names that stand for devices in Windows, and the last dot, which it leaves out.
+RESERVED = re.compile(r"(?i)((con|prn|aux|nul|com\d|lpt\d)(\..*)?|.*\.)")
 LOCK_TIMEOUT = 20  # seconds: a run that was just stopped may still be saving
 
 
 def check_name(name: str) -> str:
     """Returns the name of a run, which has to stay within logs/. Raises UserError."""
-    name = name.removeprefix(f"{LOGS}/")
+    name = name.replace(os.sep, "/").removeprefix(f"{LOGS}/")
+    if sys.platform == "win32" and any(map(RESERVED.fullmatch, name.split("/"))):
+        raise UserError(f"--name {name!r}: Windows has no folder of this name; choose another")
     is_valid = re.fullmatch(r"[\w.+=,@-]+(/[\w.+=,@-]+)*", name) and ".." not in name.split("/")
     if name and not is_valid:
         raise UserError(
@@ -36,7 +45,9 @@ def make_folder(folder: Path, corpus: str) -> str:
             return make_numbered_folder(corpus)
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / "config.json"
-        was_saved = config.is_file() and json.loads(config.read_text()).get("saved")
+        was_saved = False
+        if config.is_file():
+            was_saved = json.loads(config.read_text(encoding="utf-8")).get("saved", False)
         if was_saved or (folder / "summary.json").is_file():
             raise UserError(
                 f"{folder} is a run whose checkpoint last.pt is missing. It cannot go on, and "
@@ -69,7 +80,8 @@ def lock_folder(folder: Path, is_new: bool) -> IO[str]:
     another run is writing, if there is a checkpoint by now, or if the folder cannot be written.
     """
     try:
-        file = open(folder / LOCK, "w")  # noqa: SIM115 (open as long as the run)
+        # Open as long as the run. No text is written to it.
+        file = open(folder / LOCK, "w", encoding="utf-8")  # noqa: SIM115
     except OSError as problem:
         reason = problem.strerror or problem
         raise UserError(f"{folder}: cannot be written ({reason})") from problem
@@ -83,11 +95,14 @@ def lock_folder(folder: Path, is_new: bool) -> IO[str]:
     return file
 
 
-def try_to_lock(file: IO[str]) -> bool:
+def try_to_lock(file: IO) -> bool:
     """Locks an open file, and returns False if another process has the lock."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        if sys.platform == "win32":
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # of one byte, the first
+        else:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
         return False
     except OSError:  # a file system without locks
         pass
@@ -99,8 +114,10 @@ def remove_if_empty(folder: str) -> None:
     if not folder:
         return
     path = Path(folder)
-    with contextlib.suppress(OSError), open(path / LOCK) as file:
+    with contextlib.suppress(OSError), open(path / LOCK, "rb") as file:
         if try_to_lock(file) and os.listdir(path) == [LOCK]:
+            if sys.platform == "win32":
+                file.close()  # Windows removes no file that a process has open
             (path / LOCK).unlink()
     for empty in (path, path.parent):
         with contextlib.suppress(OSError):

@@ -20,9 +20,9 @@ def prepare_streams() -> None:
         except OSError:  # it is closed
             null = os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
             os.set_inheritable(null, True)
-    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 (open until the end)
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 (until the end)
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if not isinstance(stream, io.TextIOWrapper):  # a notebook's, for example
             continue

@@ -11,6 +11,7 @@ import zlib
 from pathlib import Path
 
 from support.common.errors import UserError
+from support.common.files import replace
 from support.common.paths import CACHE
 
 READ_AT_ONCE = 1 << 20  # bytes
@@ -72,4 +73,4 @@ def fetch(url: str, path: Path, size: int, checksum: str, unpacked: bool) -> Non
                 f"{url}: not the expected file (another SHA-256, of {num_bytes} bytes); "
                 f"nothing was kept"
             )
-        partial.rename(path)
+        replace(partial, path)

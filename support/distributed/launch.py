@@ -28,6 +28,7 @@ from support.common.streams import prepare_streams
 from support.distributed.rendezvous import (
     CommandLine,
     check_interface,
+    connect,
     interface_to,
     name_lost_processes,
     open_port,
@@ -37,7 +38,7 @@ from support.distributed.rendezvous import (
     store_on_loopback,
     wait_for_result,
 )
-from support.distributed.signals import STOPPING, Signals
+from support.distributed.signals import Signals, block_signals, unblock_signals
 
 Train = Callable[..., None]  # train(rank, world_size, args)
 
@@ -45,6 +46,7 @@ CONNECT_TIMEOUT = timedelta(minutes=1)  # enough: the store was there before the
 MAX_PROCS_BY_DEFAULT = 8
 MIN_TOKENS_PER_PROC = 512
 MAX_PROCS_PER_CORE = 4
+KILLED = -9  # the exit code of a process that SIGKILL has ended, which Windows does not have
 KILL_AFTER = 2  # seconds after the first signal, from which on another one kills
 
 # --- What every process does ------------------------------------------------------------------
@@ -72,15 +74,17 @@ def run(train: Train, rank: int, world_size: int, store: dist.Store, args) -> No
         delay = delayed_exchanges(args.delay_ms / 1000)
     Signals.parent = os.getppid()
     Signals.handle(signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # `spawn` has blocked them until here
+    unblock_signals()  # `spawn` has blocked them until here
     with name_lost_processes(store, rank, world_size), delay:
         if args.minutes and not args.saved:
             from support.distributed.trial import settle_length
 
             settle_length(train, rank, world_size, store, args)
+        server = open_port(store, rank)
         train(rank, world_size, args)
         # Here, and not in `train`: DDP, which uses the group, has to be gone before it.
         dist.destroy_process_group()
+        del server
 
 
 def node_and_local_rank(rank: int) -> tuple[str, int]:
@@ -153,12 +157,7 @@ def spawn(train: Train, command_line: CommandLine) -> None:
         args = command_line.complete()
         procs = number_of_processes(args)
     store = store_on_loopback()
-    os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "WORLD_SIZE": str(procs),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # this process has the store, no worker
-    }
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(procs)}
     # Threads that wait for each other soon sleep. Spinning, they would keep cores from the
     # threads that they wait for: many times slower where other work shares the cores.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -166,8 +165,9 @@ def spawn(train: Train, command_line: CommandLine) -> None:
     # mask holds for this thread only. A signal that reaches another thread is noted in `early`.
     early: list[int] = []
     Signals.handle(lambda number, _: early.append(number))
-    resource_tracker.ensure_running()  # now, because starting it unblocks signals
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    if sys.platform != "win32":
+        resource_tracker.ensure_running()  # now, because starting it unblocks signals
+    block_signals()
     workers = mp.spawn(worker, (train, args, store.port, procs), nprocs=procs, join=False)
     watch(workers, args.folder, early)
 
@@ -199,7 +199,7 @@ def worker(rank: int, train: Train, args, port: int, world_size: int) -> None:
     prepare_streams()
     with exit_on_user_error(), one_process_reports(rank):
         try:
-            store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=CONNECT_TIMEOUT)
+            store = connect(port, CONNECT_TIMEOUT)
         except dist.DistError:  # the parent was killed meanwhile
             sys.exit(1)
         store.set_timeout(timedelta(seconds=args.timeout))
@@ -214,7 +214,7 @@ def watch(workers: mp.ProcessContext, folder: str, early: list[int]) -> None:
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     received: list[int] = forward_signals(workers, early)
     try:
-        while not workers.join():
+        while not have_ended(workers):
             pass
     except (mp.ProcessExitedException, mp.ProcessRaisedException) as problem:
         exit_codes = [process.exitcode for process in workers.processes]
@@ -225,8 +225,19 @@ def watch(workers: mp.ProcessContext, folder: str, early: list[int]) -> None:
         sys.exit(128 + received[0])
 
 
+def have_ended(workers: mp.ProcessContext) -> bool:
+    """Waits until a worker ends, and returns whether all have. Raises as `join` does."""
+    try:
+        return workers.join()
+    except InterruptedError:  # on Windows a signal ends the wait
+        return False
+
+
 def forward_signals(workers: mp.ProcessContext, early: list[int]) -> list[int]:
-    """Passes signals on to the workers from now on; returns the list that notes them."""
+    """Passes signals on to the workers from now on; returns the list that notes them.
+
+    On Windows, Ctrl-C reaches every process of the console, and there is no other signal.
+    """
     received: list[int] = []
     times: list[float] = []
 
@@ -234,15 +245,19 @@ def forward_signals(workers: mp.ProcessContext, early: list[int]) -> list[int]:
         received.append(number)
         times.append(time.monotonic())
         was_asked_before = times[-1] - times[0] > KILL_AFTER
-        signal_to_send = signal.SIGKILL if was_asked_before else number
         for process in workers.processes:
-            if process.is_alive():
-                os.kill(process.pid, signal_to_send)
+            if was_asked_before:
+                process.kill()
+            elif sys.platform != "win32" and process.is_alive():
+                os.kill(process.pid, number)
 
     Signals.handle(forward)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    unblock_signals()
     for number in early:
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
+        if sys.platform == "win32":  # a worker that has started since does not know of it
+            for process in workers.processes:
+                process.kill()
     return received
 
 
@@ -251,8 +266,8 @@ def report_failure(problem: Exception, exit_codes: list[int | None], folder: str
     if 2 in exit_codes:  # that process has printed its error
         sys.exit(2)
     message = str(problem)
-    if -signal.SIGKILL in exit_codes:
-        rank = exit_codes.index(-signal.SIGKILL)
+    if KILLED in exit_codes:
+        rank = exit_codes.index(KILLED)
         message = f"process {rank} of {len(exit_codes)} was killed (SIGKILL)"
     hint = "nothing was saved"
     if os.path.exists(f"{folder}/last.pt"):
@@ -271,13 +286,10 @@ def torchrun(train: Train, command_line: CommandLine) -> None:
     --max-restarts starts all of them again, and they go on with their run. Exits as `spawn`
     does.
     """
-    rank = int(os.environ.get("RANK", 0))
+    with exit_on_user_error():
+        check_environment()
+    rank = int(os.environ["RANK"])
     with exit_on_user_error(), one_process_reports(rank):
-        if "RANK" not in os.environ:
-            raise UserError(
-                f"start it with torchrun: torchrun --standalone --nproc-per-node 2 "
-                f"{' '.join(sys.argv)}"
-            )
         interface = interface_to(os.environ["MASTER_ADDR"])
         if interface:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -305,6 +317,19 @@ def torchrun(train: Train, command_line: CommandLine) -> None:
     os._exit(status)
 
 
+def check_environment() -> None:
+    """Raises UserError unless the environment has what torchrun sets for each process."""
+    numbers = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
+    missing = [name for name in numbers if not os.environ.get(name, "").isdecimal()]
+    if not os.environ.get("MASTER_ADDR"):
+        missing.append("MASTER_ADDR")
+    if missing:
+        raise UserError(
+            f"start it with torchrun, which sets {', '.join(missing)}: "
+            f"torchrun --standalone --nproc-per-node 2 {' '.join(sys.argv)}"
+        )
+
+
 def run_under_torchrun(
     train: Train,
     command_line: CommandLine,
@@ -321,6 +346,4 @@ def run_under_torchrun(
     args = share_settings(command_line, torchrun_store, store, rank, world_size)
     torchrun_store.set_timeout(timedelta(seconds=args.timeout))  # --config may have another
     args.threads = torch.get_num_threads()  # torchrun gives each of several processes one
-    server = open_port(store, rank)
     run(train, rank, world_size, store, args)
-    del server

@@ -28,6 +28,8 @@ from support.common.paths import ROOT
 from support.distributed.collectives import all_gather_objects, is_communication_error
 from support.distributed.signals import Signals
 
+HAS_LIBUV = sys.platform != "win32"  # PyTorch's build for Windows has a store without it
+
 
 class CommandLine(Protocol):
     """What a launcher needs of the command line (support/training/command_line.py)."""
@@ -44,7 +46,9 @@ def store_on_loopback() -> dist.TCPStore:
 
     Gloo of this process, and of those that it starts, uses loopback as well.
     """
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    loopback = interface_to("127.0.0.1")
+    if loopback:
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     return dist.TCPStore(
@@ -52,7 +56,16 @@ def store_on_loopback() -> dist.TCPStore:
         port,
         is_master=True,
         wait_for_workers=False,
+        multi_tenant=True,
         master_listen_fd=listener.detach(),
+        use_libuv=HAS_LIBUV,
+    )
+
+
+def connect(port: int, timeout: timedelta) -> dist.TCPStore:
+    """Returns the store of `store_on_loopback`, which another process has made."""
+    return dist.TCPStore(
+        "127.0.0.1", port, is_master=False, timeout=timeout, use_libuv=HAS_LIBUV
     )
 
 
@@ -198,13 +211,18 @@ def open_port(store: dist.Store, rank: int) -> dist.TCPStore | None:
     """
     server = None
     if rank == 0:
-        server = dist.TCPStore(
-            os.environ["MASTER_ADDR"],
-            0,
-            is_master=True,
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
+        host = os.environ["MASTER_ADDR"]
+        if host == "127.0.0.1":
+            server = store_on_loopback()
+        else:
+            server = dist.TCPStore(
+                host,
+                0,
+                is_master=True,
+                wait_for_workers=False,
+                multi_tenant=True,
+                use_libuv=HAS_LIBUV,
+            )
         store.set("port", str(server.port))
     os.environ["MASTER_PORT"] = store.get("port").decode()
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"

@@ -2,12 +2,17 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 
+import psutil
 import torch
 import torch.distributed as dist
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+# Ctrl-C, `kill`, the end of the terminal, and what Slurm sends near a time limit. Windows has
+# only the first two.
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+STOPPING = [signal.Signals[name] for name in NAMES if hasattr(signal, name)]
 
 
 class Signals:
@@ -23,12 +28,32 @@ class Signals:
         """Sets the handler of all of them."""
         for number in STOPPING:
             # nohup ignores SIGHUP: train_cpu.py survives the end of its terminal.
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            is_ignored = signal.getsignal(number) == signal.SIG_IGN
+            if number.name != "SIGHUP" or not is_ignored:
                 signal.signal(number, handler)
 
     @classmethod
     def note(cls, number: int, _frame) -> None:
         cls.received = number
+
+
+def block_signals() -> None:
+    """Holds signals back from this thread, and from processes that it starts, on POSIX."""
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+
+
+def unblock_signals() -> None:
+    """Delivers the signals that `block_signals` has held back, and later ones."""
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+
+
+def parent_has_died() -> bool:
+    """Returns whether the process that started this one is gone."""
+    if sys.platform == "win32":  # there os.getppid() stays the same
+        return not psutil.pid_exists(Signals.parent)
+    return os.getppid() != Signals.parent
 
 
 def stop_requested() -> bool:
@@ -41,8 +66,7 @@ def stop_requested() -> bool:
     if not Signals.are_noted:
         Signals.handle(Signals.note)
         Signals.are_noted = True
-    parent_died = os.getppid() != Signals.parent
-    is_asked = Signals.received != 0 or parent_died
+    is_asked = Signals.received != 0 or parent_has_died()
     requests = torch.tensor(1 if is_asked else 0)
     dist.all_reduce(requests)
     Signals.run_stopped = bool(requests)

@@ -24,11 +24,14 @@ def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store
     of epochs is the same run. All processes take part.
     """
     trial = dataclasses.replace(args, benchmark=True, steps=TRIAL_STEPS, profile=False)
-    with own_port(store, rank), contextlib.redirect_stdout(io.StringIO()):
+    # A port of its own: the keys of a group stay in its store, where the next would find them.
+    server = open_port(dist.PrefixStore("trial", store), rank)
+    with contextlib.redirect_stdout(io.StringIO()):
         train(rank, world_size, trial)
         measured = seconds_since_start(), trial.epoch_seconds
         elapsed, epoch_seconds = broadcast_object(measured)
         dist.destroy_process_group()
+    del server
     remaining = max(0.0, 60 * args.minutes - elapsed) * SHARE_OF_STEPS
     epochs = remaining / epoch_seconds
     if epochs >= 1:
@@ -41,19 +44,3 @@ def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store
 def seconds_since_start() -> float:
     """Returns how long ago the program was started that has started this process."""
     return time.time() - psutil.Process(os.getppid()).create_time()
-
-
-@contextlib.contextmanager
-def own_port(store: dist.Store, rank: int):
-    """Lets a process group of the block meet at a port of its own.
-
-    The keys of a group stay in its store, where the next group would find them.
-    """
-    names = ("MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
-    before = {name: os.environ[name] for name in names}
-    server = open_port(dist.PrefixStore("trial", store), rank)
-    try:
-        yield
-    finally:
-        os.environ |= before
-        del server

@@ -7,8 +7,6 @@ they share caches and memory; all of them exchange.
 """
 
 import math
-import os
-import re
 import statistics
 import subprocess
 import sys
@@ -16,8 +14,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -25,10 +23,10 @@ from torch.nn.utils import clip_grad_norm_
 
 from model import ModelConfig, Transformer, initialize
 from support.common.errors import UserError
-from support.common.hardware import available_cores, matrix_rate
+from support.common.hardware import available_cores, matrix_rate, peak_memory
 from support.common.kernels import configure_backends, speed_up
 from support.common.paths import ROOT
-from support.distributed.rendezvous import store_on_loopback
+from support.distributed.rendezvous import connect, store_on_loopback
 from support.planning.estimate import ADAM_BYTES, HARDWARE, Estimate, Hardware
 from support.planning.footprint import FP32, TrainingStep
 
@@ -133,8 +131,8 @@ def time_exchanges(timings: Timings, processes: int, unit: int) -> None:
 def worker(rank: int, processes: int, port: int, step: TrainingStep, results) -> None:
     """Measures in one of the processes; rank 0 puts its Timings into the queue `results`."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
     hour = timedelta(hours=1)  # a large model, while processes take turns on the cores
+    store = connect(port, hour)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes, timeout=hour)
     dist.barrier()
     timings = Timings()
@@ -176,9 +174,7 @@ def print_base() -> None:
     """Trains a tiny model, and prints the peak memory in bytes."""
     torch.set_num_threads(1)
     time_computing(TINY)
-    # getrusage() would include the peak of the process that started this one.
-    [kib] = re.findall(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
-    print(int(kib) * 2**10)
+    print(peak_memory() * 2**20)
 
 
 def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Hardware:
@@ -192,7 +188,7 @@ def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Ha
     fastest = step.flops / step.sentences / timings.peak_flops  # measured without --recompute
     sentence = max(fastest, sentence)
     overhead = max(0.0, timings.step - step.sentences * sentence)
-    machine_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine_memory = psutil.virtual_memory().total
     network = HARDWARE["cpu"]  # guesses: one machine cannot measure it
     hardware = Hardware(
         memory=machine_memory / processes,

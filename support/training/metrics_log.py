@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from support.common.errors import UserError
-from support.common.files import write_json
+from support.common.files import replace, write_json
 
 COLUMNS = [
     "step",
@@ -73,9 +73,10 @@ class MetricsLog:
             path = self.folder / "metrics.csv"
             rows = self.rows_until(path, step)
             partial = self.folder / "metrics.partial"
-            partial.write_text("\n".join([",".join(self.columns), *rows]) + "\n")
-            partial.rename(path)
-            self.metrics = open(path, "a", buffering=1)  # noqa: SIM115 (until `close`)
+            text = "\n".join([",".join(self.columns), *rows]) + "\n"
+            partial.write_text(text, encoding="utf-8", newline="\n")
+            replace(partial, path)
+            self.metrics = path.open("a", buffering=1, encoding="utf-8", newline="\n")
             self.about["saved"] = step > 0
             write_json(self.folder / "config.json", self.about)
         except OSError as problem:
@@ -102,7 +103,7 @@ class MetricsLog:
         if not step or not path.is_file():
             return []
         commas = len(self.columns) - 1
-        rows = path.read_text().splitlines()[1:]
+        rows = path.read_text(encoding="utf-8").splitlines()[1:]
         whole_rows = [row for row in rows if row.count(",") == commas]
         return [row for row in whole_rows if int(row.split(",")[0]) <= step]
 

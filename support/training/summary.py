@@ -101,7 +101,7 @@ def finish(run, model: nn.Module) -> None:
     }
     profile = run.folder / "profile.json"
     if profile.is_file():
-        content["profile"] = json.loads(profile.read_text())
+        content["profile"] = json.loads(profile.read_text(encoding="utf-8"))
     write_json(run.folder / "summary.json", content)
     run.say(
         f"\n{text}\n{minutes(seconds)} in all; {run.folder}/ has the log, and in best.pt the "
@@ -145,7 +145,7 @@ def choose_weights(run, model: nn.Module) -> tuple[dict, dict[str, float]]:
 
 def median_speed(path: Path) -> dict[str, float]:
     """Returns the medians of tokens/s and MFU over the rows of metrics.csv."""
-    with open(path, newline="") as file:
+    with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     medians = {}
     for name in ("tokens_per_second", "mfu"):

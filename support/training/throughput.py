@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from support.common.files import replace
 from support.common.hardware import PEAKS, device_name, matrix_rate
 from support.common.paths import CACHE
 from support.distributed.collectives import all_gather_objects, broadcast_object
@@ -82,7 +83,7 @@ def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
 def read_rates(path: Path) -> dict[str, float]:
     """Returns the rates that were measured before; none if the file cannot be read."""
     with contextlib.suppress(OSError, ValueError):
-        return dict(json.loads(path.read_text()))
+        return dict(json.loads(path.read_text(encoding="utf-8")))
     return {}
 
 
@@ -92,5 +93,5 @@ def keep_rate(path: Path, setup: str, rate: float) -> None:
         rates = read_rates(path) | {setup: rate}
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(rates, indent=1))
-        partial.rename(path)
+        partial.write_text(json.dumps(rates, indent=1), encoding="utf-8")
+        replace(partial, path)

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -87,24 +86,27 @@ def start_processes(procs: int, search: Callable) -> ProcessPoolExecutor:
     # A fork has the models at once; but macOS's matrix library does not survive one.
     method = "fork" if sys.platform == "linux" else "spawn"
     context = multiprocessing.get_context(method)
-    executor = ProcessPoolExecutor(procs, context, set_up_process, (os.getpid(), search))
+    if sys.platform == "win32":
+        procs = min(procs, 61)  # a process cannot wait for more there
+    executor = ProcessPoolExecutor(procs, context, set_up_process, (search,))
     atexit.register(executor.shutdown)  # also keeps it from being collected before
     return executor
 
 
-def set_up_process(parent: int, search: Callable) -> None:
+def set_up_process(search: Callable) -> None:
     """Prepares a process of the pool: one thread, Ctrl-C left to the parent."""
     global process_search
     process_search = search
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=exit_with_parent, args=(parent,), daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
-def exit_with_parent(parent: int) -> None:
+def exit_with_parent() -> None:
     """Ends this process when its parent is gone, which SIGKILL may have ended."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
+    parent = multiprocessing.parent_process()
+    if parent:
+        parent.join()
     os._exit(1)
 
 

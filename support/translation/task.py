@@ -91,7 +91,7 @@ class Translation:
 
     def __str__(self) -> str:
         """Returns what each part of the corpus holds, a line for each."""
-        meta = json.loads((self.folder / "meta.json").read_text())
+        meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
         lines = []
         for part, counts in meta["parts"].items():
             line = f"{meta['name']}, {part}: {counts['pairs']:,} pairs"

@@ -17,7 +17,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from conftest import NETWORK, ROOT, SMALL, read_metrics, wait_for
+from conftest import NETWORK, ROOT, SMALL, read_metrics, skip_on_windows, wait_for
+
+skip_on_windows("Kubernetes runs on Linux")
 
 CLAIM, JOBSET = yaml.safe_load_all((ROOT / "batch/jobset.yaml").read_text())
 SCHEMA = jsonschema.Draft202012Validator(

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from conftest import skip_on_windows
 
 from support.common import run_folder
 from support.common.errors import UserError
@@ -17,6 +18,8 @@ from support.distributed import launch as processes
 from support.distributed import rendezvous
 from support.distributed.rendezvous import name_lost_processes, restart_store
 from support.distributed.signals import STOPPING, Signals
+
+skip_on_windows("Windows has no POSIX signals")
 
 TOUCH = "the processes have lost contact"
 
@@ -134,6 +137,7 @@ def test_a_process_whose_parent_has_died_before_they_met_ends(monkeypatch, capfd
             processes.worker(0, None, Namespace(timeout=600), port, 2)
         for name, value in {
             "RANK": 0,
+            "LOCAL_RANK": 0,
             "WORLD_SIZE": 2,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,

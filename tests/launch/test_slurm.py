@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SMALL, read_metrics
+from conftest import ROOT, SMALL, read_metrics, skip_on_windows
+
+skip_on_windows("Slurm runs on Linux")
 
 NEEDED = ["slurmctld", "slurmd", "munged", "sbatch", "srun"]
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin"

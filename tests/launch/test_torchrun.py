@@ -25,6 +25,7 @@ from conftest import (
     mathematics,
     read_metrics,
     run_script,
+    skip_on_windows,
     wait_for,
     workers_of,
     write_pairs,
@@ -32,9 +33,12 @@ from conftest import (
 from parity import command
 
 from support.common.errors import UserError
+from support.distributed.launch import torchrun
 from support.distributed.rendezvous import checksum_of_code, share_settings
 from support.training.command_line import parse_arguments
 from support.training.settings import FsdpSettings, Settings
+
+skip_on_windows("torchrun asks for libuv, which PyTorch for Windows is built without")
 
 
 def start(folder, mode, procs, *flags, **how):
@@ -111,6 +115,25 @@ def test_without_torchrun_it_says_what_to_type(tmp_path, mode):
         rf"error: .*torchrun --standalone --nproc-per-node 2 .*train_{mode}.py --device cpu",
         done.stderr,
     )
+
+
+@pytest.mark.parametrize(
+    "given, missing",
+    [
+        ("RANK=0", "LOCAL_RANK, WORLD_SIZE, MASTER_PORT, MASTER_ADDR"),
+        ("RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=x", "MASTER_PORT"),
+        ("RANK= LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=1", "RANK"),
+    ],
+)
+def test_half_of_torchruns_environment_is_not_enough(monkeypatch, capfd, given, missing):
+    for name, value in (assignment.split("=") for assignment in given.split()):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        torchrun(None, None)
+    assert ended.value.code == 2
+    error = capfd.readouterr().err
+    assert error.startswith(f"error: start it with torchrun, which sets {missing}: torchrun ")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """train_cpu.py as a user runs it: resuming, stopping, bad flags, and what a run leaves."""
 
-import fcntl
 import json
 import os
 import re
@@ -13,9 +12,20 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
-from conftest import ROOT, SMALL, children_of, mathematics, read_metrics, run_script, wait_for
+from conftest import (
+    POSIX,
+    ROOT,
+    SMALL,
+    children_of,
+    is_alive,
+    mathematics,
+    read_metrics,
+    run_script,
+    wait_for,
+)
 
 from support.common import checkpoint, hardware
 from support.common.errors import UserError
@@ -218,31 +228,25 @@ def running(tmp_path, started):
     return started, children_of(started.pid), tmp_path / "logs" / "long"
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process exists and is not a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    state = stat.rsplit(")")[-1].split()[0]
-    return state != "Z"
-
-
 def alive(pids) -> set[int]:
     return {pid for pid in pids if is_alive(pid)}
 
 
 @pytest.mark.parametrize(
-    "number, whole_group",
+    "name, whole_group",
     [
-        (signal.SIGINT, True),
-        pytest.param(signal.SIGINT, False, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, True, marks=pytest.mark.slow),
+        ("SIGINT", True),
+        pytest.param("SIGINT", False, marks=pytest.mark.slow),
+        pytest.param("SIGTERM", False, marks=pytest.mark.slow),
+        pytest.param("SIGHUP", True, marks=pytest.mark.slow),
+        pytest.param("SIGUSR2", True, marks=pytest.mark.slow),
+        pytest.param("SIGXCPU", True, marks=pytest.mark.slow),
     ],
 )
-def test_ctrl_c_and_kill_save_say_so_and_leave_nobody_behind(running, number, whole_group):
+@POSIX
+def test_ctrl_c_and_kill_save_say_so_and_leave_nobody_behind(running, name, whole_group):
     """Ctrl-C at a terminal reaches all processes, `kill` the parent alone."""
+    number = signal.Signals[name]
     process, workers, run = running
     (os.killpg if whole_group else os.kill)(process.pid, number)
     out, err = process.communicate(timeout=240)
@@ -253,6 +257,7 @@ def test_ctrl_c_and_kill_save_say_so_and_leave_nobody_behind(running, number, wh
     wait_for(lambda: not alive(workers), 10)
 
 
+@POSIX
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_the_processes_start_ends_the_run_too(started, number):
@@ -266,6 +271,7 @@ def test_a_signal_while_the_processes_start_ends_the_run_too(started, number):
     wait_for(lambda: not alive(workers), 10)
 
 
+@POSIX
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_all_processes_have_started_is_kept_for_them(
@@ -301,6 +307,7 @@ if __name__ == "__main__":
     assert done.returncode == 128 + number and done.stderr == "", done.stderr
 
 
+@POSIX
 @pytest.mark.slow
 def test_kill_9_of_the_parent_or_of_a_worker_leaves_nobody_behind(running):
     process, workers, run = running
@@ -310,11 +317,12 @@ def test_kill_9_of_the_parent_or_of_a_worker_leaves_nobody_behind(running):
     assert torch.load(run / "last.pt", weights_only=True)["step"] >= 5
 
 
+@POSIX
 @pytest.mark.slow
 def test_a_dead_worker_ends_the_run_with_one_line(running):
     process, workers, run = running
     victim = max(
-        pid for pid in workers if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        pid for pid in workers if "spawn_main" in " ".join(psutil.Process(pid).cmdline())
     )
     os.kill(victim, signal.SIGKILL)
     _, err = process.communicate(timeout=240)
@@ -614,6 +622,7 @@ def test_a_run_waits_for_the_last_checkpoint_of_the_one_before(tmp_path, train):
     shutil.copy(run / "last.pt", later)
     (run / "last.pt").write_bytes(earlier)
     command = [sys.executable, str(ROOT / "train_cpu.py"), "--resume", "logs/r", "--steps", "6"]
+    fcntl = pytest.importorskip("fcntl", reason="Windows has other locks")
     with open(run / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         process = subprocess.Popen(

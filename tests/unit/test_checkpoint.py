@@ -1,13 +1,12 @@
 """Checkpoint files: whole or not written at all, and rejected in one line if unusable."""
 
 import os
-import resource
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import write_runs
+from conftest import LINUX, write_runs
 from test_model import make_batch, make_model
 
 from data import BPE
@@ -131,6 +130,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(saved, model, tmp_path, recwarn
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
     """A file that may not grow past its limit fails as a full disk does."""
     checkpoint.save(tmp_path / "last.pt", {"step": 1, "weights": torch.zeros(1000)})
+    resource = pytest.importorskip("resource", reason="Windows limits no files")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
@@ -144,6 +144,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
     assert os.listdir(tmp_path) == ["last.pt"]
 
 
+@LINUX
 def test_any_file_that_finds_the_disk_full_is_answered_in_one_line(capsys):
     """Writing, unlike opening, does not say which file it was."""
     with (
@@ -182,9 +183,10 @@ def test_the_mean_is_that_of_all_files(tmp_path):
     )
 
 
+@LINUX
 def test_a_file_is_on_disk_before_it_has_its_name_and_its_name_after(tmp_path, monkeypatch):
     """What a machine that loses its power needs."""
-    done, sizes, fsync, rename = [], [], os.fsync, Path.rename
+    done, sizes, fsync, replace = [], [], os.fsync, Path.replace
 
     def sync(file):
         done.append(
@@ -195,11 +197,11 @@ def test_a_file_is_on_disk_before_it_has_its_name_and_its_name_after(tmp_path, m
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(
-        Path, "rename", lambda path, to: (done.append("rename"), rename(path, to))[1]
+        Path, "replace", lambda path, to: (done.append("replace"), replace(path, to))[1]
     )
     opened = len(os.listdir("/proc/self/fd"))
     checkpoint.save(tmp_path / "last.pt", {"step": 1})
-    assert done == [str(tmp_path / "last.pt.partial"), "rename", str(tmp_path)]
+    assert done == [str(tmp_path / "last.pt.partial"), "replace", str(tmp_path)]
     assert sizes[0] == (tmp_path / "last.pt").stat().st_size  # nothing was left in a buffer
     assert len(os.listdir("/proc/self/fd")) == opened
 

@@ -14,6 +14,7 @@ from support.common import figures, files, fonts, packages, paths
 from support.common.errors import UserError
 from support.common.kernels import check_compiler
 from support.distributed.rendezvous import check_interface
+from support.training.command_line import check_encoding
 
 CHINESE = "你好"
 
@@ -252,3 +253,12 @@ def test_characters_that_no_font_has(tmp_path, monkeypatch, capsys, recwarn):
     assert not recwarn.list
     fonts.save(figure_of("Ä"), tmp_path / "figure.png")
     assert capsys.readouterr().err == ""
+
+
+def test_flags_in_a_locale_of_ascii_alone():
+    """Python hands over UTF-8 as surrogates there."""
+    with pytest.raises(UserError, match="^--name Käse: .*PYTHONUTF8=1$"):
+        check_encoding({"name": "Käse".encode().decode("ascii", "surrogateescape")})
+    with pytest.raises(UserError, match="not UTF-8$"):
+        check_encoding({"name": b"K\xe4se".decode("ascii", "surrogateescape")})
+    check_encoding({"name": "Käse"})

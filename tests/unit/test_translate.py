@@ -1,22 +1,28 @@
 """translate.py as a user runs it: prompt, one sentence, files, scores, odd input, engines."""
 
-import fcntl
 import io
 import os
-import pty
 import re
 import select
 import signal
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, children_of, run_script, wait_for, write_pairs, write_runs
+from conftest import (
+    POSIX,
+    ROOT,
+    children_of,
+    is_alive,
+    run_script,
+    wait_for,
+    write_pairs,
+    write_runs,
+)
 from test_beam import make_model  # the latter is a fixture
 
 import translate
@@ -106,14 +112,16 @@ def test_a_file_is_translated_in_order_on_all_cores(trained, pairs, answer):
 
 
 @pytest.mark.parametrize(
-    "number",
+    "name",
     [
-        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
-        signal.SIGKILL,
+        pytest.param("SIGINT", marks=pytest.mark.slow),
+        pytest.param("SIGTERM", marks=pytest.mark.slow),
+        "SIGKILL",
     ],
 )
-def test_no_process_of_the_pool_outlives_it(trained, number):
+@POSIX
+def test_no_process_of_the_pool_outlives_it(trained, name):
+    number = signal.Signals[name]
     lines = "".join(f"{i} Hunde laufen im Park.\n" for i in range(translate.LINES_AT_ONCE))
     with subprocess.Popen(
         [sys.executable, str(ROOT / "translate.py"), "--procs", "2"],
@@ -129,20 +137,12 @@ def test_no_process_of_the_pool_outlives_it(trained, number):
         time.sleep(0.5)
         process.send_signal(number)
         assert process.wait(20) == (130 if number == signal.SIGINT else -number)
-    wait_for(lambda: not any(alive(worker) for worker in workers), 20)
+    wait_for(lambda: not any(map(is_alive, workers)), 20)
 
 
 def notice_ctrl_c():
     """Whoever runs the tests may ignore it, and then so do all that they start."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def alive(pid) -> bool:
-    """Whether there is such a process; not if it has ended and nobody has asked how."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except OSError:
-        return False
 
 
 def test_score_prints_bleu_with_its_signature(small_corpus, answer):
@@ -368,6 +368,10 @@ class Terminal:
     """A script in a terminal of its own."""
 
     def __init__(self, folder, script="translate.py"):
+        fcntl = pytest.importorskip("fcntl", reason="Windows has no pseudo-terminals")
+        import pty
+        import termios
+
         self.master, slave = pty.openpty()
 
         def take_the_terminal():
