@@ -253,7 +253,7 @@ def check_header(corpus: Labelled, counts: Counter) -> None:
 
 
 def find_kinds() -> Labelled:
-    """Returns the phrasebook's German sentences, labelled by what they do."""
+    """Returns the German sentences of the phrasebook's grammar, labelled by what they do."""
     corpus = Labelled("kinds", classes=phrasebook.KINDS, files=[phrasebook.DATA])
     for part in PARTS:
         corpus.add(part, "text", partial(phrasebook.labelled, part), [])

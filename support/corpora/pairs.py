@@ -101,8 +101,7 @@ def phrasebook_corpus(src: str, tgt: str) -> Corpus:
 
 def read_phrasebook(part: str, src: str) -> Iterator[Pair]:
     """Yields the pairs of a part of the phrasebook, from the language `src` to the other."""
-    for german, english in phrasebook.pairs(part):
-        yield (german, english) if src == "de" else (english, german)
+    yield from phrasebook.pairs(part) if src == "de" else phrasebook.turned_pairs(part)
 
 
 def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:

@@ -1,6 +1,7 @@
-"""The built-in corpus: 42,000 everyday sentences in German, in English, and what each one does.
+"""The built-in corpus: 28,000 everyday sentences in German, in English, and what each one does.
 
-They come from a grammar, tests/phrasebook/generate.py, which writes phrasebook.tsv.gz.
+They come from a grammar and a list of phrases, of which tests/phrasebook/generate.py writes
+phrasebook.tsv.gz.
 """
 
 import gzip
@@ -8,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 DATA = Path(__file__).with_name("phrasebook.tsv.gz")
-SIZES = {"train": 40_000, "valid": 1_000, "test": 1_000}  # the parts, in the order of the file
-KINDS = [  # what a sentence does: the classes of the corpus "kinds"
+SIZES = {"train": 26_000, "valid": 1_000, "test": 1_000}  # the parts, in the order of the file
+KINDS = [  # what a sentence of the grammar does: the classes of the corpus "kinds"
     "statement",  # the subject comes first
     "inversion",  # something else comes first
     "request",  # wants an answer or a deed
@@ -23,7 +24,11 @@ KINDS = [  # what a sentence does: the classes of the corpus "kinds"
 
 @cache
 def read_rows() -> list[list[str]]:
-    """Returns [German, English, kind] of each sentence."""
+    """Returns [German, English, kind] of each sentence; a phrase has no kind: "".
+
+    The English is a whole sentence, the German of a phrase may be as people type it: without a
+    capital, without a mark.
+    """
     text = gzip.decompress(DATA.read_bytes()).decode()
     return [line.split("\t") for line in text.splitlines()]
 
@@ -43,6 +48,15 @@ def pairs(part: str) -> list[tuple[str, str]]:
     return [(german, english) for german, english, _ in read_part(part)]
 
 
+def turned_pairs(part: str) -> list[tuple[str, str]]:
+    """Returns the (English, German) pairs of a part whose German is well written."""
+    return [
+        (english, german)
+        for german, english in pairs(part)
+        if not german[0].islower() and german[-1] in ".?!"
+    ]
+
+
 def labelled(part: str) -> list[tuple[str, str]]:
-    """Returns (German, kind) of each sentence of a part."""
-    return [(german, kind) for german, _, kind in read_part(part)]
+    """Returns (German, kind) of each sentence of a part that comes from the grammar."""
+    return [(german, kind) for german, _, kind in read_part(part) if kind]

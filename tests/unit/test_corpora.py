@@ -1,6 +1,7 @@
 """Sentence pairs from files as they come: archives, tables of any name, one file of two."""
 
 import gzip
+import re
 import zipfile
 from pathlib import Path
 
@@ -55,7 +56,11 @@ def test_the_phrasebook_goes_both_ways():
     corpus = find_corpus(src="de", tgt="en")
     turned = find_corpus(src="en", tgt="de")
     pairs = list(corpus.parts["test"]())
-    assert [(german, english) for english, german in turned.parts["test"]()] == pairs
+    turned_pairs = [(german, english) for english, german in turned.parts["test"]()]
+    assert turned_pairs == [
+        pair for pair in pairs if re.fullmatch(r"[^a-zäöü].*[.?!]", pair[0])
+    ]
+    assert len(pairs) > len(turned_pairs) > 0.8 * len(pairs)  # without carelessly typed German
     german = {source for source, _ in pairs}
     english = {target for _, target in pairs}
     assert len(german & english) < len(pairs) / 10
