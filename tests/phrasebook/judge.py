@@ -6,9 +6,11 @@
 
 A sentence is translated as translate.py does, with a beam of 4. A line of the file has it and,
 after tabs, each translation that is right. Capitals, commas, marks at the end and contractions
-("I'm", "I am") make no difference. first_sentences.tsv was kept out of the making of the
-phrasebook: do not change phrases.txt because of what --show says. The share of phrases was chosen
-with its score in view; more_sentences.tsv was written later, and nothing was chosen by it.
+("I'm", "I am") make no difference.
+
+Two files of sentences were kept out of the making of the phrasebook: do not change phrases.txt
+because of what --show says. The share of phrases was chosen with the score of
+first_sentences.tsv in view; nothing was chosen by that of more_sentences.tsv.
 """
 
 import argparse
