@@ -377,14 +377,14 @@ def test_a_corpus_that_another_run_encodes_meanwhile_is_kept(tmp_path, monkeypat
 
     def encoded_by_the_other_run(path):
         was_encoded = is_encoded(path)
-        if path == folder and not path.exists():
+        if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             others.rename(path)
         return was_encoded
 
     monkeypatch.setattr(data, "is_encoded", encoded_by_the_other_run)
     inodes = {file.name: file.stat().st_ino for file in others.iterdir()}
-    assert prepare(corpus, tmp_path / "cache", 300) == folder
+    data.make_once(folder, lambda new: {"sizes": {}})
     assert {file.name: file.stat().st_ino for file in folder.iterdir()} == inodes
 
 
