@@ -129,9 +129,11 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
     their sizes in bytes are added. The folder gets its name when it is full, so that no process
     sees a part of it. A folder that has been damaged since is made again.
     """
+    was_there = folder.exists()  # else another run may make it from now on
     if is_encoded(folder):
         return folder
-    shutil.rmtree(folder, ignore_errors=True)
+    if was_there:
+        shutil.rmtree(folder, ignore_errors=True)
     cache = folder.parent
     partial = cache / f"partial-{uuid.uuid4().hex}"
     try:

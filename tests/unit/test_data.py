@@ -367,6 +367,27 @@ def test_a_corpus_with_a_damaged_file_is_encoded_again(tmp_path):
     assert list(cache.iterdir()) == [folder]
 
 
+def test_a_corpus_that_another_run_encodes_meanwhile_is_kept(tmp_path, monkeypatch):
+    """It comes between this run's look and its work; then it may be in use."""
+    write_pairs(tmp_path / "a", PAIRS * 30)
+    corpus = find_corpus(str(tmp_path / "a"))
+    others = prepare(corpus, tmp_path / "others", 300)
+    folder = tmp_path / "cache" / others.name
+    is_encoded = data.is_encoded
+
+    def encoded_by_the_other_run(path):
+        was_encoded = is_encoded(path)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            others.rename(path)
+        return was_encoded
+
+    monkeypatch.setattr(data, "is_encoded", encoded_by_the_other_run)
+    inodes = {file.name: file.stat().st_ino for file in others.iterdir()}
+    data.make_once(folder, lambda new: {"sizes": {}})
+    assert {file.name: file.stat().st_ino for file in folder.iterdir()} == inodes
+
+
 def test_a_file_that_cannot_be_mapped_is_read(tmp_path, monkeypatch):
     write_pairs(tmp_path / "a", PAIRS * 30)
     folder = prepare(find_corpus(str(tmp_path / "a")), tmp_path, 300)
