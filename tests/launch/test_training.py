@@ -483,7 +483,7 @@ def test_a_name_goes_on_with_its_run_or_refuses_other_flags(
         name: (run / name).read_bytes() for name in ("metrics.csv", "summary.json", "last.pt")
     }
     said = refusal(*corpus_flags, *SMALL, *how, "--steps", "9", "--lr", "0.5")
-    assert "--lr 0.5: logs/r was started with 0.002; --resume logs/r remembers" in said
+    assert "--lr 0.5: logs/r was started with 0.004; --resume logs/r remembers" in said
     (run / "last.pt").unlink()
     for file in ("summary.json", None):  # a finished run, and one that had only saved
         done = train(tmp_path, *how, "--steps", "3")
