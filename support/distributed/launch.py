@@ -136,7 +136,7 @@ def one_process_reports(rank: int):
         if rank == 0:
             time.sleep(1)
         elif local_rank > 0:
-            time.sleep(4)
+            time.sleep(10)
         raise
 
 

@@ -1,6 +1,7 @@
 """The three training scripts compute the same thing and resume each other's checkpoints."""
 
 import subprocess
+from statistics import mean
 
 import parity
 import pytest
@@ -19,9 +20,9 @@ def test_every_mode_gives_the_same_curve_and_weights(
 ):
     """Some cases of tests/measure/parity.py. With 3 processes nothing divides evenly."""
     monkeypatch.setattr(parity, "STEPS", 20)
-    flags = [*corpus_flags, "--batch-tokens", "512"]
+    flags = [*corpus_flags, "--batch-tokens", "512", "--warmup", "300"]
     one = parity.run(tmp_path, "cpu", 1, 1, *flags)
-    assert one[0][-1] < one[0][0] - 0.05
+    assert mean(one[0][-5:]) < mean(one[0][:5]) - 0.05
     for mode, procs, accumulate in cases:
         loss, weights = parity.differences(
             one, parity.run(tmp_path, mode, procs, accumulate, *flags)
