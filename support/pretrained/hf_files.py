@@ -30,7 +30,8 @@ def as_user_error(message: str) -> Iterator[None]:
         raise
     except Exception as problem:  # damaged files raise exceptions of many types
         reason = f"there is no {problem}" if isinstance(problem, KeyError) else str(problem)
-        first_sentence = " ".join(reason.split()).split(". ")[0]
+        on_one_line = " ".join(reason.split())
+        first_sentence, _, _ = on_one_line.partition(". ")
         reason = first_sentence or type(problem).__name__
         raise UserError(f"{message} ({reason[:200]})") from problem
 

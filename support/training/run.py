@@ -261,7 +261,8 @@ class Run:
         progress = self.progress
         progress.seconds = time.perf_counter() - self.began
         speed, mfu = self.throughput.end_row()
-        if len(self.throughput.speeds) == 2 and not self.args.benchmark:
+        is_second_row = len(self.throughput.speeds) == 2  # the first steps are slower
+        if self.writes and is_second_row:
             self.say(summary.forecast(self, step))
         loss = progress.nll / progress.targets
         self.row = {

@@ -28,11 +28,11 @@ def beginning(run) -> str:
     source = args.base_config or "the defaults"
     if args.resume:
         source = f"those of {args.folder}"
-    length = f"{run.last / run.epoch_steps:.3g} epochs of"
+    epochs = round(run.last / run.epoch_steps, 2)
     lines = [
         f"settings: {source}, and the flags given",
         str(run.task),
-        f"length: {length} {len(run.task.batches.examples):,} {run.task.unit}, "
+        f"epochs: {epochs:g} of {len(run.task.batches.examples):,} {run.task.unit}, "
         f"{run.last:,} steps",
         f"processes: {run.world_size}, threads of each: {torch.get_num_threads()}, "
         f"{device_name(args.device)}, {args.precision}",
@@ -47,9 +47,8 @@ def beginning(run) -> str:
 
 def forecast(run, step: int) -> str:
     """Returns how long the rest of a run will take, by the speed of the last steps."""
-    remaining = (
-        (run.last - step) / run.epoch_steps * epoch_seconds(run, run.throughput.speeds[-1])
-    )
+    epochs = (run.last - step) / run.epoch_steps
+    remaining = epochs * epoch_seconds(run, run.throughput.speeds[-1])
     if remaining < 120:
         return f"about {remaining:.0f} seconds of training here"
     return f"about {remaining / 60:.0f} minutes of training here"

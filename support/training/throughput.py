@@ -82,7 +82,7 @@ def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
 
 def read_rates(path: Path) -> dict[str, float]:
     """Returns the rates that were measured before; none if the file cannot be read."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, TypeError):
         return dict(json.loads(path.read_text(encoding="utf-8")))
     return {}
 

@@ -38,7 +38,8 @@ def draw_attention(model: Transformer, bpe: BPE, text: str, beam: int, path: str
         )
     device = next(model.parameters()).device
     src = torch.tensor([[*ids, EOS]], device=device)
-    [(_, translation), *_] = beam_search(model, src, beam)[0]
+    hypotheses = beam_search(model, src, beam)[0]  # of the only sentence, best first
+    _, translation = hypotheses[0]
     tgt_in = torch.tensor([[BOS, *translation]], device=device)
     weights = alignment(model, src, tgt_in)[0].float().cpu()  # (tgt, src)
     rows = find_words(bpe, [*translation, EOS])

@@ -134,7 +134,7 @@ def test_a_run_says_who_computes_and_whether_its_rate_gets_up():
     settings, data, length, processes, warning = run_summary.beginning(run).split("\n")
     assert settings == "settings: configs/multi30k.yaml, and the flags given"
     assert data == "the corpus"
-    assert length == "length: 3 epochs of 1,200 pairs, 99 steps"
+    assert length == "epochs: 3 of 1,200 pairs, 99 steps"
     assert processes.startswith("processes: 3, threads of each: ")
     assert processes.endswith(", fp32")
     assert "the run has 99 steps, fewer than --warmup 100" in warning

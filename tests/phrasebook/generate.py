@@ -983,7 +983,12 @@ def read_noun(entry: str, kind: str) -> Noun:
     article, word, plural, english = re.fullmatch(
         r"(\w+) ([A-ZÄÖÜ]\S*(?: [A-Z]\w*)?) (?:([-¨]\w*) )?(.+)", entry
     ).groups()
-    plural = word if article == "pl" else plural_de(word, plural) if plural else ""
+    if article == "pl":
+        plural = word
+    elif plural:
+        plural = plural_de(word, plural)
+    else:
+        plural = ""
     gender = {"der": "m", "die": "f", "das": "n", "pl": "p"}[article]
     return Noun(word, gender, plural, english, kind)
 

@@ -15,15 +15,11 @@ first_sentences.tsv in view; nothing was chosen by that of more_sentences.tsv.
 
 import argparse
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from support.common.errors import run_main
-from translate import Translator
-
 SENTENCES = Path(__file__).with_name("first_sentences.tsv")
 CONTRACTIONS = [  # (as it is written, in full)
     ("can't", "can not"),
@@ -72,17 +68,16 @@ def wrong_ones(
 
 
 def translate(run: Path, sources: list[str]) -> list[str]:
-    """Returns what the model in the run's folder makes of them. Raises UserError."""
-    flags = argparse.Namespace(
-        checkpoint=[run],
-        beam=4,
-        n_best=1,
-        procs=1,
-        engine="own",
-        device="cpu",
-        precision="fp32",
+    """Returns what translate.py makes of the sentences, with the model in the run's folder."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "translate.py"), "--checkpoint", str(run)],
+        input="".join(source + "\n" for source in sources),
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
     )
-    return Translator(flags)(sources)
+    if done.returncode:
+        sys.exit(done.returncode)  # it has said why
+    return done.stdout.splitlines()
 
 
 def main() -> None:
@@ -103,4 +98,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    main()
