@@ -19,8 +19,8 @@ from pathlib import Path
 # Encoded corpora are cached in a folder of this process alone, which its scripts inherit.
 os.environ["XDG_CACHE_HOME"] = CACHE = tempfile.mkdtemp(prefix="tests-")
 atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
-# Under nohup, SIGHUP is ignored, and in the background of a shell SIGINT. The scripts that tests
-# start would inherit that.
+# Under nohup, SIGHUP is ignored, and in the background of a shell SIGINT. The scripts that
+# tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
