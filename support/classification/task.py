@@ -174,8 +174,25 @@ class Classification:
             if self.meta["held_out"] and part == "valid":
                 line += "; held out of training"
             lines.append(line)
+        lines += self.untrained_classes()
         lines += filter(None, [self.left_out_line, self.summary_of_weights, self.advice()])
         return "\n".join(lines)
+
+    def untrained_classes(self) -> list[str]:
+        """Returns a warning for each part with classes that the training part lacks."""
+        trained = np.unique(self.part("train").labels)
+        lines = []
+        for part in self.meta["parts"]:
+            labels = self.part(part).labels
+            unknown = labels[~np.isin(labels, trained)]
+            if len(unknown):
+                names = ", ".join(self.classes[label] for label in np.unique(unknown))
+                lines.append(
+                    f"warning: {len(unknown):,} of the {part} part's {len(labels):,} examples "
+                    f"have classes that the training part lacks; no model can learn these, "
+                    f"but they count in all figures: {names[:120]}"
+                )
+        return lines
 
     def advice(self) -> str:
         """Returns a line that advises a new run to begin with published weights, or ""."""

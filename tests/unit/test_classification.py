@@ -392,6 +392,21 @@ def published(tmp_path_factory):
     return str(folder), model
 
 
+def test_classes_that_only_the_test_part_has_are_named_and_scored(tmp_path, table):
+    (tmp_path / "test.csv").write_text(
+        "title,text,topic\ndog,dog,animal\nsun,sun,sky\nred,red,colour\nice,ice,sky\n"
+    )
+    flags = [*SHAPE, *table, "--test", str(tmp_path / "test.csv"), "--name", "sky"]
+    assert (
+        "warning: 2 of the test part's 4 examples have classes that the training part lacks; "
+        "no model can learn these, but they count in all figures: sky\n"
+    ) in train(tmp_path, "cpu", 2, *flags)
+    summary = json.loads((tmp_path / "logs/sky/summary.json").read_text())
+    assert summary["classes"] == ["animal", "colour", "food", "sky"]
+    assert np.sum(summary["confusion"], axis=1).tolist() == [1, 1, 0, 2]
+    assert summary["test_accuracy"] == np.trace(summary["confusion"]) / 4 <= 0.5
+
+
 @pytest.fixture
 def first_lines(tmp_path, monkeypatch):
     """first_lines(*flags) returns what a new run says of its data before the first step."""
