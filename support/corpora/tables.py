@@ -7,6 +7,7 @@ Example:
 import csv
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -17,6 +18,7 @@ from support.corpora.archives import UNREADABLE, File, open_bytes, zip_members
 
 TABLES = (".tsv", ".csv", ".jsonl")  # endings; other files are looked into: see `is_table`
 FIRST_BYTES = 1 << 16  # of a file, which tell whether it is a table
+FIRST_LINES = 100  # of a .csv file, which tell what stands between its cells
 # Where columns are given by position, the first row is a header if it has only these names.
 HEADER = {
     *("de", "en", "src", "tgt", "source", "target"),
@@ -113,6 +115,11 @@ def one_line(text: str) -> str:
     return " ".join(text.splitlines()).strip()
 
 
+def class_name(text: str) -> str:
+    """Returns a label as the name of its class: equal for equal text in unequal bytes (NFC)."""
+    return unicodedata.normalize("NFC", " ".join(text.split()))
+
+
 def read_rows(path: File) -> Iterator[tuple[int, list[str]]]:
     """Yields the number, from 1, and the cells of each row of a table with commas or tabs.
 
@@ -131,20 +138,34 @@ def read_rows(path: File) -> Iterator[tuple[int, list[str]]]:
 
 
 def read_csv_rows(path: File) -> Iterator[tuple[int, list[str]]]:
-    """Does what `read_rows` does, for a .csv file: of commas, or as the first line has them."""
+    """Does what `read_rows` does, for a .csv file."""
     csv.field_size_limit(1 << 30)  # a text may be long
-    lines = table_lines(path)
-    first_line = next(lines, "")
-    marks = [mark for mark in ",\t;" if mark in first_line]  # ; is Excel's in many languages
     # Carriage returns within a line would end the row.
-    whole_lines = (line.replace("\r", " ") + "\n" for line in chain([first_line], lines))
-    rows = csv.reader(whole_lines, strict=True, delimiter=marks[0] if marks else ",")
+    lines = (line.replace("\r", " ") + "\n" for line in table_lines(path))
+    first_lines = list(islice(lines, FIRST_LINES))
+    mark = find_mark(first_lines)
+    rows = csv.reader(chain(first_lines, lines), strict=True, delimiter=mark)
     try:
         for number, row in enumerate(rows, 1):
             if row:
                 yield number, [cell.replace("\n", " ") for cell in row]
     except csv.Error as problem:
         raise UserError(f"{path}, line {rows.line_num}: {problem}") from problem
+
+
+def find_mark(lines: list[str]) -> str:
+    """Returns what stands between the cells of a .csv file: a comma, tab or semicolon.
+
+    Excel writes semicolons in many languages. Of the marks in the first line it is the one that
+    cuts most rows into as many cells as that line. lines: the first ones of the file.
+    """
+
+    def num_alike(mark: str) -> int:
+        rows = list(csv.reader(lines, delimiter=mark))
+        return sum(len(row) == len(rows[0]) for row in rows)
+
+    marks = [mark for mark in ",\t;" if mark in "".join(lines[:1])]
+    return max(marks, key=num_alike, default=",")
 
 
 def table_lines(path: File) -> Iterator[str]:
