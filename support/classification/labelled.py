@@ -48,7 +48,7 @@ from support.corpora.class_folders import (
 )
 from support.corpora.download import sha256
 from support.corpora.pairs import PARTS, find_file, own_name
-from support.corpora.tables import class_name, column_names, find_table, read_lines
+from support.corpora.tables import class_name, column_name, column_names, find_table, read_lines
 from support.corpora.task_type import CLASSIFICATION_CORPORA, find_idx, find_numbered
 
 MAX_CLASSES = 5000
@@ -242,7 +242,7 @@ def check_header(corpus: Labelled, counts: Counter) -> None:
     only_first_is_unique = counts[first] == 1 and max(counts.values()) > 1
     if not only_first_is_unique:
         return
-    if first.lower() in column_names(corpus.headless):  # else a header was passed over
+    if column_name(first) in column_names(corpus.headless):  # else a header was passed over
         raise UserError(
             f"{corpus.name}: the class {first!r} occurs in the first row only. If that row is "
             f"a header, pass --label {first}; if not, put a header above it"

@@ -120,6 +120,11 @@ def class_name(text: str) -> str:
     return unicodedata.normalize("NFC", " ".join(text.split()))
 
 
+def column_name(text: str) -> str:
+    """Returns what a header or a flag says as the name of a column, by which they compare."""
+    return class_name(text).lower()
+
+
 def read_rows(path: File) -> Iterator[tuple[int, list[str]]]:
     """Yields the number, from 1, and the cells of each row of a table with commas or tabs.
 
@@ -219,14 +224,14 @@ def read_objects(path: File) -> Iterator[tuple[int, dict[str, Any]]]:
             raise UserError(f"{path}, line {number}: broken JSON ({problem})") from problem
         if not isinstance(row, dict):
             raise UserError(f'{path}, line {number}: no JSON object, as {{"text": ...}}')
-        yield number, {name.strip().lower(): value for name, value in row.items()}
+        yield number, {column_name(name): value for name, value in row.items()}
 
 
 def column_names(path: File) -> list[str]:
     """Returns what a table's first row or JSON object calls its columns, in lower case."""
     rows = read_objects(path) if ending(path) == ".jsonl" else read_rows(path)
     for _, first_row in rows:
-        return [name.strip().lower() for name in first_row]
+        return [column_name(name) for name in first_row]
     return []
 
 
@@ -272,7 +277,7 @@ def read_columns_of_objects(
     for number, row in read_objects(path):
         cells = []
         for name in columns:
-            value = row.get(name.lower(), [])
+            value = row.get(column_name(name), [])
             if isinstance(value, list | dict):
                 raise UserError(
                     f"{path}, line {number}: no text or number named {name!r} ({flags}); "
@@ -298,11 +303,11 @@ def all_positions(columns: list[str]) -> bool:
 
 def find_columns(path: File, columns: list[str], row: list[str], flags: str) -> list[int]:
     """Returns the positions of columns, from 0. row: the table's first. Raises UserError."""
-    names = [cell.strip().lower() for cell in row]
+    names = [column_name(cell) for cell in row]
     positions = []
     for name in columns:
-        if name.lower() in names and not all_positions(columns):
-            positions.append(names.index(name.lower()))
+        if column_name(name) in names and not all_positions(columns):
+            positions.append(names.index(column_name(name)))
         elif name.isdecimal():
             positions.append(int(name) - 1)
         else:
@@ -317,5 +322,5 @@ def is_header(row: list[str], columns: list[str], positions: list[int]) -> bool:
     """Returns whether a table's first row names its columns."""
     if not all_positions(columns):
         return True
-    names = [row[i].strip().lower() for i in positions if 0 <= i < len(row)]
+    names = [column_name(row[i]) for i in positions if 0 <= i < len(row)]
     return set(names) <= HEADER
