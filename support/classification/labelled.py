@@ -185,10 +185,10 @@ def find_data(
 
 
 def classes_of(corpus: Labelled) -> list[str]:
-    """Returns the classes of the training part: in the corpus's order, or sorted.
+    """Returns the classes of all parts: in the corpus's order, or sorted.
 
     Names that are all numbers are sorted by value. Reads the labels of all parts. Raises
-    UserError for a single class, for a class that occurs in another part only, and for what
+    UserError for a single class, for too many, for a part with other classes only, and for what
     seems to be a header.
     """
     if "train" not in corpus.parts:
@@ -196,15 +196,24 @@ def classes_of(corpus: Labelled) -> list[str]:
     counts = Counter(corpus.read_labels("train"))
     check_classes(corpus, counts)
     check_header(corpus, counts)
+    names = set(counts)
+    for part in corpus.parts.keys() - {"train"}:
+        names_of_part = set(corpus.read_labels(part))
+        if names_of_part and names_of_part.isdisjoint(counts):
+            raise UserError(
+                f"{corpus.name}: the {part} part has no class that the training part has, but "
+                f"such as {min(names_of_part)!r}"
+            )
+        names |= names_of_part
     if corpus.classes:
         return corpus.classes
-    if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in counts):
-        return sorted(counts, key=lambda name: (float(name), name))
-    return sorted(counts)
+    if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in names):
+        return sorted(names, key=lambda name: (float(name), name))
+    return sorted(names)
 
 
 def check_classes(corpus: Labelled, counts: Counter) -> None:
-    """Raises UserError for too few or too many classes, and for one that is not trained on.
+    """Raises UserError for too few or too many classes.
 
     counts: the examples of each class in the training part.
     """
@@ -219,15 +228,6 @@ def check_classes(corpus: Labelled, counts: Counter) -> None:
         raise UserError(
             f"{corpus.name}: {len(counts):,} classes; does --label name the right column?"
         )
-    for part in corpus.parts:
-        if part == "train":
-            continue
-        unknown = set(corpus.read_labels(part)) - counts.keys()
-        if unknown:
-            raise UserError(
-                f"{corpus.name}: the class {min(unknown)!r} occurs in the {part} part, but not "
-                f"in the training part"
-            )
 
 
 def check_header(corpus: Labelled, counts: Counter) -> None:
