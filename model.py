@@ -91,14 +91,21 @@ class Attention(nn.Module):
 
     def __init__(self, config: LayerConfig):
         super().__init__()
-        self.heads = config.heads
+        self.d_head = config.d_model // config.heads
         self.query = nn.Linear(config.d_model, config.d_model, bias=config.bias)
+        # Rows: the keys of the first head, its values, the keys of the second head, ...
         self.key_value = nn.Linear(config.d_model, 2 * config.d_model, bias=config.bias)
         self.out = nn.Linear(config.d_model, config.d_model, bias=config.bias)
 
     def split(self, x: Tensor) -> Tensor:
         """(batch, length, d_model) to (batch, heads, length, d_head)."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return x.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
+
+    def split_key_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, length, 2 * d_model) to keys and values, (batch, heads, length, d_head)."""
+        heads = x.unflatten(-1, (-1, 2 * self.d_head)).transpose(1, 2)
+        k, v = heads.chunk(2, dim=-1)
+        return k, v
 
     def forward(self, x: Tensor, source: Tensor, mask: Tensor) -> Tensor:
         """x: (batch, tgt, d_model) attends to source: (batch, src, d_model) where mask is True.
@@ -106,7 +113,7 @@ class Attention(nn.Module):
         Returns (batch, tgt, d_model).
         """
         q = self.split(self.query(x))
-        k, v = map(self.split, self.key_value(source).chunk(2, dim=-1))
+        k, v = self.split_key_value(self.key_value(source))
         y = self.attend(q, k, v, mask)  # (batch, heads, tgt, d_head)
         return self.out(y.transpose(1, 2).flatten(2))  # (batch, tgt, d_model)
 

@@ -48,7 +48,7 @@ from support.corpora.class_folders import (
 )
 from support.corpora.download import sha256
 from support.corpora.pairs import PARTS, find_file, own_name
-from support.corpora.tables import column_names, find_table, read_lines
+from support.corpora.tables import class_name, column_name, column_names, find_table, read_lines
 from support.corpora.task_type import CLASSIFICATION_CORPORA, find_idx, find_numbered
 
 MAX_CLASSES = 5000
@@ -185,10 +185,10 @@ def find_data(
 
 
 def classes_of(corpus: Labelled) -> list[str]:
-    """Returns the classes of the training part: in the corpus's order, or sorted.
+    """Returns the classes of all parts: in the corpus's order, or sorted.
 
     Names that are all numbers are sorted by value. Reads the labels of all parts. Raises
-    UserError for a single class, for a class that occurs in another part only, and for what
+    UserError for a single class, for too many, for a part with other classes only, and for what
     seems to be a header.
     """
     if "train" not in corpus.parts:
@@ -196,15 +196,24 @@ def classes_of(corpus: Labelled) -> list[str]:
     counts = Counter(corpus.read_labels("train"))
     check_classes(corpus, counts)
     check_header(corpus, counts)
+    names = set(counts)
+    for part in corpus.parts.keys() - {"train"}:
+        names_of_part = set(corpus.read_labels(part))
+        if names_of_part and names_of_part.isdisjoint(counts):
+            raise UserError(
+                f"{corpus.name}: the {part} part has no class that the training part has, but "
+                f"such as {min(names_of_part)!r}"
+            )
+        names |= names_of_part
     if corpus.classes:
         return corpus.classes
-    if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in counts):
-        return sorted(counts, key=lambda name: (float(name), name))
-    return sorted(counts)
+    if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in names):
+        return sorted(names, key=lambda name: (float(name), name))
+    return sorted(names)
 
 
 def check_classes(corpus: Labelled, counts: Counter) -> None:
-    """Raises UserError for too few or too many classes, and for one that is not trained on.
+    """Raises UserError for too few or too many classes.
 
     counts: the examples of each class in the training part.
     """
@@ -219,15 +228,6 @@ def check_classes(corpus: Labelled, counts: Counter) -> None:
         raise UserError(
             f"{corpus.name}: {len(counts):,} classes; does --label name the right column?"
         )
-    for part in corpus.parts:
-        if part == "train":
-            continue
-        unknown = set(corpus.read_labels(part)) - counts.keys()
-        if unknown:
-            raise UserError(
-                f"{corpus.name}: the class {min(unknown)!r} occurs in the {part} part, but not "
-                f"in the training part"
-            )
 
 
 def check_header(corpus: Labelled, counts: Counter) -> None:
@@ -242,7 +242,7 @@ def check_header(corpus: Labelled, counts: Counter) -> None:
     only_first_is_unique = counts[first] == 1 and max(counts.values()) > 1
     if not only_first_is_unique:
         return
-    if first.lower() in column_names(corpus.headless):  # else a header was passed over
+    if column_name(first) in column_names(corpus.headless):  # else a header was passed over
         raise UserError(
             f"{corpus.name}: the class {first!r} occurs in the first row only. If that row is "
             f"a header, pass --label {first}; if not, put a header above it"
@@ -308,7 +308,8 @@ def add_numbered(corpus: Labelled, folder: Path) -> None:
     """Adds AG News's files, or others of their form whose classes.txt names the classes."""
     class_names = folder / "classes.txt"
     if class_names.is_file():
-        corpus.classes = [line.strip() for line in read_lines(class_names) if line.strip()]
+        lines = read_lines(class_names)
+        corpus.classes = [class_name(line) for line in lines if line.strip()]
     elif sha256(folder / "test.csv") == FILES["agnews"]["test.csv"][1]:
         corpus.classes = CLASSES["agnews"]
     elif folder.resolve().name == "amazon_review_polarity_csv":  # the archive, unpacked
@@ -360,11 +361,11 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
             f"{path}: neither a table (.csv, .jsonl, or each line with tabs) nor a folder of "
             f"class folders"
         )
-    names = [file.parent.name for file in files]
+    names = [class_name(file.parent.name) for file in files]
     if part == "train":
         with_examples = set(names)
         for folder in inner_folders(path):
-            if folder.name not in with_examples and visible(folder):
+            if class_name(folder.name) not in with_examples and visible(folder):
                 raise UserError(f"{folder}: a class without any {modality}")
     corpus.left_out += left_out
     read: Reader
@@ -388,4 +389,4 @@ def read_image_files(
 ) -> Iterator[tuple[np.ndarray, str]]:
     """Yields the image of each file with the name of its folder."""
     for path in paths:
-        yield read_image(path, transform), path.parent.name
+        yield read_image(path, transform), class_name(path.parent.name)

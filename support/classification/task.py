@@ -36,6 +36,8 @@ from support.common.kernels import speed_up
 from support.common.paths import CACHE
 
 EVALUATION_TOKENS = 4096  # in a batch of an evaluation
+FEW_EXAMPLES = 10_000  # to train on; with so few of them published weights do better
+PUBLISHED_WEIGHTS = {"text": "a BERT of their language", "image": "a ViT or a DeiT"}
 
 
 class Classification:
@@ -172,8 +174,35 @@ class Classification:
             if self.meta["held_out"] and part == "valid":
                 line += "; held out of training"
             lines.append(line)
-        lines += filter(None, [self.left_out_line, self.summary_of_weights])
+        lines += self.untrained_classes()
+        lines += filter(None, [self.left_out_line, self.summary_of_weights, self.advice()])
         return "\n".join(lines)
+
+    def untrained_classes(self) -> list[str]:
+        """Returns a warning for each part with classes that the training part lacks."""
+        trained = np.unique(self.part("train").labels)
+        lines = []
+        for part in self.meta["parts"]:
+            labels = self.part(part).labels
+            unknown = labels[~np.isin(labels, trained)]
+            if len(unknown):
+                names = ", ".join(self.classes[label] for label in np.unique(unknown))
+                lines.append(
+                    f"warning: {len(unknown):,} of the {part} part's {len(labels):,} examples "
+                    f"have classes that the training part lacks; no model can learn these, "
+                    f"but they count in all figures: {names[:120]}"
+                )
+        return lines
+
+    def advice(self) -> str:
+        """Returns a line that advises a new run to begin with published weights, or ""."""
+        examples = self.meta["parts"]["train"]["examples"]
+        if self.args.pretrained or self.args.saved or examples > FEW_EXAMPLES:
+            return ""
+        return (
+            f"few {self.unit}: published weights would do better, such as "
+            f"{PUBLISHED_WEIGHTS[self.meta['modality']]}: --pretrained FOLDER"
+        )
 
     def size(self, step: int) -> tuple[int, int, float]:
         """Returns examples, tokens without padding, and FLOPs of a whole step."""

@@ -31,7 +31,7 @@ from support.common.errors import UserError, first_line
 from support.common.files import replace, sync, sync_folder
 from support.common.paths import LOGS
 
-FORMAT = 1
+FORMAT = 2  # increase it when a field, or the order of a weight's rows, changes
 CAN_MAP = sys.platform != "win32"  # where a file cannot be replaced while it is mapped
 FIELD_TYPES = {"step": int, "model": dict, "task": dict, "flags": dict, "progress": dict}
 SCRIPTS = {"translation": "translate.py", "classification": "classify.py"}  # by task type
@@ -80,8 +80,10 @@ def load(path: Path) -> dict:
 
 def check_fields(checkpoint: dict) -> None:
     """Raises ValueError for a wrong format, a missing field, or weights that are not finite."""
-    if not isinstance(checkpoint, dict) or checkpoint.get("format") != FORMAT:
-        raise ValueError("its format is missing or unknown")
+    if not isinstance(checkpoint, dict) or "format" not in checkpoint:
+        raise ValueError("its format is missing")
+    if checkpoint["format"] != FORMAT:
+        raise ValueError(f"its format is {checkpoint['format']}, this version reads {FORMAT}")
     for name, field_type in FIELD_TYPES.items():
         if not isinstance(checkpoint.get(name), field_type):
             raise ValueError(f"its {name} is missing or of the wrong type")

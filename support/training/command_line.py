@@ -18,7 +18,7 @@ from typing import Any
 
 from support.common.checkpoint import load_run
 from support.common.errors import UserError
-from support.common.hardware import find_device
+from support.common.hardware import find_device, number_in_environment
 from support.common.kernels import check_compiler, fast_precision
 from support.common.packages import require
 from support.common.paths import LOGS
@@ -248,9 +248,10 @@ def settle(args: Settings, defaults: dict[str, Any]) -> None:
     if args.precision == "auto":
         args.precision = fast_precision(args.device)
     replicas = getattr(args, "replicas", 1)
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if world_size % replicas:
-        raise UserError(
-            f"--replicas {replicas}: {world_size} processes cannot be divided by it"
-        )
+    if replicas > 1:
+        world_size = number_in_environment("WORLD_SIZE", 1)  # set by torchrun
+        if world_size % replicas:
+            raise UserError(
+                f"--replicas {replicas}: {world_size} processes cannot be divided by it"
+            )
     check_task(args, defaults)

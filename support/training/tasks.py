@@ -120,9 +120,7 @@ def base_config(flags: dict[str, Any]) -> Path | None:
     if flags["pretrained"]:
         kind = f"pretrained-{kind}"
     elif corpus.name in CLASSIFICATION_CORPORA:
-        own = CONFIGS / f"{corpus.name}.yaml"
-        if own.is_file():
-            return own
+        return CONFIGS / f"{corpus.name}.yaml"
     has_examples = "train" in corpus.parts  # else there will be an error that says so
     return config_for_amount(kind, corpus.read_labels("train") if has_examples else ())
 

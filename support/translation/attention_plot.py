@@ -62,7 +62,7 @@ def alignment(model: Transformer, src: Tensor, tgt_in: Tensor) -> Tensor:
     def compute_weights(attention: Attention, inputs: tuple[Tensor, ...], _) -> None:
         x, source, mask = inputs  # of Attention.forward
         q = attention.split(attention.query(x))
-        k = attention.split(attention.key_value(source).chunk(2, dim=-1)[0])
+        k, _ = attention.split_key_value(attention.key_value(source))
         scores = (q @ k.transpose(-2, -1)).float() / math.sqrt(q.shape[-1])
         weights.append(scores.masked_fill(~mask, -math.inf).softmax(-1).mean(1))
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from conftest import ROOT, SMALL, mathematics, read_metrics
 
 from support.common.errors import UserError
+from support.corpora.task_type import CLASSIFICATION_CORPORA, TRANSLATION_CORPORA
 from support.distributed.rendezvous import store_on_loopback
 from support.distributed.trial import settle_length
 from support.training import summary, tasks
@@ -42,6 +43,21 @@ def test_every_file_can_be_chosen():
         kind, _, limit = path.stem.rpartition("-to-")
         assert (tasks.CONFIGS / f"{kind}.yaml").is_file(), f"{kind} has no file for more"
         assert tasks.config_for_amount(kind, range(int(limit))) == path
+
+
+def test_every_corpus_with_a_name_has_its_own_file():
+    for name in (*CLASSIFICATION_CORPORA, *TRANSLATION_CORPORA):
+        assert (tasks.CONFIGS / f"{name}.yaml").is_file(), name
+
+
+def test_published_weights_have_settings_by_amount_too(tmp_path):
+    names = []
+    for examples in (3, 30_000):
+        table = tmp_path / f"{examples}.csv"
+        table.write_text("text,label\n" + "a,1\n" * examples)
+        flags = {"data": str(table), "label": "label", "pretrained": "FOLDER"}
+        names.append(tasks.base_config(defaults_of(CpuSettings) | flags).name)
+    assert names == ["pretrained-texts-to-1000.yaml", "pretrained-texts.yaml"]
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ def test_a_model_is_the_same_when_it_is_fast(norm, bf16):
     tolerance = 1e-2 if bf16 else 1e-5
     torch.testing.assert_close(fast_loss, plain_loss, rtol=tolerance, atol=0)
     torch.testing.assert_close(fast_nll, plain_nll, rtol=tolerance, atol=0)
-    assert apart(fast, plain) < (0.03 if bf16 else 1e-5)
+    assert apart(fast, plain) < (0.06 if bf16 else 1e-5)
 
 
 @pytest.mark.parametrize("device, bf16", [("cpu", False), ("cpu", True), ("cuda", True)])
