@@ -48,7 +48,7 @@ from support.corpora.class_folders import (
 )
 from support.corpora.download import sha256
 from support.corpora.pairs import PARTS, find_file, own_name
-from support.corpora.tables import column_names, find_table, read_lines
+from support.corpora.tables import class_name, column_name, column_names, find_table, read_lines
 from support.corpora.task_type import CLASSIFICATION_CORPORA, find_idx, find_numbered
 
 MAX_CLASSES = 5000
@@ -242,7 +242,7 @@ def check_header(corpus: Labelled, counts: Counter) -> None:
     only_first_is_unique = counts[first] == 1 and max(counts.values()) > 1
     if not only_first_is_unique:
         return
-    if first.lower() in column_names(corpus.headless):  # else a header was passed over
+    if column_name(first) in column_names(corpus.headless):  # else a header was passed over
         raise UserError(
             f"{corpus.name}: the class {first!r} occurs in the first row only. If that row is "
             f"a header, pass --label {first}; if not, put a header above it"
@@ -308,7 +308,8 @@ def add_numbered(corpus: Labelled, folder: Path) -> None:
     """Adds AG News's files, or others of their form whose classes.txt names the classes."""
     class_names = folder / "classes.txt"
     if class_names.is_file():
-        corpus.classes = [line.strip() for line in read_lines(class_names) if line.strip()]
+        lines = read_lines(class_names)
+        corpus.classes = [class_name(line) for line in lines if line.strip()]
     elif sha256(folder / "test.csv") == FILES["agnews"]["test.csv"][1]:
         corpus.classes = CLASSES["agnews"]
     elif folder.resolve().name == "amazon_review_polarity_csv":  # the archive, unpacked
@@ -360,11 +361,11 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
             f"{path}: neither a table (.csv, .jsonl, or each line with tabs) nor a folder of "
             f"class folders"
         )
-    names = [file.parent.name for file in files]
+    names = [class_name(file.parent.name) for file in files]
     if part == "train":
         with_examples = set(names)
         for folder in inner_folders(path):
-            if folder.name not in with_examples and visible(folder):
+            if class_name(folder.name) not in with_examples and visible(folder):
                 raise UserError(f"{folder}: a class without any {modality}")
     corpus.left_out += left_out
     read: Reader
@@ -388,4 +389,4 @@ def read_image_files(
 ) -> Iterator[tuple[np.ndarray, str]]:
     """Yields the image of each file with the name of its folder."""
     for path in paths:
-        yield read_image(path, transform), path.parent.name
+        yield read_image(path, transform), class_name(path.parent.name)

@@ -3,7 +3,14 @@
 from collections.abc import Iterator
 
 from support.common.errors import UserError
-from support.corpora.tables import File, column_names, one_line, read_columns, read_rows
+from support.corpora.tables import (
+    File,
+    class_name,
+    column_names,
+    one_line,
+    read_columns,
+    read_rows,
+)
 
 TEXT_COLUMNS = ("text", "content", "sentence", "review", "body")  # the first found has the text
 
@@ -20,12 +27,11 @@ def read_labelled_table(path: File, text: str, label: str) -> Iterator[tuple[str
     is_empty = True
     for number, (*texts, name) in read_columns(path, [*columns, label], "--text, --label"):
         example = one_line(" ".join(texts))
-        class_name = " ".join(name.split())
-        if not class_name:
+        if not name.strip():
             raise UserError(f"{path}, row {number}: it has no label")
         if example:
             is_empty = False
-        yield example, class_name
+        yield example, class_name(name)
     if is_empty:
         raise UserError(f"{path}: the text column ({', '.join(columns)}) is empty")
 

@@ -31,13 +31,27 @@ PEAKS = {
 
 
 def available_cores(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Returns how many cores this process may use: under Slurm or Docker often not all."""
+    """Returns how many cores this process may use: under Slurm or Docker often not all.
+
+    Raises UserError.
+    """
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     # Not every Slurm binds a job to the cores that it grants; `docker run --cpus` binds none.
-    granted = int(os.environ.get("SLURM_CPUS_PER_TASK") or cores)
+    granted = number_in_environment("SLURM_CPUS_PER_TASK", cores)
     return min(cores, granted, cgroup_quota(cgroups) or cores)
+
+
+def number_in_environment(name: str, default: int) -> int:
+    """Returns the whole number that an environment variable holds; `default` if it is not set.
+
+    Raises UserError.
+    """
+    text = os.environ.get(name) or str(default)
+    if not text.isdecimal():
+        raise UserError(f"{name}={text}: the environment variable must be a whole number")
+    return int(text)
 
 
 def cgroup_quota(cgroups: Path) -> int:
@@ -124,7 +138,7 @@ def check_gpus() -> None:
         raise UserError(
             "--device cuda: PyTorch finds no GPU that it can use; use --device cpu instead"
         )
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # set by torchrun
+    processes = number_in_environment("LOCAL_WORLD_SIZE", 1)  # set by torchrun
     gpus = torch.cuda.device_count()
     if processes > gpus:
         raise UserError(

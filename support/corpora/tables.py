@@ -7,6 +7,7 @@ Example:
 import csv
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -17,6 +18,7 @@ from support.corpora.archives import UNREADABLE, File, open_bytes, zip_members
 
 TABLES = (".tsv", ".csv", ".jsonl")  # endings; other files are looked into: see `is_table`
 FIRST_BYTES = 1 << 16  # of a file, which tell whether it is a table
+FIRST_LINES = 100  # of a .csv file, which tell what stands between its cells
 # Where columns are given by position, the first row is a header if it has only these names.
 HEADER = {
     *("de", "en", "src", "tgt", "source", "target"),
@@ -113,6 +115,16 @@ def one_line(text: str) -> str:
     return " ".join(text.splitlines()).strip()
 
 
+def class_name(text: str) -> str:
+    """Returns a label as the name of its class: equal for equal text in unequal bytes (NFC)."""
+    return unicodedata.normalize("NFC", " ".join(text.split()))
+
+
+def column_name(text: str) -> str:
+    """Returns what a header or a flag says as the name of a column, by which they compare."""
+    return class_name(text).lower()
+
+
 def read_rows(path: File) -> Iterator[tuple[int, list[str]]]:
     """Yields the number, from 1, and the cells of each row of a table with commas or tabs.
 
@@ -131,20 +143,34 @@ def read_rows(path: File) -> Iterator[tuple[int, list[str]]]:
 
 
 def read_csv_rows(path: File) -> Iterator[tuple[int, list[str]]]:
-    """Does what `read_rows` does, for a .csv file: of commas, or as the first line has them."""
+    """Does what `read_rows` does, for a .csv file."""
     csv.field_size_limit(1 << 30)  # a text may be long
-    lines = table_lines(path)
-    first_line = next(lines, "")
-    marks = [mark for mark in ",\t;" if mark in first_line]  # ; is Excel's in many languages
     # Carriage returns within a line would end the row.
-    whole_lines = (line.replace("\r", " ") + "\n" for line in chain([first_line], lines))
-    rows = csv.reader(whole_lines, strict=True, delimiter=marks[0] if marks else ",")
+    lines = (line.replace("\r", " ") + "\n" for line in table_lines(path))
+    first_lines = list(islice(lines, FIRST_LINES))
+    mark = find_mark(first_lines)
+    rows = csv.reader(chain(first_lines, lines), strict=True, delimiter=mark)
     try:
         for number, row in enumerate(rows, 1):
             if row:
                 yield number, [cell.replace("\n", " ") for cell in row]
     except csv.Error as problem:
         raise UserError(f"{path}, line {rows.line_num}: {problem}") from problem
+
+
+def find_mark(lines: list[str]) -> str:
+    """Returns what stands between the cells of a .csv file: a comma, tab or semicolon.
+
+    Excel writes semicolons in many languages. Of the marks in the first line it is the one that
+    cuts most rows into as many cells as that line. lines: the first ones of the file.
+    """
+
+    def num_alike(mark: str) -> int:
+        rows = list(csv.reader(lines, delimiter=mark))
+        return sum(len(row) == len(rows[0]) for row in rows)
+
+    marks = [mark for mark in ",\t;" if mark in "".join(lines[:1])]
+    return max(marks, key=num_alike, default=",")
 
 
 def table_lines(path: File) -> Iterator[str]:
@@ -198,14 +224,14 @@ def read_objects(path: File) -> Iterator[tuple[int, dict[str, Any]]]:
             raise UserError(f"{path}, line {number}: broken JSON ({problem})") from problem
         if not isinstance(row, dict):
             raise UserError(f'{path}, line {number}: no JSON object, as {{"text": ...}}')
-        yield number, {name.strip().lower(): value for name, value in row.items()}
+        yield number, {column_name(name): value for name, value in row.items()}
 
 
 def column_names(path: File) -> list[str]:
     """Returns what a table's first row or JSON object calls its columns, in lower case."""
     rows = read_objects(path) if ending(path) == ".jsonl" else read_rows(path)
     for _, first_row in rows:
-        return [name.strip().lower() for name in first_row]
+        return [column_name(name) for name in first_row]
     return []
 
 
@@ -251,7 +277,7 @@ def read_columns_of_objects(
     for number, row in read_objects(path):
         cells = []
         for name in columns:
-            value = row.get(name.lower(), [])
+            value = row.get(column_name(name), [])
             if isinstance(value, list | dict):
                 raise UserError(
                     f"{path}, line {number}: no text or number named {name!r} ({flags}); "
@@ -277,11 +303,11 @@ def all_positions(columns: list[str]) -> bool:
 
 def find_columns(path: File, columns: list[str], row: list[str], flags: str) -> list[int]:
     """Returns the positions of columns, from 0. row: the table's first. Raises UserError."""
-    names = [cell.strip().lower() for cell in row]
+    names = [column_name(cell) for cell in row]
     positions = []
     for name in columns:
-        if name.lower() in names and not all_positions(columns):
-            positions.append(names.index(name.lower()))
+        if column_name(name) in names and not all_positions(columns):
+            positions.append(names.index(column_name(name)))
         elif name.isdecimal():
             positions.append(int(name) - 1)
         else:
@@ -296,5 +322,5 @@ def is_header(row: list[str], columns: list[str], positions: list[int]) -> bool:
     """Returns whether a table's first row names its columns."""
     if not all_positions(columns):
         return True
-    names = [row[i].strip().lower() for i in positions if 0 <= i < len(row)]
+    names = [column_name(row[i]) for i in positions if 0 <= i < len(row)]
     return set(names) <= HEADER

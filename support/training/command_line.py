@@ -18,7 +18,7 @@ from typing import Any
 
 from support.common.checkpoint import load_run
 from support.common.errors import UserError
-from support.common.hardware import find_device
+from support.common.hardware import find_device, number_in_environment
 from support.common.kernels import check_compiler, fast_precision
 from support.common.packages import require
 from support.common.paths import LOGS
@@ -255,10 +255,12 @@ def settle(args: Settings, defaults: dict[str, Any]) -> None:
 def settle_mesh(args: Settings) -> None:
     """Settles --tensor. Raises UserError if the processes do not make whole rows of a mesh."""
     if isinstance(args, TpSettings) and args.tensor == 0:
-        args.tensor = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
+        args.tensor = number_in_environment("LOCAL_WORLD_SIZE", 1)  # set by torchrun
     for name in ("replicas", "tensor"):
         number = getattr(args, name, 1)
+        if number == 1:
+            continue
+        world_size = number_in_environment("WORLD_SIZE", 1)
         if world_size % number:
             raise UserError(
                 f"{option(name)} {number}: {world_size} processes cannot be divided by it"

@@ -170,6 +170,20 @@ def test_a_table_as_excel_writes_it(tmp_path, name, mark):
         assert [target.split() for _, target in read(tmp_path / name)] == [["Yes,", "Sir"]]
 
 
+@pytest.mark.parametrize("header", ["de, spoken;en, written", "2. de, spoken;en"])
+def test_commas_in_a_header_do_not_divide_it(tmp_path, header):
+    """Here semicolons do, as they divide all rows into two."""
+    src, tgt = header.split(";")
+    rows = [header, "Ja, ja;Yes, yes", "Nein;No", '"So;\noder so";Like, this']
+    (tmp_path / "a.csv").write_text("\n".join(rows) + "\n")
+    corpus = find_corpus(str(tmp_path / "a.csv"), src=src, tgt=tgt)
+    assert list(corpus.parts["train"]()) == [
+        ("Ja, ja", "Yes, yes"),
+        ("Nein", "No"),
+        ("So; oder so", "Like, this"),
+    ]
+
+
 def test_pairs_from_json_lines(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"de": "Ja.", "en": "Yes.\\nSir."}\n')
     assert list(find_corpus(str(tmp_path / "a.jsonl")).parts["train"]()) == [

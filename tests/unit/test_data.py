@@ -586,6 +586,9 @@ def test_no_more_cores_than_slurm_has_granted(monkeypatch):
     assert available_cores() == 1
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", str(cores + 7))
     assert available_cores() == cores
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "abc")
+    with pytest.raises(UserError, match="SLURM_CPUS_PER_TASK=abc: .* must be a whole number"):
+        available_cores()
 
 
 @pytest.mark.parametrize(
