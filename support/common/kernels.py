@@ -157,7 +157,8 @@ def cpu_bf16_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     in fp32. It pads the keys to a multiple of 32, a vector of the processor, because softmax
     handles a remainder number by number. It adds the mask, which needs no backward pass.
     """
-    padding = -k.shape[-2] % 32
+    # Never 0: then F.pad returns another layout, which code of torch.compile does not expect.
+    padding = 32 - k.shape[-2] % 32
     k = F.pad(k, (0, 0, 0, padding))  # (batch, heads, src + padding, d_head)
     v = F.pad(v, (0, 0, 0, padding))
     bias = torch.zeros(mask.shape, dtype=q.dtype)

@@ -37,7 +37,7 @@ def graphs(monkeypatch):
 @pytest.fixture(scope="module")
 def batches(tmp_path_factory, pairs, small_corpus):
     corpus = find_corpus(str(small_corpus))
-    return Batches(Pairs(prepare(corpus, tmp_path_factory.mktemp("x"), 300), "train"), 512, 1)
+    return Batches(Pairs(prepare(corpus, tmp_path_factory.mktemp("x"), 300), "train"), 1024, 1)
 
 
 def as_it_is(model):
