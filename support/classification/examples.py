@@ -26,7 +26,7 @@ from support.classification.labelled import Labelled, Reader, classes_of
 from support.classification.splits import hold_out
 from support.common.errors import UserError
 
-FORMAT = 7  # of the files: increase it when the same examples are stored differently
+FORMAT = 8  # of the files: increase it when the same examples are stored differently
 BLOCK = 1000  # texts encoded at a time; the part cut off a long one takes half a MiB
 BPE_TEXTS = 200_000  # enough to train a tokenizer on; each distinct word takes about 1 KB
 CHARACTERS_PER_TOKEN = 100  # hardly a token has more than a dozen

@@ -287,6 +287,8 @@ def test_a_class_has_one_name_whatever_its_bytes_are(tmp_path):
     )
     table = find_labelled(str(tmp_path / "a.csv"), label="label")
     assert read(table) == [("a", composed), ("b", composed), ("c", "Obst")]
+    (tmp_path / "b.csv").write_text(f"text,{decomposed}\na,1\n")
+    assert read(find_labelled(str(tmp_path / "b.csv"), label=composed)) == [("a", "1")]
     folders = find_labelled(str(tmp_path / "folders"))
     assert classes_of(folders) == [composed, "Obst"]
     assert read(folders) == [("a", composed), ("c", "Obst")]
