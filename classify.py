@@ -30,6 +30,7 @@ from support.common.errors import UserError, make_parser, run_main
 from support.common.hardware import available_cores, find_device
 from support.common.kernels import configure_backends, speed_up
 from support.common.prompt import prompt, readable
+from support.common.text_table import pad_right, text_width
 from support.corpora.pairs import PARTS
 from support.corpora.tables import blocks, decode_lines, find_table
 from support.pretrained.export import export
@@ -152,11 +153,11 @@ class Predictor:
         num_shown = min(MAX_CLASSES_SHOWN, len(self.classes))
         probabilities, labels = self([self.read(line)])[0].topk(num_shown)
         names = [self.classes[label] for label in labels.tolist()]
-        width = max(len(name) for name in names)
+        columns = max(map(text_width, names))
         lines = []
         for name, p in zip(names, probabilities.tolist()):
             bar = "=" * round(BAR_WIDTH * p)
-            lines.append(f"{name:{width}}  {p:6.1%}  {bar}")
+            lines.append(f"{pad_right(name, columns)}  {p:6.1%}  {bar}")
         return "\n".join(lines)
 
 
