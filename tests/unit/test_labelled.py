@@ -879,6 +879,33 @@ def test_class_folders_of_images(tmp_path, image):
 
 
 @pytest.mark.optional
+def test_images_are_decoded_once(tmp_path, image, monkeypatch):
+    """Although some are held out to validate on."""
+    decoded = []
+
+    def read_and_note(path, transform):
+        decoded.append(path.name)
+        return read_image(path, transform)
+
+    monkeypatch.setattr("support.classification.labelled.read_image", read_and_note)
+    for number in range(40):
+        folder = tmp_path / "all" / ("cat" if number % 2 else "dog")
+        folder.mkdir(parents=True, exist_ok=True)
+        image.new("RGB", (9, 9), (6 * number,) * 3).save(folder / f"{number}.png")
+    corpus = find_labelled(f"{tmp_path}/all")
+    folder = prepare(corpus, corpus.checksum(), tmp_path, "", 64, corpus.transform, 300)
+    assert len(decoded) == 40
+    found = {
+        part: np.fromfile(folder / f"{part}.pixels", np.uint8).reshape(-1, 3, 32, 32)
+        for part in ("train", "valid")
+    }
+    assert len(found["train"]) == 38 and len(found["valid"]) == 2
+    values = sorted(pixels[0, 0, 0] for part in found.values() for pixels in part)
+    assert values == [6 * number for number in range(40)]
+    assert not (folder / "decoded").exists()
+
+
+@pytest.mark.optional
 def test_images_that_are_broken_or_huge_are_refused(tmp_path, image, recwarn):
     image.fromarray(np.random.default_rng(1).integers(0, 256, (30, 30)).astype(np.uint8)).save(
         tmp_path / "a.png"
