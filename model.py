@@ -12,11 +12,14 @@ batch, src and tgt (lengths in tokens), heads, d_model, d_head = d_model / heads
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+if TYPE_CHECKING:  # slow to import, and only train_tp.py needs it
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 
 @dataclass(kw_only=True)
@@ -304,6 +307,24 @@ def initialize(model: nn.Module, seed: int) -> None:
         if hasattr(parameter, "placements"):  # FSDP's DTensor: every process keeps its shard
             values = shard_like(parameter, values)
         parameter.copy_(values)
+
+
+def tensor_parallel_plan() -> dict[str, "ParallelStyle"]:
+    """Returns how train_tp.py splits the matrices of an encoder or decoder layer.
+
+    A matrix that is split by columns (rows of `weight`) takes the whole input and gives a part
+    of the output: some of the heads, or some of d_ff. The next one is split by rows: it takes
+    that part, and the sum of what all ranks then have is the whole output.
+    """
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    return {
+        "*attention.query": ColwiseParallel(),
+        "*attention.key_value": ColwiseParallel(),
+        "*attention.out": RowwiseParallel(),
+        "feed_forward.0": ColwiseParallel(),
+        "feed_forward.2": RowwiseParallel(),
+    }
 
 
 def shard_like(parameter: Tensor, values: Tensor) -> Tensor:

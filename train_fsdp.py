@@ -4,7 +4,7 @@ r"""Trains under torchrun: each process, a GPU's or a core's, has a shard of the
     torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
         train_fsdp.py --data multi30k  # the same on both nodes; HOST is one of them
 
-The three train_*.py compute the same step. They differ only in how processes share it.
+The four train_*.py compute the same step. They differ only in how processes share it.
 """
 
 import math

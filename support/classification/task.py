@@ -34,6 +34,7 @@ from support.common.checkpoint import check_corpus
 from support.common.errors import UserError
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
+from support.distributed.collectives import sum_over_data
 
 EVALUATION_TOKENS = 4096  # in a batch of an evaluation
 FEW_EXAMPLES = 10_000  # to train on; with so few of them published weights do better
@@ -254,8 +255,8 @@ class Classification:
             nll -= log_p.gather(1, label[:, None]).sum()
             if final:
                 self.predictions.append((rows, log_p.exp().cpu().numpy()))
-        dist.all_reduce(confusion)
-        dist.all_reduce(nll)
+        sum_over_data(confusion, world_size)
+        sum_over_data(nll, world_size)
         model.train(was_training)
         self.confusion = confusion.round().long().view(num_classes, num_classes).cpu()
         return compute_metrics(self.confusion) | {"loss": float(nll) / len(examples)}
@@ -270,7 +271,9 @@ class Classification:
         """
         part = "test" if "test" in self.meta["parts"] else "valid"
         metrics = self.evaluate(model, part, rank, world_size, final=True)
-        predictions_of_rank = [None] * world_size if rank == 0 else None
+        predictions_of_rank = None
+        if dist.get_rank() == 0:
+            predictions_of_rank = [None] * dist.get_world_size()
         dist.gather_object(self.predictions, predictions_of_rank)
         if predictions_of_rank is None:
             return {}, ""

@@ -11,8 +11,8 @@
     progress    seconds, tokens and examples so far, and the like
     optimizer   the optimizer's state; last.pt only
     averaged    how many checkpoints the weights are the mean of; best.pt only
-    sharded     last.pt of train_fsdp.py --sharded only: the folder that has, in the place of
-                model and optimizer, a file for each process
+    sharded     last.pt of --sharded only (train_fsdp.py, train_tp.py): the folder that has, in
+                the place of model and optimizer, a file for each process
 
 support/distributed/weights.py gathers the weights that are saved and distributes those loaded.
 """
@@ -184,7 +184,7 @@ def load_run(folder: Path, sharded: bool) -> dict:
     if "sharded" in checkpoint and not sharded:
         raise UserError(
             f"{path}: its weights are sharded, in {checkpoint['sharded']}/; resume it with "
-            f"train_fsdp.py, which without --sharded writes a single file"
+            f"train_fsdp.py or train_tp.py, which without --sharded write a single file"
         )
     if "optimizer" not in checkpoint and "sharded" not in checkpoint:
         raise UserError(f"{path}: it has no optimizer state, so it cannot be resumed")

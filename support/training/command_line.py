@@ -28,6 +28,7 @@ from support.common.streams import prepare_streams
 from support.training.config_file import read_config
 from support.training.settings import (
     Settings,
+    TpSettings,
     check_limits,
     defaults_of,
     flags_of,
@@ -247,11 +248,20 @@ def settle(args: Settings, defaults: dict[str, Any]) -> None:
         check_compiler(args.device)
     if args.precision == "auto":
         args.precision = fast_precision(args.device)
-    replicas = getattr(args, "replicas", 1)
-    if replicas > 1:
-        world_size = number_in_environment("WORLD_SIZE", 1)  # set by torchrun
-        if world_size % replicas:
-            raise UserError(
-                f"--replicas {replicas}: {world_size} processes cannot be divided by it"
-            )
+    settle_mesh(args)
     check_task(args, defaults)
+
+
+def settle_mesh(args: Settings) -> None:
+    """Settles --tensor. Raises UserError if the processes do not make whole rows of a mesh."""
+    if isinstance(args, TpSettings) and args.tensor == 0:
+        args.tensor = number_in_environment("LOCAL_WORLD_SIZE", 1)  # set by torchrun
+    for name in ("replicas", "tensor"):
+        number = getattr(args, name, 1)
+        if number == 1:
+            continue
+        world_size = number_in_environment("WORLD_SIZE", 1)
+        if world_size % number:
+            raise UserError(
+                f"{option(name)} {number}: {world_size} processes cannot be divided by it"
+            )

@@ -72,13 +72,17 @@ class Run:
         self.task = task
         self.rank = rank
         self.world_size = world_size
+        # A flag of train_tp.py: so many ranks share each layer, and have the same data.
+        self.tensor = getattr(args, "tensor", 1)
+        self.data_rank = rank // self.tensor
+        self.data_size = world_size // self.tensor
         self.folder = Path(args.folder)
         self.writes = rank == 0 and not args.benchmark
         self.epoch_steps = len(task.batches)
         self.last = args.steps or args.epochs * self.epoch_steps
         self.eval_every = args.eval_every or self.epoch_steps
         self.save_every = args.save_every or self.eval_every
-        self.sharded = getattr(args, "sharded", False)  # a flag of train_fsdp.py
+        self.sharded = getattr(args, "sharded", False)  # a flag of two scripts
         self.state_dict_options = weights.SHARDED if self.sharded else weights.FULL
         self.columns = [*COLUMNS, *(f"valid_{name}" for name in task.metrics)]
         self.progress = Progress()

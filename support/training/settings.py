@@ -307,7 +307,7 @@ class CpuSettings(Settings):
 
 
 @dataclass
-class FsdpSettings(Settings):
+class ShardedSettings(Settings):
     """run"""
 
     sharded: bool = flag(
@@ -316,6 +316,12 @@ class FsdpSettings(Settings):
         changeable=True,
         remembered=False,
     )
+
+
+@dataclass
+class FsdpSettings(ShardedSettings):
+    """run"""
+
     replicas: int = flag(
         1,
         "model replicas for hybrid sharding (HSDP); typically the number of nodes",
@@ -325,8 +331,21 @@ class FsdpSettings(Settings):
     )
 
 
-# Flags that only one of the scripts has. The others ignore them in a file.
-SCRIPT_FLAGS = {"procs", "sharded", "replicas"}
+@dataclass
+class TpSettings(ShardedSettings):
+    """run"""
+
+    tensor: int = flag(
+        0,
+        "processes that share each layer; 0: all of a node",
+        (0, 10_000),
+        changeable=True,
+        remembered=False,
+    )
+
+
+# Flags that not all scripts have. The others ignore them in a file.
+SCRIPT_FLAGS = {"procs", "sharded", "replicas", "tensor"}
 
 
 def flags_of(settings: type[Settings]) -> dict[str, dataclasses.Field]:

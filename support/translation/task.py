@@ -24,7 +24,11 @@ from support.common.hardware import available_cores
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
 from support.corpora.pairs import find_corpus
-from support.distributed.collectives import all_gather_objects, broadcast_object
+from support.distributed.collectives import (
+    all_gather_objects,
+    broadcast_object,
+    sum_over_data,
+)
 from support.translation.beam import translate_batch
 from support.translation.lines import translate_lines
 from support.translation.scores import bleu, chrf
@@ -135,7 +139,7 @@ class Translation:
         nll, correct, targets = self.count(model, part, rank, world_size)
         metrics = {"loss": nll / targets, "token_accuracy": correct / targets}
         beam = BEAM if final else 1
-        self.translations = self.translate(model, part, beam, rank, world_size)
+        self.translations = self.translate(model, part, beam)
         if rank == 0:
             _, translations, references = zip(*self.scored_lines(part))
             self.bleu = bleu(translations, references, self.args.tgt)
@@ -174,13 +178,11 @@ class Translation:
             sums[0] += F.cross_entropy(logits[is_token], tgt_out[is_token], reduction="sum")
             sums[1] += (logits.argmax(-1) == tgt_out)[is_token].sum()
             sums[2] += is_token.sum()
-        dist.all_reduce(sums)
+        sum_over_data(sums, world_size)
         nll, correct, targets = sums.tolist()
         return nll, correct, targets
 
-    def translate(
-        self, model: nn.Module, part: str, beam: int, rank: int, world_size: int
-    ) -> list[str]:
+    def translate(self, model: nn.Module, part: str, beam: int) -> list[str]:
         """Returns the translations of a part, shared out among the ranks with a whole model."""
         # Slow to import: translate.py does without.
         from support.distributed.weights import gather_model
@@ -190,15 +192,15 @@ class Translation:
 
         whole_model = gather_model(model, new_model)
         has_model = all_gather_objects(whole_model is not None)
-        ranks = [rank for rank in range(world_size) if has_model[rank]]
+        ranks = [rank for rank in range(len(has_model)) if has_model[rank]]
         threads = torch.get_num_threads()
-        if len(ranks) < world_size:  # the other ranks wait, and leave their cores idle
+        if len(ranks) < len(has_model):  # the other ranks wait, and leave their cores idle
             torch.set_num_threads(available_cores())
         hypotheses = translate_lines(
             self.bpe,
             read_text(self.folder, part, "src"),
             self.config.max_length - 1,
-            shared_search(cast(Transformer | None, whole_model), beam, rank, ranks),
+            shared_search(cast(Transformer | None, whole_model), beam, dist.get_rank(), ranks),
             quiet=True,
         )
         torch.set_num_threads(threads)
@@ -214,7 +216,7 @@ class Translation:
         """
         part = "test" if (self.folder / "test.src.txt").is_file() else "valid"
         self.evaluate(model, part, rank, world_size, final=True)
-        if rank > 0:
+        if dist.get_rank() > 0:
             return {}, ""
         text = "\n".join(self.translations) + "\n"
         (folder / "translations.txt").write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The three training scripts compute the same thing and resume each other's checkpoints."""
+"""The four training scripts compute the same thing and resume each other's checkpoints."""
 
 import subprocess
 from statistics import mean
@@ -10,8 +10,11 @@ from conftest import SMALL, read_metrics, run_script, skip_on_windows
 
 skip_on_windows("torchrun asks for libuv, which PyTorch for Windows is built without")
 
-FEW = (("cpu", 2, 1), ("ddp", 2, 1), ("fsdp", 2, 2))
-MANY = (("cpu", 4, 2), ("ddp", 3, 4), ("fsdp", 2, 4), ("fsdp", 3, 1))
+FEW = (("cpu", 2, 1), ("ddp", 2, 1), ("fsdp", 2, 2), ("tp2", 2, 1))
+MANY = (
+    *(("cpu", 4, 2), ("ddp", 3, 4), ("fsdp", 2, 4), ("fsdp", 3, 1)),
+    *(("tp1", 1, 1), ("tp1", 2, 2), ("tp2", 2, 2), ("tp2", 4, 1), ("tp4", 4, 2), ("tp2", 6, 1)),
+)
 
 
 @pytest.mark.parametrize("cases", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
@@ -114,7 +117,7 @@ def test_checkpoints_in_parts_and_recomputed_activations(tmp_path, corpus_flags)
     assert done.returncode != 0
     assert (
         "error: logs/parts/last.pt: its weights are sharded, in sharded-0000008/; "
-        "resume it with train_fsdp.py" in done.stderr
+        "resume it with train_fsdp.py or train_tp.py" in done.stderr
     )
     done = go("fsdp", 2, "--resume", "logs/parts", "--steps", "12")
     assert done.returncode == 0, done.stderr

@@ -47,9 +47,16 @@ def write_corpus(folder: Path) -> list[str]:
 
 
 def command(mode: str, procs: int, *flags: str) -> list[str]:
-    """The command that starts `mode` (cpu, ddp or fsdp) with so many processes on the CPU."""
+    """The command that starts `mode` with so many processes on the CPU.
+
+    mode: cpu, ddp, fsdp, or tpN: train_tp.py with --tensor N.
+    """
     if mode == "cpu":
         return [sys.executable, str(ROOT / "train_cpu.py"), "--procs", str(procs), *flags]
+    script = mode.rstrip("0123456789")
+    tensor = mode.removeprefix(script)
+    if tensor:
+        flags = ("--tensor", tensor, *flags)
     return [
         sys.executable,
         "-m",
@@ -57,7 +64,7 @@ def command(mode: str, procs: int, *flags: str) -> list[str]:
         "--standalone",
         "--nproc-per-node",
         str(procs),
-        str(ROOT / f"train_{mode}.py"),
+        str(ROOT / f"train_{script}.py"),
         "--device",
         "cpu",
         *flags,
