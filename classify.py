@@ -31,7 +31,7 @@ from support.common.hardware import available_cores, find_device
 from support.common.kernels import configure_backends, speed_up
 from support.common.prompt import prompt, readable
 from support.common.text_table import pad_right, text_width
-from support.corpora.pairs import PARTS
+from support.corpora.pairs import PARTS, find_part_tables
 from support.corpora.tables import blocks, decode_lines, find_table
 from support.pretrained.export import export
 
@@ -197,7 +197,7 @@ def find_file(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, s
     path = Path(args.score)
     text = args.text or ""
     label = args.label or ""
-    if find_table(path):  # in other files there are no columns
+    if find_table(path) or find_part_tables(path):  # elsewhere there are no columns
         text = text or flags.get("text", "")
         label = label or flags.get("label", "")
     corpus = find_labelled(args.score, text=text, label=label, transform=predictor.transform)
