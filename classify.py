@@ -30,7 +30,8 @@ from support.common.errors import UserError, make_parser, run_main
 from support.common.hardware import available_cores, find_device
 from support.common.kernels import configure_backends, speed_up
 from support.common.prompt import prompt, readable
-from support.corpora.pairs import PARTS
+from support.common.text_table import pad_right, text_width
+from support.corpora.pairs import PARTS, find_part_tables
 from support.corpora.tables import blocks, decode_lines, find_table
 from support.pretrained.export import export
 
@@ -152,11 +153,11 @@ class Predictor:
         num_shown = min(MAX_CLASSES_SHOWN, len(self.classes))
         probabilities, labels = self([self.read(line)])[0].topk(num_shown)
         names = [self.classes[label] for label in labels.tolist()]
-        width = max(len(name) for name in names)
+        columns = max(map(text_width, names))
         lines = []
         for name, p in zip(names, probabilities.tolist()):
             bar = "=" * round(BAR_WIDTH * p)
-            lines.append(f"{name:{width}}  {p:6.1%}  {bar}")
+            lines.append(f"{pad_right(name, columns)}  {p:6.1%}  {bar}")
         return "\n".join(lines)
 
 
@@ -196,7 +197,7 @@ def find_file(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, s
     path = Path(args.score)
     text = args.text or ""
     label = args.label or ""
-    if find_table(path):  # in other files there are no columns
+    if find_table(path) or find_part_tables(path):  # elsewhere there are no columns
         text = text or flags.get("text", "")
         label = label or flags.get("label", "")
     corpus = find_labelled(args.score, text=text, label=label, transform=predictor.transform)

@@ -2,7 +2,7 @@
 
     model = Transformer(ModelConfig(vocab_size=8000))
     initialize(model, seed=1)
-    loss, nll = model(src, tgt_in, tgt_out)                # sums over the batch's target tokens
+    loss, nll = model(src, tgt_in, tgt_out, places)        # sums over the batch's target tokens
     ids = model.greedy(src)                                # translations, as token ids
 
 Section numbers are those of the paper, https://arxiv.org/abs/1706.03762. Comments give shapes:
@@ -244,23 +244,27 @@ class Transformer(nn.Module):
         return self.decoder_norm(x)
 
     def forward(
-        self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor | None = None
+        self,
+        src: Tensor,
+        tgt_in: Tensor,
+        tgt_out: Tensor | None = None,
+        places: Tensor | None = None,
     ) -> tuple[Tensor, Tensor] | Tensor:
         """Returns (loss, nll) of a batch, sums over its target tokens: see `cross_entropy`.
 
         src: (batch, src); tgt_in: (batch, tgt), begins with bos; tgt_out: (batch, tgt), the
-        same one token further on, ends with eos. Padding is at the end and counts for nothing.
-        Without tgt_out it returns the logits in fp32, (batch, tgt, vocabulary).
+        same one token further on, ends with eos; places: (tokens,), the indices of the tokens
+        in tgt_out.flatten(). Padding is at the end and counts for nothing. Without tgt_out and
+        places it returns the logits in fp32, (batch, tgt, vocabulary).
         """
         memory, memory_mask = self.encode(src)
         x = self.decode(tgt_in, memory, memory_mask)  # (batch, tgt, d_model)
-        if tgt_out is None:
+        if tgt_out is None or places is None:
             return F.linear(x, self.embedding.weight).float()
-        # Most of the work is in the projection: padding is left out before it.
-        is_token = (tgt_out != self.config.pad).flatten()
-        tokens = is_token.nonzero().squeeze(1)
-        x = x.flatten(0, 1).index_select(0, tokens)  # (tokens, d_model)
-        target = tgt_out.flatten().index_select(0, tokens)
+        # Most of the work is in the projection: padding is left out before it. `places` comes
+        # with the batch: to look for the tokens here, the CPU would have to wait for a GPU.
+        x = x.flatten(0, 1).index_select(0, places)  # (tokens, d_model)
+        target = tgt_out.flatten().index_select(0, places)
         return self.loss(x, self.embedding.weight, target, self.config.label_smoothing)
 
     @torch.inference_mode()

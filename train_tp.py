@@ -65,7 +65,6 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9, fused=True)
     run = Run(args, task, rank, world_size)
     step = run.restore(model, optimizer)
-    train_model = torch.compile(model) if args.compile else model
 
     # --- The loop: each turn is one step of all ranks
     max_norm = args.clip or math.inf  # 0: the norm is measured, nothing is clipped
@@ -82,7 +81,7 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
             is_last = shard + data_size >= num_shards
             model.set_requires_gradient_sync(is_last)  # only then are gradients sent
             with torch.autocast(device.type, torch.bfloat16, args.precision == "bf16"):
-                loss, batch_nll = train_model(*batch)  # sums; the nll is without smoothing
+                loss, batch_nll = model(*batch)  # sums; the nll is without smoothing
             (loss * data_size / targets).backward()  # DDP and FSDP average over ranks
             nll += batch_nll
 

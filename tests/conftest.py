@@ -35,6 +35,7 @@ sys.path[:0] = [
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
 # A model that trains in no time; the tests are about what is computed, not about how well.
 SMALL = shlex.split(
@@ -84,6 +85,14 @@ def environment():
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture
+def alone():
+    """A group of this one process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ Example:
 import hashlib
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -47,7 +48,7 @@ from support.corpora.class_folders import (
     visible,
 )
 from support.corpora.download import sha256
-from support.corpora.pairs import PARTS, find_file, own_name
+from support.corpora.pairs import PARTS, find_file, find_part_tables, own_name
 from support.corpora.tables import class_name, column_name, column_names, find_table, read_lines
 from support.corpora.task_type import CLASSIFICATION_CORPORA, find_idx, find_numbered
 
@@ -136,18 +137,19 @@ def find_labelled(
 ) -> Labelled:
     """Returns the corpus that --data, --valid, --test, --text and --label name.
 
-    data: one of CLASSIFICATION_CORPORA, a table (.csv, .jsonl, or lines with tabs; perhaps in a
-    .zip), or a folder: with IDX files, with AG News's files, or with a folder for each class,
-    perhaps within train, valid and test. valid, test: a table or a folder of class folders.
-    transform: how images are read. Without it they become `size` pixels a side; if that is 0,
-    IDX images keep their size and others become 32 pixels a side. Raises UserError.
+    data: one of CLASSIFICATION_CORPORA, a table (.csv, JSON, or lines with tabs; perhaps in a
+    .zip), or a folder: with IDX files, with AG News's files, with tables named train, valid and
+    test, or with a folder for each class, perhaps within train, valid and test. valid, test: a
+    table or a folder of class folders. transform: how images are read. Without it they become
+    `size` pixels a side; if that is 0, IDX images keep their size and others become 32 pixels a
+    side. Raises UserError.
     """
     corpus = find_data(data, text, label, size, transform)
     for part, path in (("valid", valid), ("test", test)):
         if path:
             add_part(corpus, part, Path(path), text, label)
     has_table = any(find_table(Path(path)) for path in (data, valid, test))
-    if (text or label) and not has_table:
+    if (text or label) and not has_table and not find_part_tables(Path(data)):
         raise UserError(
             f"--text and --label name columns of a table, but {data} is not a table"
         )
@@ -176,8 +178,9 @@ def find_data(
     else:
         if size and not transform:
             corpus.transform = ImageTransform(size)
-        folders = find_class_folders(folder) or {"train": folder}
-        for part, path in folders.items():
+        tables = find_part_tables(folder) if label else {}
+        parts = tables or find_class_folders(folder) or {"train": folder}
+        for part, path in parts.items():
             add_part(corpus, part, path, text, label)
         if (folder / "imdb.vocab").is_file():
             corpus.name = "imdb"
@@ -245,7 +248,7 @@ def check_header(corpus: Labelled, counts: Counter) -> None:
     if column_name(first) in column_names(corpus.headless):  # else a header was passed over
         raise UserError(
             f"{corpus.name}: the class {first!r} occurs in the first row only. If that row is "
-            f"a header, pass --label {first}; if not, put a header above it"
+            f"a header, pass --label {shlex.quote(first)}; if not, put a header above it"
         )
 
 
@@ -359,7 +362,7 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
     if not files:
         raise UserError(
             f"{path}: neither a table (.csv, .jsonl, or each line with tabs) nor a folder of "
-            f"class folders"
+            f"class folders; save other tables as .csv, and unpack archives"
         )
     names = [class_name(file.parent.name) for file in files]
     if part == "train":

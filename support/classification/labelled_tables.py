@@ -6,6 +6,7 @@ from support.common.errors import UserError
 from support.corpora.tables import (
     File,
     class_name,
+    column_name,
     column_names,
     one_line,
     read_columns,
@@ -40,7 +41,7 @@ def find_text_column(path: File, label: str) -> str:
     """Returns the name of the column with the text. Raises UserError."""
     names = column_names(path)
     for name in TEXT_COLUMNS:
-        if name in names and name != label.lower():
+        if name in names and name != column_name(label):
             return name
     raise UserError(
         f"{path}: no column {', '.join(TEXT_COLUMNS)}: --text says which it is; its columns: "

@@ -217,7 +217,8 @@ class Classification:
         args = self.args
         model = Classifier(self.config)
         freeze(model, args.freeze)
-        return speed_up(model, args.device, args.precision == "bf16", args.recompute)
+        is_bf16 = args.precision == "bf16"
+        return speed_up(model, args.device, is_bf16, args.recompute, args.compile)
 
     @torch.no_grad()  # FSDP cannot gather in inference mode
     def evaluate(

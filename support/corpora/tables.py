@@ -1,9 +1,10 @@
-"""Lines of text files, and rows of tables: .csv, .jsonl, and all files whose lines have tabs.
+"""Lines of text files, and rows of tables: .csv, JSON, and all files whose lines have tabs.
 
 Example:
     for number, (german, english) in read_columns(Path("pairs.tsv"), ["de", "en"]): ...
 """
 
+import codecs
 import csv
 import json
 import re
@@ -16,7 +17,8 @@ from typing import Any
 from support.common.errors import UserError
 from support.corpora.archives import UNREADABLE, File, open_bytes, zip_members
 
-TABLES = (".tsv", ".csv", ".jsonl")  # endings; other files are looked into: see `is_table`
+JSON = (".jsonl", ".json")  # endings: an object a line, or one list of them
+TABLES = (".tsv", ".csv", *JSON)  # endings; other files are looked into: see `is_table`
 FIRST_BYTES = 1 << 16  # of a file, which tell whether it is a table
 FIRST_LINES = 100  # of a .csv file, which tell what stands between its cells
 # Where columns are given by position, the first row is a header if it has only these names.
@@ -26,6 +28,7 @@ HEADER = {
     *("text", "content", "sentence", "review", "body", "title", "description"),
     *("label", "class", "class index", "category", "topic", "sentiment", "stars", "rating"),
 }
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such a file begins
 QUOTED = re.compile(r'\A"((?:[^"]|"")*)"\Z')
 
 
@@ -50,9 +53,10 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as problem:
             byte = problem.object[problem.start]
+            other = "UTF-16" if line.startswith(UTF_16) else "CP1252"
             raise UserError(
                 f"{name}, line {number}: not UTF-8 (byte {byte:#04x}); convert it, perhaps by "
-                f"iconv -f CP1252 -t UTF-8"
+                f"iconv -f {other} -t UTF-8"
             ) from problem
 
 
@@ -104,6 +108,8 @@ def has_tabs(path: File) -> bool:
             first_bytes = file.read(FIRST_BYTES)
     except UNREADABLE as problem:
         raise UserError(f"{path}: cannot be read ({problem})") from problem
+    if b"\0" in first_bytes and not first_bytes.startswith(UTF_16):
+        return False  # not a text
     lines = first_bytes.split(b"\n")
     if len(lines) > 1:
         lines.pop()  # it may be cut
@@ -214,22 +220,44 @@ def unquoted(cell: str, is_quoted_column: bool) -> str:
 
 
 def read_objects(path: File) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the objects of a .jsonl file, each with its line's number, without empty lines."""
-    for number, line in enumerate(read_lines(path), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as problem:
-            raise UserError(f"{path}, line {number}: broken JSON ({problem})") from problem
+    """Yields the objects of a JSON file by their columns, each with its line's number.
+
+    The file has an object a line, or a list of objects; then they are numbered. The entries of
+    an object within an object are columns, too: {"translation": {"de": ..., "en": ...}}.
+    """
+    for number, row in read_json(path):
         if not isinstance(row, dict):
             raise UserError(f'{path}, line {number}: no JSON object, as {{"text": ...}}')
-        yield number, {column_name(name): value for name, value in row.items()}
+        columns: dict[str, Any] = {}
+        for name, value in row.items():
+            inner = value if isinstance(value, dict) else {name: value}
+            columns |= {column_name(name): value for name, value in inner.items()}
+        yield number, columns
+
+
+def read_json(path: File) -> Iterator[tuple[int, Any]]:
+    """Yields the values in a JSON file, numbered from 1. Raises UserError."""
+    lines = read_lines(path)
+    first_line = next(lines, "")
+    if first_line.lstrip().startswith("["):
+        yield from enumerate(parse_json("\n".join([first_line, *lines]), str(path)), 1)
+        return
+    for number, line in enumerate(chain([first_line], lines), 1):
+        if line.strip():
+            yield number, parse_json(line, f"{path}, line {number}")
+
+
+def parse_json(text: str, place: str) -> Any:
+    """Returns what JSON text stands for. place: where it is. Raises UserError."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise UserError(f"{place}: broken JSON ({problem})") from problem
 
 
 def column_names(path: File) -> list[str]:
     """Returns what a table's first row or JSON object calls its columns, in lower case."""
-    rows = read_objects(path) if ending(path) == ".jsonl" else read_rows(path)
+    rows = read_objects(path) if ending(path) in JSON else read_rows(path)
     for _, first_row in rows:
         return [column_name(name) for name in first_row]
     return []
@@ -244,7 +272,7 @@ def read_columns(
     positions, the first row is a header if HEADER has all that it says there. flags: the flags
     that name columns, for error messages.
     """
-    if ending(path) == ".jsonl":
+    if ending(path) in JSON:
         yield from read_columns_of_objects(path, columns, flags)
         return
     positions: list[int] | None = None
@@ -273,7 +301,7 @@ def read_columns(
 def read_columns_of_objects(
     path: File, columns: list[str], flags: str
 ) -> Iterator[tuple[int, list[str]]]:
-    """Does what `read_columns` does, for a .jsonl file."""
+    """Does what `read_columns` does, for a JSON file."""
     for number, row in read_objects(path):
         cells = []
         for name in columns:

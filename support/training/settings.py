@@ -199,7 +199,7 @@ class SpeedSettings:
         choices=("auto", "fp32", "bf16"),
         changeable=True,
     )
-    compile: bool = flag(False, "compile the model with torch.compile", changeable=True)
+    compile: bool = flag(False, "compile the layers with torch.compile", changeable=True)
     recompute: bool = flag(
         False,
         "keep few activations and recompute the others in the backward pass",

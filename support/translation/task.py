@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data import BPE, PAD, Batches, Pairs, group_by_length, prepare, read_bpe, read_text
+from data import BPE, Batches, Pairs, group_by_length, prepare, read_bpe, read_text
 from model import ModelConfig, Transformer
 from support.common.checkpoint import check_corpus, load
 from support.common.errors import UserError, first_line
@@ -120,7 +120,8 @@ class Translation:
         """Returns the model to train, with its fast parts, its weights not yet initialized."""
         args = self.args
         is_bf16 = args.precision == "bf16"
-        return speed_up(Transformer(self.config), args.device, is_bf16, args.recompute)
+        model = Transformer(self.config)
+        return speed_up(model, args.device, is_bf16, args.recompute, args.compile)
 
     @torch.no_grad()  # FSDP cannot gather in inference mode
     def evaluate(
@@ -170,14 +171,15 @@ class Translation:
         # All ranks take equally many batches, because FSDP's all-gathers need all of them.
         for first in range(0, len(batches), world_size):
             rows = batches[first + rank] if first + rank < len(batches) else no_rows
-            src, tgt_in, tgt_out = (tensor.to(device) for tensor in pairs.batch(rows))
+            batch = (tensor.to(device) for tensor in pairs.batch(rows))
+            src, tgt_in, tgt_out, places = batch
             is_bf16 = self.args.precision == "bf16"
             with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
-                logits = model(src, tgt_in)
-            is_token = tgt_out != PAD
-            sums[0] += F.cross_entropy(logits[is_token], tgt_out[is_token], reduction="sum")
-            sums[1] += (logits.argmax(-1) == tgt_out)[is_token].sum()
-            sums[2] += is_token.sum()
+                logits = model(src, tgt_in).flatten(0, 1)[places]  # (tokens, vocabulary)
+            target = tgt_out.flatten()[places]
+            sums[0] += F.cross_entropy(logits, target, reduction="sum")
+            sums[1] += (logits.argmax(-1) == target).sum()
+            sums[2] += len(target)
         sum_over_data(sums, world_size)
         nll, correct, targets = sums.tolist()
         return nll, correct, targets

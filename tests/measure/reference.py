@@ -49,7 +49,10 @@ class TorchTransformer(nn.Module):
         x = self.embedding(ids) * self.config.d_model**0.5
         return self.dropout(x + self.positions[: ids.shape[1]])
 
-    def forward(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor, places: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns (loss, nll), as ours does; `places` is not needed."""
         pad, length = self.config.pad, tgt_in.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool).triu(1)
         memory = self.encoder(self.embed(src), src_key_padding_mask=src == pad)

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import struct
 import subprocess
+import sys
 from dataclasses import asdict
 
 import kill
@@ -15,7 +16,7 @@ import numpy as np
 import parity
 import pytest
 import torch
-from conftest import mathematics, read_metrics, run_script
+from conftest import ROOT, mathematics, read_metrics, run_script
 from test_data import content_of, damage
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -667,6 +668,30 @@ def test_a_corpus_with_a_damaged_file_is_encoded_again(tmp_path, request, corpus
     for file in damage(folder):
         assert encode() == folder
         assert content_of(folder) == whole, file
+
+
+@pytest.mark.slow
+def test_a_corpus_of_any_size_is_encoded_in_the_same_memory(tmp_path):
+    program = """
+import sys
+from pathlib import Path
+from support.classification.examples import prepare
+from support.classification.labelled import find_labelled
+from support.common.hardware import peak_resident
+corpus = find_labelled(sys.argv[1], label="label")
+prepare(corpus, corpus.checksum(), Path(sys.argv[2]), "", 64, None, 500)
+print(peak_resident() / 2**20)
+"""
+    rng = np.random.default_rng(1)
+    peaks = []
+    for rows in (20_000, 200_000):
+        numbers = rng.integers(0, 1000, (rows, 10))
+        lines = [f"{row[0] % 2},{' '.join(map(str, row))}\n" for row in numbers.tolist()]
+        (tmp_path / f"{rows}.csv").write_text("".join(["label,text\n", *lines]))
+        command = [sys.executable, "-c", program, str(tmp_path / f"{rows}.csv"), str(tmp_path)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        peaks.append(float(done.stdout))
+    assert peaks[1] < peaks[0] + 60, peaks
 
 
 def test_no_single_example_decides_what_is_held_out(tmp_path):

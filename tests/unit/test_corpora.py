@@ -1,6 +1,7 @@
 """Sentence pairs from files as they come: archives, tables of any name, one file of two."""
 
 import gzip
+import json
 import re
 import zipfile
 from pathlib import Path
@@ -189,6 +190,15 @@ def test_pairs_from_json_lines(tmp_path):
     assert list(find_corpus(str(tmp_path / "a.jsonl")).parts["train"]()) == [
         ("Ja.", "Yes. Sir.")
     ]
+
+
+def test_pairs_in_inner_objects_and_in_a_folder_of_tables(tmp_path):
+    for name in ("train", "validation"):
+        row = {"id": "1", "translation": {"de": "Ja.", "en": f"Yes, {name}."}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(row) + "\n")
+    corpus = find_corpus(str(tmp_path))
+    assert list(corpus.parts["train"]()) == [("Ja.", "Yes, train.")]
+    assert list(corpus.parts["valid"]()) == [("Ja.", "Yes, validation.")]
 
 
 def test_a_part_in_anothers_place_is_another_corpus(tmp_path):

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from conftest import SMALL
 from parity import command
 
@@ -365,14 +364,6 @@ def test_the_formula():
         },
         "sent": 4 * trained,
     }
-
-
-@pytest.fixture
-def alone():
-    """A group of this one process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def make_profile(folder, model, optimizer, step, **flags):
