@@ -36,7 +36,8 @@ from support.common.errors import UserError
 from support.distributed.launch import torchrun
 from support.distributed.rendezvous import checksum_of_code, share_settings
 from support.training.command_line import parse_arguments
-from support.training.settings import FsdpSettings, Settings
+from support.training.settings import FsdpSettings, Settings, TpSettings
+from support.training.tasks import find_task
 
 skip_on_windows("torchrun asks for libuv, which PyTorch for Windows is built without")
 
@@ -161,6 +162,34 @@ def test_a_mesh_has_the_same_number_of_processes_in_each_row(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train_fsdp.py", "--replicas", "0"])
     with pytest.raises(UserError, match="--replicas 0: it must be from 1"):
         parse_arguments("", FsdpSettings).complete()
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        ("--tensor 3", "--tensor 3: 4 processes cannot be divided by it"),
+        ("--tensor -1", "--tensor -1: it must be from 0"),
+        ("--heads 2 --tensor 4", "--tensor 4: --heads 2 cannot be divided by it"),
+        ("--d-ff 66 --tensor 4", "--tensor 4: --d-ff 66 cannot be divided by it"),
+        ("--compile", "torch.compile cannot compile layers that are split"),
+    ],
+)
+def test_layers_that_cannot_be_split(monkeypatch, corpus_flags, flags, expected):
+    monkeypatch.setattr(sys, "argv", ["train_tp.py", *corpus_flags, *flags.split()])
+    monkeypatch.setattr("support.training.command_line.make_folder", lambda *_: "")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(UserError, match=expected) as problem:
+        find_task(parse_arguments("", TpSettings).complete())
+    assert "\n" not in str(problem.value)
+
+
+def test_a_layer_takes_the_processes_of_a_node(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train_tp.py"])
+    monkeypatch.setattr("support.training.command_line.make_folder", lambda *_: "")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert parse_arguments("", TpSettings).complete().tensor == 2
 
 
 def pretend_gpus(monkeypatch, count: int) -> None:

@@ -198,11 +198,9 @@ def test_a_gpu_that_cannot_be_used(monkeypatch, cuda, is_there, capability, mess
 
 
 def test_out_of_memory_is_one_line():
-    with pytest.raises(UserError, match="^process 3 is out of its GPU's memory.*--accumulate"):
-        with name_full_gpu(3):
-            raise torch.OutOfMemoryError(
-                "CUDA out of memory. Tried to allocate 2 GiB\nand more"
-            )
+    message = "^process 3 is out of its GPU's memory.*--accumulate"
+    with pytest.raises(UserError, match=message), name_full_gpu(3):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nand more")
 
 
 def test_models_make_all_their_tensors_where_their_input_is():
