@@ -91,7 +91,7 @@ def test_what_reads_the_output_may_leave(tmp_path, corpus_flags):
         (0, {}, "python train_cpu.py --resume logs/r"),
         (
             0,
-            {"delay_ms": 2.5, "profile": True, "replicas": 1},
+            {"delay_ms": 2.5, "profile": True, "minutes": 3.0, "replicas": 1},
             "python train_cpu.py --resume logs/r --delay-ms 2.5",
         ),
         (
