@@ -141,8 +141,14 @@ def find_part_tables(folder: Path) -> dict[str, Path]:
 
 
 def own_name(path: Path, built_in: tuple[str, ...]) -> str:
-    """Returns the name of a user's corpus: never one of `built_in`, which have own settings."""
-    name = path.resolve().name.split(".")[0]
+    """Returns the name of a user's corpus: its file's, or its folder's if that is train.csv.
+
+    It is never one of `built_in`, which have settings of their own.
+    """
+    path = path.resolve()
+    name = path.name.split(".")[0]
+    if name in PARTS["train"]:
+        name = path.parent.name or name
     if name in built_in:
         name += "-file"
     return name

@@ -54,6 +54,8 @@ class CommandLine:
         One process does this for all. restarted: the folder of the run that torchrun starts
         again. Raises UserError.
         """
+        from support.corpora.pairs import own_name
+
         check_encoding(self.given)
         given = self.with_config_file()
         folder = find_folder(given, restarted)
@@ -77,8 +79,7 @@ class CommandLine:
         if not args.benchmark:
             args.folder = str(folder)
             if not checkpoint:
-                corpus = Path(os.path.abspath(args.data)).name.split(".")[0]
-                args.folder = make_folder(folder, corpus)
+                args.folder = make_folder(folder, own_name(Path(args.data), ()))
         return args
 
     def with_config_file(self) -> dict[str, Any]:

@@ -234,6 +234,8 @@ class Run:
             self.bar.update()
         if not self.should_evaluate(step):
             self.end_step(step, {})
+        if self.args.trial_seconds:
+            self.stop_if_trial_is_over(step)
         self.begin_step()
 
     def read_back(self, step: int) -> None:
@@ -327,6 +329,12 @@ class Run:
         """Makes this step the last one if --patience is over, in all ranks alike."""
         if 0 < self.args.patience <= self.progress.since_best:
             self.say(f"step {step}: no better for {self.args.patience} evaluations")
+            self.last = step
+
+    def stop_if_trial_is_over(self, step: int) -> None:
+        """Makes this step the last of a trial whose time is over; rank 0 decides for all."""
+        is_over = time.perf_counter() - self.began > self.args.trial_seconds
+        if broadcast_object(is_over):
             self.last = step
 
     def save_checkpoint(self, step: int, model_state: dict, optimizer_state: dict) -> None:

@@ -287,6 +287,7 @@ class Settings(RunSettings, SpeedSettings, OptimizerSettings, ModelSettings, Cor
     saved: dict | None = None  # what the task left in the checkpoint that the run goes on from
     base_config: str = ""  # the file in configs/ that the run began with
     threads: int = 1  # of this process
+    trial_seconds: float = 0.0  # after which a trial ends; 0: the run is none
     epoch_seconds: float = 0.0  # of the steps of an epoch, as --benchmark has measured
     epoch_steps: int = 0
 

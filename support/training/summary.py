@@ -167,7 +167,7 @@ def how_to_resume(run, step: int) -> str:
     flags = ""
     for name, field in sorted(flags_of(type(run.args)).items()):
         value = getattr(run.args, name)
-        is_remembered = field.metadata["remembered"] or name == "profile"
+        is_remembered = field.metadata["remembered"] or name in ("profile", "minutes")
         if is_remembered or not value or value == usual.get(name):
             continue
         flags += f" {option(name)}"

@@ -91,7 +91,7 @@ def test_what_reads_the_output_may_leave(tmp_path, corpus_flags):
         (0, {}, "python train_cpu.py --resume logs/r"),
         (
             0,
-            {"delay_ms": 2.5, "profile": True, "replicas": 1},
+            {"delay_ms": 2.5, "profile": True, "minutes": 3.0, "replicas": 1},
             "python train_cpu.py --resume logs/r --delay-ms 2.5",
         ),
         (
@@ -734,7 +734,7 @@ def test_the_peak_of_a_known_gpu(monkeypatch, name, tflops):
     args = SimpleNamespace(hardware_tflops=0.0, device="cuda", precision="bf16")
     assert throughput.peak_rate(args, 0, 2, Path("nowhere")) == 2 * tflops * 1e12
     # Another node may have an unknown GPU: all use rank 0's figure, and nobody waits in vain.
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA GeForce RTX 4090")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: f"{name} MIG 1g.5gb")
     monkeypatch.setattr(throughput, "broadcast_object", lambda rate: rate + 2 * tflops * 1e12)
     assert throughput.peak_rate(args, 1, 2, Path("nowhere")) == 2 * tflops * 1e12
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from support.distributed.rendezvous import store_on_loopback
 from support.distributed.trial import settle_length
 from support.training import summary, tasks
 from support.training.command_line import CommandLine, parse_arguments
+from support.training.run import Run
 from support.training.settings import CpuSettings, defaults_of
 
 
@@ -68,7 +70,7 @@ def test_minutes_become_epochs_or_steps(monkeypatch, minutes, epoch_seconds, exp
     """Of the time without what has passed, a tenth is kept for evaluations."""
 
     def train(rank, world_size, args):
-        assert args.benchmark
+        assert args.benchmark and args.trial_seconds == 12 * minutes
         dist.init_process_group("gloo", rank=rank, world_size=world_size)
         args.epoch_seconds, args.epoch_steps = epoch_seconds, 60
 
@@ -81,6 +83,16 @@ def test_minutes_become_epochs_or_steps(monkeypatch, minutes, epoch_seconds, exp
     settle_length(train, 0, 1, store, args)
     assert {name: getattr(args, name) for name in expected} == expected
     assert not dist.is_initialized()
+
+
+def test_a_trial_ends_when_its_time_is_over(monkeypatch):
+    """Steps may take so long that a few need more than --minutes."""
+    monkeypatch.setattr("support.training.run.broadcast_object", lambda value: value)
+    args = SimpleNamespace(trial_seconds=12)
+    for seconds, last in ((11, 40), (13, 3)):
+        run = SimpleNamespace(args=args, began=time.perf_counter() - seconds, last=40)
+        Run.stop_if_trial_is_over(run, step=3)
+        assert run.last == last
 
 
 def test_a_forecast_counts_what_remains():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.common.errors import UserError
-from support.corpora.pairs import find_corpus
+from support.corpora.pairs import find_corpus, own_name
 
 
 def write_zip(path, files):
@@ -190,6 +190,15 @@ def test_pairs_from_json_lines(tmp_path):
     assert list(find_corpus(str(tmp_path / "a.jsonl")).parts["train"]()) == [
         ("Ja.", "Yes. Sir.")
     ]
+
+
+def test_a_corpus_in_a_file_named_train_has_its_folders_name(tmp_path):
+    (tmp_path / "news").mkdir()
+    for name in ("train.tsv", "deu.tsv"):
+        (tmp_path / "news" / name).write_text("de\ten\nJa.\tYes.\n")
+    for data, expected in (("train.tsv", "news"), ("train", "news"), ("deu.tsv", "deu")):
+        assert own_name(tmp_path / "news" / data, ()) == expected
+    assert own_name(tmp_path / "news" / "train.tsv", ("news",)) == "news-file"
 
 
 def test_pairs_in_inner_objects_and_in_a_folder_of_tables(tmp_path):

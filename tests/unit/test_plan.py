@@ -128,7 +128,7 @@ def test_recomputing_keeps_the_inputs_of_layers(precision):
     assert activations(step, 10) < activations(replace(step, recompute=False), 10)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("precision, dropout", [("fp32", 0.1), ("bf16", 0.1), ("bf16", 0)])
 def test_activations_on_a_gpu(precision, dropout):
     step = TrainingStep(ModelConfig(200, **SHAPES[0], dropout=dropout), 10, 23, precision)
