@@ -488,6 +488,27 @@ def test_the_readme_shows_what_the_command_prints(capsys, monkeypatch):
     assert (status, output.split()) == (0, shown.split())
 
 
+def test_the_lesson_says_what_is_planned(large):
+    """Seconds of a step of FSDP, HSDP and TP, and which is least."""
+    text = (
+        (ROOT / "docs" / "lesson.md")
+        .read_text()
+        .split("\n## Which of the four")[1]
+        .split("\n## ")[0]
+    )
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| .*? \| (.+) \|$", text, re.MULTILINE)
+    assert len(rows) == 5
+    for pairs, network, cells in rows:
+        step = replace(large, sentences=int(pairs))
+        hardware = replace(H100, adapter_bandwidth=float(network) * 1e9 / H100.adapters)
+        seconds = [best(step, hardware, mode, 2, 8).seconds for mode in ("fsdp", "hsdp", "tp")]
+        shown = [f"{each:.3g}" for each in seconds]
+        least = f"{min(seconds):.3g}"
+        assert cells.split(" | ") == [
+            f"**{each}**" if each == least else each for each in shown
+        ]
+
+
 def test_given_figures_take_the_place_of_known_ones(capsys, monkeypatch):
     status, output, _ = run_plan(capsys, monkeypatch, "--memory-gb 10 --gpus-per-node 1")
     assert status == 0 and "fits in 9 " in output
