@@ -77,18 +77,22 @@ class Hardware:
 # 400 Gb/s), DGX A100 (8 x HDR, 200 Gb/s) and DGX-1 (4 x EDR, 100 Gb/s).
 HARDWARE = {
     # memory, peak_flops, memory_bandwidth, node_bandwidth, adapter_bandwidth, adapters
-    "h200": Hardware(141e9, PEAKS["H200"], 4.8e12, 450e9, 50e9, 8),
-    "h100": Hardware(80e9, PEAKS["H100"], 3.35e12, 450e9, 50e9, 8),
+    "h200": Hardware(141e9, PEAKS["NVIDIA H200"], 4.8e12, 450e9, 50e9, 8),
+    "h100": Hardware(80e9, PEAKS["NVIDIA H100 80GB HBM3"], 3.35e12, 450e9, 50e9, 8),
     # MFU of A100 is higher: 0.45 to 0.64 in llm-foundry's benchmarks, 0.51 to 0.61 in
     # torchtitan's.
-    "a100-80": Hardware(80e9, PEAKS["A100"], 2.039e12, 300e9, 25e9, 8, efficiency=0.55),
-    "a100-40": Hardware(40e9, PEAKS["A100"], 1.555e12, 300e9, 25e9, 8, efficiency=0.55),
+    "a100-80": Hardware(
+        80e9, PEAKS["NVIDIA A100-SXM4-80GB"], 2.039e12, 300e9, 25e9, 8, efficiency=0.55
+    ),
+    "a100-40": Hardware(
+        40e9, PEAKS["NVIDIA A100-SXM4-40GB"], 1.555e12, 300e9, 25e9, 8, efficiency=0.55
+    ),
     # It has no bf16: support/common/kernels.py trains in fp32 on it, outside its tensor cores.
     # For it and for the L4 no published MFU was found; they get the H100's efficiency.
     "v100": Hardware(32e9, 15.7e12, 0.9e12, 150e9, 12.5e9, 4, precision="fp32"),
     # PCIe 4.0 x 16 and NCCL's latency over it; Google Cloud's G2 machines have at most 100
     # Gb/s.
-    "l4": Hardware(24e9, PEAKS["L4"], 0.3e12, 32e9, 12.5e9, 1, node_latency=5.7e-6),
+    "l4": Hardware(24e9, PEAKS["NVIDIA L4"], 0.3e12, 32e9, 12.5e9, 1, node_latency=5.7e-6),
     # A core of an AMD EPYC with bf16, with about the MFU of the runs in logs/reference/;
     # memory, bandwidths and latencies are guesses, the two factors were measured once.
     # --measure replaces everything but the network between nodes.

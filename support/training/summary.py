@@ -29,12 +29,13 @@ def beginning(run) -> str:
     if args.resume:
         source = f"those of {args.folder}"
     epochs = round(run.last / run.epoch_steps, 2)
+    sharing = f" ({run.tensor} share each layer)" if run.tensor > 1 else ""
     lines = [
         f"settings: {source}, and the flags given",
         str(run.task),
         f"epochs: {epochs:g} of {len(run.task.batches.examples):,} {run.task.unit}, "
         f"{run.last:,} steps",
-        f"processes: {run.world_size}, threads of each: {torch.get_num_threads()}, "
+        f"processes: {run.world_size}{sharing}, threads of each: {torch.get_num_threads()}, "
         f"{device_name(args.device)}, {args.precision}",
     ]
     node_size = int(os.environ.get("LOCAL_WORLD_SIZE", run.world_size))

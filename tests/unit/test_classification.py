@@ -458,7 +458,7 @@ def test_published_weights_are_tuned_alike_and_frozen_ones_stay(tmp_path, table,
     said = fine_tune(tmp_path, "cpu", 1, "one", table, init, *frozen)
     assert "new are head.3.bias, head.3.weight" in said and "left out" in said
     one, before = weights_of(tmp_path / "logs/one"), model.state_dict()
-    for mode in ("cpu", "ddp", "fsdp"):
+    for mode in ("cpu", "ddp", "fsdp", "tp2"):
         fine_tune(tmp_path, mode, 2, mode, table, init, *frozen)
         two = weights_of(tmp_path / "logs" / mode)
         # A key's bias does not change attention: its gradient is rounding error, which Adam

@@ -128,7 +128,7 @@ def test_recomputing_keeps_the_inputs_of_layers(precision):
     assert activations(step, 10) < activations(replace(step, recompute=False), 10)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("precision, dropout", [("fp32", 0.1), ("bf16", 0.1), ("bf16", 0)])
 def test_activations_on_a_gpu(precision, dropout):
     step = TrainingStep(ModelConfig(200, **SHAPES[0], dropout=dropout), 10, 23, precision)
@@ -486,6 +486,27 @@ def test_the_readme_shows_what_the_command_prints(capsys, monkeypatch):
     flags = command.split("batch/plan.py")[1]
     status, output, _ = run_plan(capsys, monkeypatch, flags)
     assert (status, output.split()) == (0, shown.split())
+
+
+def test_the_lesson_says_what_is_planned(large):
+    """Seconds of a step of FSDP, HSDP and TP, and which is least."""
+    text = (
+        (ROOT / "docs" / "lesson.md")
+        .read_text()
+        .split("\n## Which of the four")[1]
+        .split("\n## ")[0]
+    )
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| .*? \| (.+) \|$", text, re.MULTILINE)
+    assert len(rows) == 5
+    for pairs, network, cells in rows:
+        step = replace(large, sentences=int(pairs))
+        hardware = replace(H100, adapter_bandwidth=float(network) * 1e9 / H100.adapters)
+        seconds = [best(step, hardware, mode, 2, 8).seconds for mode in ("fsdp", "hsdp", "tp")]
+        shown = [f"{each:.3g}" for each in seconds]
+        least = f"{min(seconds):.3g}"
+        assert cells.split(" | ") == [
+            f"**{each}**" if each == least else each for each in shown
+        ]
 
 
 def test_given_figures_take_the_place_of_known_ones(capsys, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch._dynamo  # slow to import: here once, not in every fork
 import torch.distributed as dist
-from test_model import CONFIG, make_model
+from test_model import CONFIG, make_batch, make_model
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -22,6 +22,7 @@ from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.task import freeze
 from support.common.errors import UserError
 from support.distributed import weights
+from support.distributed.collectives import all_gather_objects
 from support.profiling import memory
 
 
@@ -197,6 +198,30 @@ def test_gradients_of_two_meshes_are_clipped_by_one_norm(tmp_path, procs):
             torch.testing.assert_close(whole(one.grad), two.grad)
 
     in_forks(tmp_path, part, procs)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_ranks_of_a_layer_keep_equal_copies_if_they_drop_the_same(tmp_path, same):
+    """Norms and embeddings are never sent to the other ranks of a layer."""
+
+    def part(rank):
+        model = make_split(3)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.2
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        batch = make_batch()
+        for step in range(2):
+            torch.manual_seed(step if same else 2 * step + rank)
+            model(*batch)[0].backward()
+            weights.clip_gradients(list(model.parameters()), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        norm = model.encoder[0].residuals[0].norm.weight.to_local()
+        one, two = all_gather_objects(norm)
+        assert torch.equal(one, two) == same
+
+    in_forks(tmp_path, part)
 
 
 @pytest.mark.parametrize("wrong", ["cut", "missing", "no metadata"])
