@@ -268,7 +268,7 @@ class Run:
         progress.seconds = time.perf_counter() - self.began
         speed, mfu = self.throughput.end_row()
         is_second_row = len(self.throughput.speeds) == 2  # the first steps are slower
-        if self.writes and is_second_row:
+        if self.writes and is_second_row and step < self.last:
             self.say(summary.forecast(self, step))
         loss = progress.nll / progress.targets
         self.row = {
