@@ -9,6 +9,7 @@ which are the target prefixes that the search continues.
 import math
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -96,7 +97,7 @@ class Hypotheses:
         # A sentence at its limit has `beam` finished hypotheses, too.
         kept = [i for i, sentence in enumerate(self.live) if not self.is_finished(sentence)]
         self.live = [self.live[row] for row in kept]
-        rows = torch.tensor(kept, dtype=torch.long, device=log_p.device)
+        rows = torch.tensor(kept, dtype=torch.long).to(log_p.device, non_blocking=True)
         unfinished = totals.masked_fill(ends, -math.inf)[rows]
         self.scores, best = unfinished.topk(self.beam)  # (kept, beam)
         self.ids = take(self.ids[rows], best)
@@ -110,9 +111,17 @@ class Hypotheses:
         """
         length = self.ids.shape[2] - 1  # without bos
         at_limit = self.limit == length
-        done = (ends | at_limit[:, None])[:, : self.beam].nonzero(as_tuple=True)
+        is_done = (ends | at_limit[:, None])[:, : self.beam]
+        # A single copy from the device, for which the CPU waits: NaN where nothing is done.
+        values = np.array(totals[:, : self.beam].masked_fill(~is_done, math.nan).tolist())
+        done_rows, columns = np.nonzero(~np.isnan(values))
+        if not len(done_rows):
+            return
+        where = torch.from_numpy(np.stack([done_rows, columns]))
+        row_places, column_places = where.to(totals.device, non_blocking=True)
+        all_ids = self.ids[row_places, column_places].tolist()
         for row, total, ids in zip(
-            done[0].tolist(), totals[done].tolist(), self.ids[done].tolist()
+            done_rows.tolist(), values[done_rows, columns].tolist(), all_ids
         ):
             sentence = self.live[row]
             if not self.is_finished(sentence):

@@ -11,7 +11,7 @@ from data import BOS, BPE, EOS, PAD
 from model import ModelConfig, Transformer, initialize
 from support.common.kernels import speed_up
 from support.translation.attention_plot import alignment
-from support.translation.beam import beam_search, translate_batch
+from support.translation.beam import Decoder, beam_search, translate_batch
 from support.translation.lines import (
     join_pieces,
     sort_into_batches,
@@ -94,6 +94,22 @@ def test_scores_are_the_models_own(src, beam, norm, fast):
             places = torch.arange(target.shape[1])
             nll = model(sentence[None], shifted(target), target, places)[1]
             assert score == pytest.approx(-float(nll) / target.shape[1], rel=1e-4)
+
+
+def test_a_token_is_read_once_and_once_more_where_sentences_end(model, src, monkeypatch):
+    """Each reading makes the CPU wait for a GPU."""
+    events = []
+
+    def noted(name, function):
+        return lambda *args: events.append(name) or function(*args)
+
+    for name in ("tolist", "nonzero", "item"):
+        monkeypatch.setattr(torch.Tensor, name, noted("read", getattr(torch.Tensor, name)))
+    monkeypatch.setattr(Decoder, "step", noted("step", Decoder.step))
+    beam_search(model, src, beam=1)
+    steps = " ".join(events).split("step")[1:]
+    assert len(steps) > len(src) and {step.count("read") for step in steps} == {1, 2}
+    assert sum(step.count("read") == 2 for step in steps) <= len(src)
 
 
 def test_the_length_penalty_divides_by_a_power_of_the_length(model, src):
