@@ -12,14 +12,16 @@ Examples:
 import argparse
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from support.classification.images import ImageTransform, read_image
-from support.classification.labelled import Labelled, Reader, find_labelled
+from support.classification.labelled import MAX_CLASSES, Labelled, Reader, find_labelled
 from support.classification.metrics import metrics_table
 from support.classification.predict import load_classifier, predict_logits
 from support.classification.splits import hold_out
@@ -28,7 +30,8 @@ from support.common.errors import UserError, make_parser, run_main
 from support.common.hardware import available_cores, find_device
 from support.common.kernels import configure_backends, speed_up
 from support.common.prompt import prompt, readable
-from support.corpora.pairs import PARTS
+from support.common.text_table import pad_right, text_width
+from support.corpora.pairs import PARTS, find_part_tables
 from support.corpora.tables import blocks, decode_lines, find_table
 from support.pretrained.export import export
 
@@ -150,11 +153,11 @@ class Predictor:
         num_shown = min(MAX_CLASSES_SHOWN, len(self.classes))
         probabilities, labels = self([self.read(line)])[0].topk(num_shown)
         names = [self.classes[label] for label in labels.tolist()]
-        width = max(len(name) for name in names)
+        columns = max(map(text_width, names))
         lines = []
         for name, p in zip(names, probabilities.tolist()):
             bar = "=" * round(BAR_WIDTH * p)
-            lines.append(f"{name:{width}}  {p:6.1%}  {bar}")
+            lines.append(f"{pad_right(name, columns)}  {p:6.1%}  {bar}")
         return "\n".join(lines)
 
 
@@ -194,7 +197,7 @@ def find_file(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, s
     path = Path(args.score)
     text = args.text or ""
     label = args.label or ""
-    if find_table(path):  # in other files there are no columns
+    if find_table(path) or find_part_tables(path):  # elsewhere there are no columns
         text = text or flags.get("text", "")
         label = label or flags.get("label", "")
     corpus = find_labelled(args.score, text=text, label=label, transform=predictor.transform)
@@ -219,33 +222,61 @@ def check_modality(args: argparse.Namespace, predictor: Predictor, corpus: Label
 
 
 def score(args: argparse.Namespace, predictor: Predictor) -> None:
-    """Prints the metrics of the model on labelled examples, and the speed. Raises UserError."""
+    """Prints the metrics of the model on labelled examples, and the speed. Raises UserError.
+
+    An example of a class that the model does not know counts as wrong.
+    """
     is_part = args.score in PARTS and not Path(args.score).exists()
     find = find_part if is_part else find_file
     read, description = find(args, predictor)
-    classes = predictor.classes
-    numbers = {name: i for i, name in enumerate(classes)}
-    confusion = torch.zeros(len(classes) ** 2, dtype=torch.int64)
     start = time.perf_counter()
-    for block in blocks(read(), BLOCK):
-        examples = [example for example, _ in block]
-        names = [name for _, name in block]
-        unknown = set(names) - numbers.keys()
-        if unknown:
-            raise UserError(
-                f"--score {args.score}: the label {min(unknown)!r} is not among the model's "
-                f"classes: {', '.join(classes)[:120]}"
-            )
-        labels = torch.tensor([numbers[name] for name in names])
-        cells = labels * len(classes) + predictor(examples).argmax(-1)
-        confusion += torch.bincount(cells, minlength=len(confusion))
+    classes, labels, predictions = classify_labelled(args, predictor, read())
     seconds = time.perf_counter() - start
-    total = int(confusion.sum())
-    if not total:
-        raise UserError(f"--score {args.score}: it has no example")
+    total = len(labels)
+    cells = labels * len(classes) + predictions
+    confusion = torch.bincount(cells, minlength=len(classes) ** 2)
     unit = f"{predictor.modality}s"
     print(metrics_table(confusion.view(len(classes), -1), classes))
     print(f"\n{total:,} {unit}{description}, {seconds:.1f} s, {total / seconds:,.0f} {unit}/s")
+    num_known = len(predictor.classes)
+    num_unknown = int((labels >= num_known).sum())
+    if num_unknown:
+        print(
+            f"warning: {num_unknown:,} of {total:,} {unit} have classes that the model does "
+            f"not know, and count as wrong: {', '.join(classes[num_known:])[:120]}",
+            file=sys.stderr,
+        )
+
+
+def classify_labelled(
+    args: argparse.Namespace, predictor: Predictor, examples: Iterable[tuple[Any, str]]
+) -> tuple[list[str], Tensor, Tensor]:
+    """Returns all classes, and each example's label and prediction, (examples,) int64.
+
+    The classes are the model's, and after them those that only the labels have. Raises
+    UserError for no example, and for labels that are something else than classes.
+    """
+    numbers = {name: i for i, name in enumerate(predictor.classes)}
+    labels: list[int] = []
+    predictions = []
+    for block in blocks(examples, BLOCK):
+        inputs, names = zip(*block)
+        labels += [numbers.setdefault(name, len(numbers)) for name in names]
+        if len(numbers) > MAX_CLASSES:
+            raise UserError(
+                f"--score {args.score}: {len(numbers):,} classes; does --label name the right "
+                f"column?"
+            )
+        predictions.append(predictor(list(inputs)).argmax(-1))
+    classes = list(numbers)
+    if not labels:
+        raise UserError(f"--score {args.score}: it has no example")
+    if min(labels) >= len(predictor.classes):
+        raise UserError(
+            f"--score {args.score}: no label, such as {classes[-1]!r}, is among the model's "
+            f"classes: {', '.join(predictor.classes)[:120]}"
+        )
+    return classes, torch.tensor(labels), torch.cat(predictions)
 
 
 # --- Actions ----------------------------------------------------------------------------------

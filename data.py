@@ -3,7 +3,8 @@
     corpus = find_corpus("multi30k")                   # in support/corpora/pairs.py
     folder = prepare(corpus, cache, vocab_size=8000)   # trains the BPE and encodes, once
     batches = Batches(Pairs(folder, "train"), batch_tokens=4096, seed=1)
-    src, tgt_in, tgt_out = batches.shard(0, shard=0, num_shards=1, device=torch.device("cpu"))
+    batch = batches.shard(0, shard=0, num_shards=1, device=torch.device("cpu"))
+    loss, nll = model(*batch)                          # see `Pairs.batch`
 
 The batch of each step is a deterministic function of the corpus, the seed and the step number,
 so every rank can compute it without communication.
@@ -343,17 +344,21 @@ class Pairs:
     def batch(
         self, rows: np.ndarray, src_width: int = 0, tgt_width: int = 0
     ) -> tuple[torch.Tensor, ...]:
-        """Returns (src, tgt_in, tgt_out), int64, padded: (rows, src_width), (rows, tgt_width).
+        """Returns (src, tgt_in, tgt_out, places), int64.
 
-        A width of 0 is that of the longest sentence. Without rows it returns one row of
-        padding, so that a rank with nothing to do still takes the step.
+        src: (rows, src_width), padded; tgt_in, tgt_out: (rows, tgt_width), padded; places:
+        (tokens,), the indices of the tokens in tgt_out.flatten(). A width of 0 is that of the
+        longest sentence. Without rows it returns one row of padding, so that a rank with
+        nothing to do still takes the step.
         """
         src_side, tgt_side = self.sides
         src_lengths, tgt_lengths = self.lengths(rows)
         src = padded(*src_side, rows, src_lengths, src_width)
         tgt = padded(*tgt_side, rows, tgt_lengths, tgt_width)
         tgt_in = tgt[:, :-1].masked_fill(tgt[:, :-1] == EOS, PAD)
-        return src[:, 1:].contiguous(), tgt_in, tgt[:, 1:].contiguous()
+        tgt_out = tgt[:, 1:].contiguous()
+        places = (tgt_out != PAD).flatten().nonzero().squeeze(1)
+        return src[:, 1:].contiguous(), tgt_in, tgt_out, places
 
 
 def padded(

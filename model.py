@@ -2,7 +2,7 @@
 
     model = Transformer(ModelConfig(vocab_size=8000))
     initialize(model, seed=1)
-    loss, nll = model(src, tgt_in, tgt_out)                # sums over the batch's target tokens
+    loss, nll = model(src, tgt_in, tgt_out, places)        # sums over the batch's target tokens
     ids = model.greedy(src)                                # translations, as token ids
 
 Section numbers are those of the paper, https://arxiv.org/abs/1706.03762. Comments give shapes:
@@ -12,11 +12,14 @@ batch, src and tgt (lengths in tokens), heads, d_model, d_head = d_model / heads
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+if TYPE_CHECKING:  # slow to import, and only train_tp.py needs it
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 
 @dataclass(kw_only=True)
@@ -91,14 +94,21 @@ class Attention(nn.Module):
 
     def __init__(self, config: LayerConfig):
         super().__init__()
-        self.heads = config.heads
+        self.d_head = config.d_model // config.heads
         self.query = nn.Linear(config.d_model, config.d_model, bias=config.bias)
+        # Rows: the keys of the first head, its values, the keys of the second head, ...
         self.key_value = nn.Linear(config.d_model, 2 * config.d_model, bias=config.bias)
         self.out = nn.Linear(config.d_model, config.d_model, bias=config.bias)
 
     def split(self, x: Tensor) -> Tensor:
         """(batch, length, d_model) to (batch, heads, length, d_head)."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return x.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
+
+    def split_key_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, length, 2 * d_model) to keys and values, (batch, heads, length, d_head)."""
+        heads = x.unflatten(-1, (-1, 2 * self.d_head)).transpose(1, 2)
+        k, v = heads.chunk(2, dim=-1)
+        return k, v
 
     def forward(self, x: Tensor, source: Tensor, mask: Tensor) -> Tensor:
         """x: (batch, tgt, d_model) attends to source: (batch, src, d_model) where mask is True.
@@ -106,7 +116,7 @@ class Attention(nn.Module):
         Returns (batch, tgt, d_model).
         """
         q = self.split(self.query(x))
-        k, v = map(self.split, self.key_value(source).chunk(2, dim=-1))
+        k, v = self.split_key_value(self.key_value(source))
         y = self.attend(q, k, v, mask)  # (batch, heads, tgt, d_head)
         return self.out(y.transpose(1, 2).flatten(2))  # (batch, tgt, d_model)
 
@@ -234,23 +244,27 @@ class Transformer(nn.Module):
         return self.decoder_norm(x)
 
     def forward(
-        self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor | None = None
+        self,
+        src: Tensor,
+        tgt_in: Tensor,
+        tgt_out: Tensor | None = None,
+        places: Tensor | None = None,
     ) -> tuple[Tensor, Tensor] | Tensor:
         """Returns (loss, nll) of a batch, sums over its target tokens: see `cross_entropy`.
 
         src: (batch, src); tgt_in: (batch, tgt), begins with bos; tgt_out: (batch, tgt), the
-        same one token further on, ends with eos. Padding is at the end and counts for nothing.
-        Without tgt_out it returns the logits in fp32, (batch, tgt, vocabulary).
+        same one token further on, ends with eos; places: (tokens,), the indices of the tokens
+        in tgt_out.flatten(). Padding is at the end and counts for nothing. Without tgt_out and
+        places it returns the logits in fp32, (batch, tgt, vocabulary).
         """
         memory, memory_mask = self.encode(src)
         x = self.decode(tgt_in, memory, memory_mask)  # (batch, tgt, d_model)
-        if tgt_out is None:
+        if tgt_out is None or places is None:
             return F.linear(x, self.embedding.weight).float()
-        # Most of the work is in the projection: padding is left out before it.
-        is_token = (tgt_out != self.config.pad).flatten()
-        tokens = is_token.nonzero().squeeze(1)
-        x = x.flatten(0, 1).index_select(0, tokens)  # (tokens, d_model)
-        target = tgt_out.flatten().index_select(0, tokens)
+        # Most of the work is in the projection: padding is left out before it. `places` comes
+        # with the batch: to look for the tokens here, the CPU would have to wait for a GPU.
+        x = x.flatten(0, 1).index_select(0, places)  # (tokens, d_model)
+        target = tgt_out.flatten().index_select(0, places)
         return self.loss(x, self.embedding.weight, target, self.config.label_smoothing)
 
     @torch.inference_mode()
@@ -297,6 +311,24 @@ def initialize(model: nn.Module, seed: int) -> None:
         if hasattr(parameter, "placements"):  # FSDP's DTensor: every process keeps its shard
             values = shard_like(parameter, values)
         parameter.copy_(values)
+
+
+def tensor_parallel_plan() -> dict[str, "ParallelStyle"]:
+    """Returns how train_tp.py splits the matrices of an encoder or decoder layer.
+
+    A matrix that is split by columns (rows of `weight`) takes the whole input and gives a part
+    of the output: some of the heads, or some of d_ff. The next one is split by rows: it takes
+    that part, and the sum of what all ranks then have is the whole output.
+    """
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    return {
+        "*attention.query": ColwiseParallel(),
+        "*attention.key_value": ColwiseParallel(),
+        "*attention.out": RowwiseParallel(),
+        "feed_forward.0": ColwiseParallel(),
+        "feed_forward.2": RowwiseParallel(),
+    }
 
 
 def shard_like(parameter: Tensor, values: Tensor) -> Tensor:

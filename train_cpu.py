@@ -2,7 +2,7 @@
 
     python train_cpu.py --data multi30k --procs 2
 
-The three train_*.py compute the same step. They differ only in how processes share it.
+The four train_*.py compute the same step. They differ only in how processes share it.
 """
 
 import math
@@ -46,7 +46,6 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
     gradients = torch.zeros(sum(sizes))
     for parameter, view in zip(parameters, gradients.split(sizes)):
         parameter.grad = view.view_as(parameter)
-    train_model = torch.compile(model) if args.compile else model
 
     # --- The loop: each turn is one step of all ranks
     max_norm = args.clip or math.inf  # 0: the norm is measured, nothing is clipped
@@ -61,7 +60,7 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
             # Shard i of n holds the step's examples i, i + n, i + 2n, ...
             batch = task.batches.shard(step, shard, num_shards, device)
             with torch.autocast(device.type, torch.bfloat16, args.precision == "bf16"):
-                loss, batch_nll = train_model(*batch)  # sums; the nll is without smoothing
+                loss, batch_nll = model(*batch)  # sums; the nll is without smoothing
             (loss / targets).backward()  # gradients add up over micro-batches
             nll += batch_nll
 

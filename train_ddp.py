@@ -4,7 +4,7 @@ r"""Trains under torchrun: each process, a GPU's or a core's, has a copy of the 
     torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
         train_ddp.py --data multi30k  # the same on both nodes; HOST is one of them
 
-The three train_*.py compute the same step. They differ only in how processes share it.
+The four train_*.py compute the same step. They differ only in how processes share it.
 """
 
 import math
@@ -51,7 +51,6 @@ def train(rank: int, world_size: int, args: Settings) -> None:
     run = Run(args, task, rank, world_size)
     step = run.restore(model, optimizer)
     ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    train_model = torch.compile(ddp_model) if args.compile else ddp_model
 
     # --- The loop: each turn is one step of all ranks
     max_norm = args.clip or math.inf  # 0: the norm is measured, nothing is clipped
@@ -68,7 +67,7 @@ def train(rank: int, world_size: int, args: Settings) -> None:
             is_last = shard + world_size >= num_shards
             ddp_model.require_backward_grad_sync = is_last  # only then are gradients sent
             with torch.autocast(device.type, torch.bfloat16, args.precision == "bf16"):
-                loss, batch_nll = train_model(*batch)  # sums; the nll is without smoothing
+                loss, batch_nll = ddp_model(*batch)  # sums; the nll is without smoothing
             (loss * world_size / targets).backward()  # DDP and FSDP average over ranks
             nll += batch_nll
 

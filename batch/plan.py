@@ -5,11 +5,12 @@
         --heads 16 --d-ff 4096 --batch-tokens 262144 --total-tokens 1e10 --plot plan.png
     python batch/plan.py --hardware cpu --gpus-per-node 2 --measure
 
-For DDP, FSDP, and FSDP within each node (--replicas) it prints the memory of the largest
-process by part, the seconds of a step, tokens/s, MFU, hours, the fewest GPUs that hold the
-model, and the best --accumulate; and for the fastest mode the lines of its SBATCH file. Every
-sentence counts as --max-length tokens long. The assumptions are the numbers at the top of
-support/planning/estimate.py and support/planning/footprint.py.
+For DDP, FSDP, FSDP within each node (--replicas), and tensor parallelism within each node with
+FSDP across, it prints the memory of the largest process by part, the seconds of a step,
+tokens/s, MFU, hours, the fewest GPUs that hold the model, and the best --accumulate; and for
+the fastest mode the lines of its SBATCH file. Every sentence counts as --max-length tokens
+long. The assumptions are the numbers at the top of support/planning/estimate.py and
+support/planning/footprint.py.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from support.planning.estimate import (
     Estimate,
     Hardware,
     best,
+    can_split,
     fewest_gpus,
 )
 from support.planning.footprint import TrainingStep
@@ -124,13 +126,16 @@ def choose_precision(args: argparse.Namespace) -> str:
     return args.precision
 
 
-def find_modes(args: argparse.Namespace) -> list[str]:
+def find_modes(args: argparse.Namespace, step: TrainingStep) -> list[str]:
     """Returns the modes that can run on so many nodes."""
+    modes = ["ddp", "fsdp"]
     if args.nodes > 1:
-        return ["ddp", "fsdp", "hsdp"]
-    if args.hardware == "cpu":
-        return ["cpu", "ddp", "fsdp"]
-    return ["ddp", "fsdp"]
+        modes += ["hsdp"]
+    elif args.hardware == "cpu":
+        modes = ["cpu", *modes]
+    if args.gpus_per_node > 1 and can_split(step, args.gpus_per_node):
+        modes += ["tp"]
+    return modes
 
 
 def short(number: float) -> str:
@@ -198,6 +203,8 @@ def torchrun_command(estimate: Estimate, flags: str) -> str:
     if estimate.nodes > 1:
         rendezvous = f"--nnodes {estimate.nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29500"
     script = "train_fsdp.py" if estimate.shards else "train_ddp.py"
+    if estimate.mode == "tp":
+        script = "train_tp.py"
     return (
         f"torchrun {rendezvous} --nproc-per-node {estimate.per_node} "
         f"{script} --device cpu {flags}"
@@ -216,6 +223,8 @@ def sbatch_command(estimate: Estimate, flags: str, total_tokens: float) -> str:
         file = "cpu.sbatch"
         resources = [f"#SBATCH --cpus-per-task={n}"]
         flags += f" --procs {n}"
+    elif estimate.mode == "tp":
+        file = "tp.sbatch"
     elif estimate.shards:
         file = "fsdp.sbatch"
     else:
@@ -251,7 +260,7 @@ def main() -> None:
 
         hardware = with_given_figures(measure(step, args.gpus_per_node), args)
 
-    modes = find_modes(args)
+    modes = find_modes(args, step)
     layout = (args.nodes, args.gpus_per_node)
     estimates = [best(step, hardware, mode, *layout) for mode in modes]
     fewest = [fewest_gpus(step, hardware, mode, args.gpus_per_node) for mode in modes]

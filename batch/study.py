@@ -33,6 +33,9 @@ NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 STOPPING = [signal.Signals[name] for name in NAMES if hasattr(signal, name)]
 
 
+HEADS = 4  # of a model, unless the flags say otherwise
+
+
 @dataclass
 class Run:
     """One run of a study."""
@@ -47,14 +50,18 @@ class Run:
 def study_processes(args: argparse.Namespace) -> list[Run]:
     """How fast each mode is with 1, 2 and 4 processes or GPUs: scaling.png.
 
-    The step is the same for all runs, so more processes mean fewer tokens for each. On CPUs
-    each process gets one core.
+    The step is the same for all runs, so more processes mean fewer tokens for each, or with
+    tensor parallelism fewer heads. On CPUs each process gets one core.
     """
-    modes = ["ddp", "fsdp", "cpu"] if args.device == "cpu" else ["ddp", "fsdp"]
+    modes = ["ddp", "fsdp", "tp"]
+    if args.device == "cpu":
+        modes.append("cpu")
     flags = f"--steps {args.steps} --batch-tokens 4096 --log-every 5 {shape(args, 2, 128, 512)}"
     runs = []
     for mode in modes:
         for processes in args.processes:
+            if mode == "tp" and HEADS % processes:
+                continue  # they cannot share the heads
             run = Run(f"{mode}-{processes}", mode, processes, flags)
             if sys.platform == "linux" and args.device == "cpu" and shutil.which("taskset"):
                 cores = sorted(os.sched_getaffinity(0))[:processes]

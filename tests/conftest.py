@@ -35,6 +35,7 @@ sys.path[:0] = [
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
 # A model that trains in no time; the tests are about what is computed, not about how well.
 SMALL = shlex.split(
@@ -68,13 +69,24 @@ if NETWORK:
 
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="run the slow tests, too")
+    parser.addoption("--gpu", action="store_true", help="run only the tests made for a GPU")
+
+
+def pytest_configure(config):
+    if not config.getoption("--gpu"):  # all others are made for the CPU, also where one is
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_collection_modifyitems(config, items):
-    if not config.getoption("--all"):
-        slow = [item for item in items if item.get_closest_marker("slow")]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in slow]
+    def is_left_out(item) -> bool:
+        is_for_gpus = item.get_closest_marker("gpu") is not None
+        is_slow = item.get_closest_marker("slow") is not None
+        if is_for_gpus != config.getoption("--gpu"):
+            return True
+        return is_slow and not config.getoption("--all")
+
+    config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
+    items[:] = [item for item in items if not is_left_out(item)]
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +96,14 @@ def environment():
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture
+def alone():
+    """A group of this one process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

@@ -50,7 +50,7 @@ class ClassifierConfig(LayerConfig):
         if self.stem_channels and self.patch % 4:
             raise ValueError(
                 f"patch {self.patch} is not a multiple of 4, which a stem requires: each of "
-                f"its two max-poolings halves the image"
+                f"its two max-poolings halves the image (--stem-channels 0: no stem)"
             )
 
 

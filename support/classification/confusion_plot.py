@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from support.common.figures import new_figure, size_of
+from support.common.text_table import text_width
 
 MAX_CLASSES_WITH_COUNTS = 20  # above that, cells are too small for numbers
 
@@ -27,7 +28,7 @@ def draw_confusion(confusion, classes: list[str], path: Path) -> None:
     if n <= MAX_CLASSES_WITH_COUNTS:
         longest_count = f"{counts.max():,}"
         cell = max(0.4, 0.075 * len(longest_count) + 0.05)
-    label = 0.07 * max(map(len, names))
+    label = 0.07 * max(map(text_width, names))
     matrix = max(2, cell * n)
     every = max(1, math.ceil(0.1 / cell))  # labels that would overlap are left out
     with new_figure(path, 1.5 + matrix + label, 0.8 + matrix + label) as figure:

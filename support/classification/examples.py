@@ -11,6 +11,7 @@ Example:
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -26,7 +27,7 @@ from support.classification.labelled import Labelled, Reader, classes_of
 from support.classification.splits import hold_out
 from support.common.errors import UserError
 
-FORMAT = 7  # of the files: increase it when the same examples are stored differently
+FORMAT = 8  # of the files: increase it when the same examples are stored differently
 BLOCK = 1000  # texts encoded at a time; the part cut off a long one takes half a MiB
 BPE_TEXTS = 200_000  # enough to train a tokenizer on; each distinct word takes about 1 KB
 CHARACTERS_PER_TOKEN = 100  # hardly a token has more than a dozen
@@ -79,8 +80,11 @@ def encode_corpus(
     """
     classes = classes_of(corpus)
     numbers = {name: i for i, name in enumerate(classes)}
-    parts, count = hold_out(corpus)
     is_held_out = "valid" not in corpus.parts
+    decoded = folder / "decoded"
+    if corpus.modality == "image" and is_held_out:
+        corpus = decode_once(corpus, decoded)
+    parts, count = hold_out(corpus)
     meta: dict[str, Any] = {
         "name": corpus.name,
         "modality": corpus.modality,
@@ -102,7 +106,27 @@ def encode_corpus(
             hint = "; pass one with --valid" if is_held_out and part == "valid" else ""
             raise UserError(f"{corpus.name}: the {part} part has no example{hint}")
         meta["parts"][part] = counts
+    decoded.unlink(missing_ok=True)
     return meta
+
+
+def decode_once(corpus: Labelled, path: Path) -> Labelled:
+    """Returns a corpus of images with its training part read from one file, which it writes.
+
+    To choose what is held out, the part is read several times, and to decode images takes long.
+    """
+    with open(path, "wb") as file:
+        for image, _ in corpus.parts["train"]():
+            file.write(image.tobytes())
+            shape = image.shape
+
+    def read() -> Iterator[tuple[np.ndarray, str]]:
+        with open(path, "rb") as file:
+            for name in corpus.read_labels("train"):
+                content = file.read(math.prod(shape))
+                yield np.frombuffer(content, np.uint8).reshape(shape), name
+
+    return replace(corpus, parts=corpus.parts | {"train": read})
 
 
 def read_tokenizer(folder: Path) -> str:

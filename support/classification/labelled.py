@@ -9,6 +9,7 @@ Example:
 import hashlib
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -47,8 +48,8 @@ from support.corpora.class_folders import (
     visible,
 )
 from support.corpora.download import sha256
-from support.corpora.pairs import PARTS, find_file, own_name
-from support.corpora.tables import column_names, find_table, read_lines
+from support.corpora.pairs import PARTS, find_file, find_part_tables, own_name
+from support.corpora.tables import class_name, column_name, column_names, find_table, read_lines
 from support.corpora.task_type import CLASSIFICATION_CORPORA, find_idx, find_numbered
 
 MAX_CLASSES = 5000
@@ -136,18 +137,19 @@ def find_labelled(
 ) -> Labelled:
     """Returns the corpus that --data, --valid, --test, --text and --label name.
 
-    data: one of CLASSIFICATION_CORPORA, a table (.csv, .jsonl, or lines with tabs; perhaps in a
-    .zip), or a folder: with IDX files, with AG News's files, or with a folder for each class,
-    perhaps within train, valid and test. valid, test: a table or a folder of class folders.
-    transform: how images are read. Without it they become `size` pixels a side; if that is 0,
-    IDX images keep their size and others become 32 pixels a side. Raises UserError.
+    data: one of CLASSIFICATION_CORPORA, a table (.csv, JSON, or lines with tabs; perhaps in a
+    .zip), or a folder: with IDX files, with AG News's files, with tables named train, valid and
+    test, or with a folder for each class, perhaps within train, valid and test. valid, test: a
+    table or a folder of class folders. transform: how images are read. Without it they become
+    `size` pixels a side; if that is 0, IDX images keep their size and others become 32 pixels a
+    side. Raises UserError.
     """
     corpus = find_data(data, text, label, size, transform)
     for part, path in (("valid", valid), ("test", test)):
         if path:
             add_part(corpus, part, Path(path), text, label)
     has_table = any(find_table(Path(path)) for path in (data, valid, test))
-    if (text or label) and not has_table:
+    if (text or label) and not has_table and not find_part_tables(Path(data)):
         raise UserError(
             f"--text and --label name columns of a table, but {data} is not a table"
         )
@@ -176,8 +178,9 @@ def find_data(
     else:
         if size and not transform:
             corpus.transform = ImageTransform(size)
-        folders = find_class_folders(folder) or {"train": folder}
-        for part, path in folders.items():
+        tables = find_part_tables(folder) if label else {}
+        parts = tables or find_class_folders(folder) or {"train": folder}
+        for part, path in parts.items():
             add_part(corpus, part, path, text, label)
         if (folder / "imdb.vocab").is_file():
             corpus.name = "imdb"
@@ -185,10 +188,10 @@ def find_data(
 
 
 def classes_of(corpus: Labelled) -> list[str]:
-    """Returns the classes of the training part: in the corpus's order, or sorted.
+    """Returns the classes of all parts: in the corpus's order, or sorted.
 
     Names that are all numbers are sorted by value. Reads the labels of all parts. Raises
-    UserError for a single class, for a class that occurs in another part only, and for what
+    UserError for a single class, for too many, for a part with other classes only, and for what
     seems to be a header.
     """
     if "train" not in corpus.parts:
@@ -196,15 +199,24 @@ def classes_of(corpus: Labelled) -> list[str]:
     counts = Counter(corpus.read_labels("train"))
     check_classes(corpus, counts)
     check_header(corpus, counts)
+    names = set(counts)
+    for part in corpus.parts.keys() - {"train"}:
+        names_of_part = set(corpus.read_labels(part))
+        if names_of_part and names_of_part.isdisjoint(counts):
+            raise UserError(
+                f"{corpus.name}: the {part} part has no class that the training part has, but "
+                f"such as {min(names_of_part)!r}"
+            )
+        names |= names_of_part
     if corpus.classes:
         return corpus.classes
-    if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in counts):
-        return sorted(counts, key=lambda name: (float(name), name))
-    return sorted(counts)
+    if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in names):
+        return sorted(names, key=lambda name: (float(name), name))
+    return sorted(names)
 
 
 def check_classes(corpus: Labelled, counts: Counter) -> None:
-    """Raises UserError for too few or too many classes, and for one that is not trained on.
+    """Raises UserError for too few or too many classes.
 
     counts: the examples of each class in the training part.
     """
@@ -219,15 +231,6 @@ def check_classes(corpus: Labelled, counts: Counter) -> None:
         raise UserError(
             f"{corpus.name}: {len(counts):,} classes; does --label name the right column?"
         )
-    for part in corpus.parts:
-        if part == "train":
-            continue
-        unknown = set(corpus.read_labels(part)) - counts.keys()
-        if unknown:
-            raise UserError(
-                f"{corpus.name}: the class {min(unknown)!r} occurs in the {part} part, but not "
-                f"in the training part"
-            )
 
 
 def check_header(corpus: Labelled, counts: Counter) -> None:
@@ -242,10 +245,10 @@ def check_header(corpus: Labelled, counts: Counter) -> None:
     only_first_is_unique = counts[first] == 1 and max(counts.values()) > 1
     if not only_first_is_unique:
         return
-    if first.lower() in column_names(corpus.headless):  # else a header was passed over
+    if column_name(first) in column_names(corpus.headless):  # else a header was passed over
         raise UserError(
             f"{corpus.name}: the class {first!r} occurs in the first row only. If that row is "
-            f"a header, pass --label {first}; if not, put a header above it"
+            f"a header, pass --label {shlex.quote(first)}; if not, put a header above it"
         )
 
 
@@ -308,7 +311,8 @@ def add_numbered(corpus: Labelled, folder: Path) -> None:
     """Adds AG News's files, or others of their form whose classes.txt names the classes."""
     class_names = folder / "classes.txt"
     if class_names.is_file():
-        corpus.classes = [line.strip() for line in read_lines(class_names) if line.strip()]
+        lines = read_lines(class_names)
+        corpus.classes = [class_name(line) for line in lines if line.strip()]
     elif sha256(folder / "test.csv") == FILES["agnews"]["test.csv"][1]:
         corpus.classes = CLASSES["agnews"]
     elif folder.resolve().name == "amazon_review_polarity_csv":  # the archive, unpacked
@@ -358,13 +362,13 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
     if not files:
         raise UserError(
             f"{path}: neither a table (.csv, .jsonl, or each line with tabs) nor a folder of "
-            f"class folders"
+            f"class folders; save other tables as .csv, and unpack archives"
         )
-    names = [file.parent.name for file in files]
+    names = [class_name(file.parent.name) for file in files]
     if part == "train":
         with_examples = set(names)
         for folder in inner_folders(path):
-            if folder.name not in with_examples and visible(folder):
+            if class_name(folder.name) not in with_examples and visible(folder):
                 raise UserError(f"{folder}: a class without any {modality}")
     corpus.left_out += left_out
     read: Reader
@@ -388,4 +392,4 @@ def read_image_files(
 ) -> Iterator[tuple[np.ndarray, str]]:
     """Yields the image of each file with the name of its folder."""
     for path in paths:
-        yield read_image(path, transform), path.parent.name
+        yield read_image(path, transform), class_name(path.parent.name)

@@ -3,7 +3,15 @@
 from collections.abc import Iterator
 
 from support.common.errors import UserError
-from support.corpora.tables import File, column_names, one_line, read_columns, read_rows
+from support.corpora.tables import (
+    File,
+    class_name,
+    column_name,
+    column_names,
+    one_line,
+    read_columns,
+    read_rows,
+)
 
 TEXT_COLUMNS = ("text", "content", "sentence", "review", "body")  # the first found has the text
 
@@ -20,12 +28,11 @@ def read_labelled_table(path: File, text: str, label: str) -> Iterator[tuple[str
     is_empty = True
     for number, (*texts, name) in read_columns(path, [*columns, label], "--text, --label"):
         example = one_line(" ".join(texts))
-        class_name = " ".join(name.split())
-        if not class_name:
+        if not name.strip():
             raise UserError(f"{path}, row {number}: it has no label")
         if example:
             is_empty = False
-        yield example, class_name
+        yield example, class_name(name)
     if is_empty:
         raise UserError(f"{path}: the text column ({', '.join(columns)}) is empty")
 
@@ -34,7 +41,7 @@ def find_text_column(path: File, label: str) -> str:
     """Returns the name of the column with the text. Raises UserError."""
     names = column_names(path)
     for name in TEXT_COLUMNS:
-        if name in names and name != label.lower():
+        if name in names and name != column_name(label):
             return name
     raise UserError(
         f"{path}: no column {', '.join(TEXT_COLUMNS)}: --text says which it is; its columns: "

@@ -34,8 +34,11 @@ from support.common.checkpoint import check_corpus
 from support.common.errors import UserError
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
+from support.distributed.collectives import sum_over_data
 
 EVALUATION_TOKENS = 4096  # in a batch of an evaluation
+FEW_EXAMPLES = 10_000  # to train on; with so few of them published weights do better
+PUBLISHED_WEIGHTS = {"text": "a BERT of their language", "image": "a ViT or a DeiT"}
 
 
 class Classification:
@@ -172,8 +175,35 @@ class Classification:
             if self.meta["held_out"] and part == "valid":
                 line += "; held out of training"
             lines.append(line)
-        lines += filter(None, [self.left_out_line, self.summary_of_weights])
+        lines += self.untrained_classes()
+        lines += filter(None, [self.left_out_line, self.summary_of_weights, self.advice()])
         return "\n".join(lines)
+
+    def untrained_classes(self) -> list[str]:
+        """Returns a warning for each part with classes that the training part lacks."""
+        trained = np.unique(self.part("train").labels)
+        lines = []
+        for part in self.meta["parts"]:
+            labels = self.part(part).labels
+            unknown = labels[~np.isin(labels, trained)]
+            if len(unknown):
+                names = ", ".join(self.classes[label] for label in np.unique(unknown))
+                lines.append(
+                    f"warning: {len(unknown):,} of the {part} part's {len(labels):,} examples "
+                    f"have classes that the training part lacks; no model can learn these, "
+                    f"but they count in all figures: {names[:120]}"
+                )
+        return lines
+
+    def advice(self) -> str:
+        """Returns a line that advises a new run to begin with published weights, or ""."""
+        examples = self.meta["parts"]["train"]["examples"]
+        if self.args.pretrained or self.args.saved or examples > FEW_EXAMPLES:
+            return ""
+        return (
+            f"few {self.unit}: published weights would do better, such as "
+            f"{PUBLISHED_WEIGHTS[self.meta['modality']]}: --pretrained FOLDER"
+        )
 
     def size(self, step: int) -> tuple[int, int, float]:
         """Returns examples, tokens without padding, and FLOPs of a whole step."""
@@ -187,7 +217,8 @@ class Classification:
         args = self.args
         model = Classifier(self.config)
         freeze(model, args.freeze)
-        return speed_up(model, args.device, args.precision == "bf16", args.recompute)
+        is_bf16 = args.precision == "bf16"
+        return speed_up(model, args.device, is_bf16, args.recompute, args.compile)
 
     @torch.no_grad()  # FSDP cannot gather in inference mode
     def evaluate(
@@ -225,8 +256,8 @@ class Classification:
             nll -= log_p.gather(1, label[:, None]).sum()
             if final:
                 self.predictions.append((rows, log_p.exp().cpu().numpy()))
-        dist.all_reduce(confusion)
-        dist.all_reduce(nll)
+        sum_over_data(confusion, world_size)
+        sum_over_data(nll, world_size)
         model.train(was_training)
         self.confusion = confusion.round().long().view(num_classes, num_classes).cpu()
         return compute_metrics(self.confusion) | {"loss": float(nll) / len(examples)}
@@ -241,7 +272,9 @@ class Classification:
         """
         part = "test" if "test" in self.meta["parts"] else "valid"
         metrics = self.evaluate(model, part, rank, world_size, final=True)
-        predictions_of_rank = [None] * world_size if rank == 0 else None
+        predictions_of_rank = None
+        if dist.get_rank() == 0:
+            predictions_of_rank = [None] * dist.get_world_size()
         dist.gather_object(self.predictions, predictions_of_rank)
         if predictions_of_rank is None:
             return {}, ""

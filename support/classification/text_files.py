@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from support.corpora.tables import one_line
+from support.corpora.tables import class_name, one_line
 
 
 def read_text_files(paths: list[Path]) -> Iterator[tuple[str, str]]:
@@ -19,7 +19,7 @@ def read_text_files(paths: list[Path]) -> Iterator[tuple[str, str]]:
         except UnicodeDecodeError:
             other.append(path)
             text = decode_other(content)
-        yield one_line(text), path.parent.name
+        yield one_line(text), class_name(path.parent.name)
     if other:
         warn_once(
             f"{len(other):,} of {len(paths):,} texts, such as {other[0]}, are not UTF-8; they "

@@ -11,8 +11,8 @@
     progress    seconds, tokens and examples so far, and the like
     optimizer   the optimizer's state; last.pt only
     averaged    how many checkpoints the weights are the mean of; best.pt only
-    sharded     last.pt of train_fsdp.py --sharded only: the folder that has, in the place of
-                model and optimizer, a file for each process
+    sharded     last.pt of --sharded only (train_fsdp.py, train_tp.py): the folder that has, in
+                the place of model and optimizer, a file for each process
 
 support/distributed/weights.py gathers the weights that are saved and distributes those loaded.
 """
@@ -31,7 +31,7 @@ from support.common.errors import UserError, first_line
 from support.common.files import replace, sync, sync_folder
 from support.common.paths import LOGS
 
-FORMAT = 1
+FORMAT = 2  # increase it when a field, or the order of a weight's rows, changes
 CAN_MAP = sys.platform != "win32"  # where a file cannot be replaced while it is mapped
 FIELD_TYPES = {"step": int, "model": dict, "task": dict, "flags": dict, "progress": dict}
 SCRIPTS = {"translation": "translate.py", "classification": "classify.py"}  # by task type
@@ -80,8 +80,10 @@ def load(path: Path) -> dict:
 
 def check_fields(checkpoint: dict) -> None:
     """Raises ValueError for a wrong format, a missing field, or weights that are not finite."""
-    if not isinstance(checkpoint, dict) or checkpoint.get("format") != FORMAT:
-        raise ValueError("its format is missing or unknown")
+    if not isinstance(checkpoint, dict) or "format" not in checkpoint:
+        raise ValueError("its format is missing")
+    if checkpoint["format"] != FORMAT:
+        raise ValueError(f"its format is {checkpoint['format']}, this version reads {FORMAT}")
     for name, field_type in FIELD_TYPES.items():
         if not isinstance(checkpoint.get(name), field_type):
             raise ValueError(f"its {name} is missing or of the wrong type")
@@ -182,7 +184,7 @@ def load_run(folder: Path, sharded: bool) -> dict:
     if "sharded" in checkpoint and not sharded:
         raise UserError(
             f"{path}: its weights are sharded, in {checkpoint['sharded']}/; resume it with "
-            f"train_fsdp.py, which without --sharded writes a single file"
+            f"train_fsdp.py or train_tp.py, which without --sharded write a single file"
         )
     if "optimizer" not in checkpoint and "sharded" not in checkpoint:
         raise UserError(f"{path}: it has no optimizer state, so it cannot be resumed")

@@ -13,31 +13,49 @@ import torch
 
 from support.common.errors import UserError
 
-# Dense bf16 FLOP/s from NVIDIA's data sheets. The first name that is part of the device's name
-# counts. No data sheet of the H200 NVL was found; it has the same chip as the H100 NVL.
+# Dense bf16 FLOP/s from NVIDIA's data sheets, by the name that CUDA gives the device. A slice
+# of a GPU (MIG) and a laptop's chip have other names, and are measured, like all that are not
+# here. No data sheet of the H200 NVL was found; it has the same chip as the H100 NVL.
 PEAKS = {
-    "GB200": 2500e12,
-    "B200": 2250e12,
-    "H200 NVL": 835e12,
-    "H200": 989e12,
-    "H100 NVL": 835e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L40": 181e12,
-    "L4": 121e12,
+    "NVIDIA GB200": 2500e12,
+    "NVIDIA B200": 2250e12,
+    "NVIDIA H200 NVL": 835e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA L40": 181e12,
+    "NVIDIA L4": 121e12,
 }
 
 
 def available_cores(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Returns how many cores this process may use: under Slurm or Docker often not all."""
+    """Returns how many cores this process may use: under Slurm or Docker often not all.
+
+    Raises UserError.
+    """
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     # Not every Slurm binds a job to the cores that it grants; `docker run --cpus` binds none.
-    granted = int(os.environ.get("SLURM_CPUS_PER_TASK") or cores)
+    granted = number_in_environment("SLURM_CPUS_PER_TASK", cores)
     return min(cores, granted, cgroup_quota(cgroups) or cores)
+
+
+def number_in_environment(name: str, default: int) -> int:
+    """Returns the whole number that an environment variable holds; `default` if it is not set.
+
+    Raises UserError.
+    """
+    text = os.environ.get(name) or str(default)
+    if not text.isdecimal():
+        raise UserError(f"{name}={text}: the environment variable must be a whole number")
+    return int(text)
 
 
 def cgroup_quota(cgroups: Path) -> int:
@@ -120,11 +138,26 @@ def find_device(requested: str, supported: tuple = ("cpu", "cuda")) -> str:
 
 def check_gpus() -> None:
     """Raises UserError unless each process of this machine can have a GPU."""
+    cuda = torch.version.cuda
+    if not cuda:
+        raise UserError(
+            "--device cuda: this PyTorch is made for CPUs alone; install the one for CUDA, or "
+            "use --device cpu instead"
+        )
     if not torch.cuda.is_available():
         raise UserError(
-            "--device cuda: PyTorch finds no GPU that it can use; use --device cpu instead"
+            f"--device cuda: PyTorch finds no GPU that it can use; nvidia-smi has to show one "
+            f"and CUDA {cuda} or newer, which the driver decides; or use --device cpu instead"
         )
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # set by torchrun
+    major, minor = torch.cuda.get_device_capability()
+    oldest = min(int(name.removeprefix("sm_")) for name in torch.cuda.get_arch_list())
+    if 10 * major + minor < oldest:
+        raise UserError(
+            f"--device cuda: this PyTorch has no code for the {torch.cuda.get_device_name()}, "
+            f"which is sm_{major}{minor}, older than sm_{oldest}; install an older PyTorch, or "
+            f"use --device cpu instead"
+        )
+    processes = number_in_environment("LOCAL_WORLD_SIZE", 1)  # set by torchrun
     gpus = torch.cuda.device_count()
     if processes > gpus:
         raise UserError(

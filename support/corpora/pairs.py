@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
+from itertools import product, zip_longest
 from pathlib import Path
 
 from support.common.errors import UserError
@@ -70,10 +70,10 @@ def find_corpus(
 ) -> Corpus:
     """Returns the corpus that --data, --valid, --test, --src and --tgt name. Raises UserError.
 
-    data: `phrasebook`, `multi30k`, a folder of parallel files (train, val, test), a PREFIX with
-    PREFIX.de and PREFIX.en (.gz too) or one of these two files, a table (.csv, .jsonl, or lines
-    with tabs), or a .zip with a table or with two files, as OPUS's Moses format has. valid and
-    test: a PREFIX, a table or a .zip.
+    data: `phrasebook`, `multi30k`, a folder of parallel files or tables (train, val, test), a
+    PREFIX with PREFIX.de and PREFIX.en (.gz too) or one of these two files, a table (.csv,
+    JSON, or lines with tabs), or a .zip with a table or with two files, as OPUS's Moses format
+    has. valid and test: a PREFIX, a table or a .zip.
     """
     if data == "phrasebook":
         corpus = phrasebook_corpus(src, tgt)
@@ -115,19 +115,40 @@ def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
             if find_file(f"{folder / name}.{src}"):
                 add_part(corpus, part, str(folder / name), src, tgt)
                 break
+    if not corpus.parts:
+        for part, table in find_part_tables(folder).items():
+            add_part(corpus, part, str(table), src, tgt)
     if "train" not in corpus.parts:
         raise UserError(
-            f"{folder}: no train.{src} and train.{tgt} in this folder, and no folders of texts "
-            f"or images; of other files name the PREFIX: {folder}/NAME for NAME.{src}"
+            f"{folder}: no train.{src} and train.{tgt} in this folder, no train.tsv, and no "
+            f"folders of texts or images; of other files name the PREFIX: {folder}/NAME for "
+            f"NAME.{src}"
         )
     if find_file(f"{folder}/test_2016_flickr.{src}"):
         corpus.name = "multi30k"
     return corpus
 
 
+def find_part_tables(folder: Path) -> dict[str, Path]:
+    """Returns the table of each part in a folder, such as train.tsv, dev.tsv and test.tsv."""
+    tables: dict[str, Path] = {}
+    for part, names in PARTS.items():
+        for name, suffix in product(names, TABLES):
+            table = find_file(f"{folder / name}{suffix}")
+            if table:
+                tables.setdefault(part, table)
+    return tables
+
+
 def own_name(path: Path, built_in: tuple[str, ...]) -> str:
-    """Returns the name of a user's corpus: never one of `built_in`, which have own settings."""
-    name = path.resolve().name.split(".")[0]
+    """Returns the name of a user's corpus: its file's, or its folder's if that is train.csv.
+
+    It is never one of `built_in`, which have settings of their own.
+    """
+    path = path.resolve()
+    name = path.name.split(".")[0]
+    if name in PARTS["train"]:
+        name = path.parent.name or name
     if name in built_in:
         name += "-file"
     return name
@@ -153,7 +174,7 @@ def add_part(corpus: Corpus, part: str, source: str, src: str, tgt: str) -> None
     elif path.is_file() and prefix == source:
         raise UserError(
             f"{source}: neither a table (.csv, .jsonl, or each line with tabs) nor one of two "
-            f"files NAME.{src} and NAME.{tgt} (--src, --tgt)"
+            f"files NAME.{src} and NAME.{tgt} (--src, --tgt); save other tables as .csv"
         )
     elif ending(path) in (*TABLES, ".zip"):
         raise UserError(f"{source}: no such file")
@@ -202,7 +223,7 @@ def find_in_zip(path: Path, src: str, tgt: str) -> Reader:
     raise UserError(
         f"{path}: it should hold one pair of files NAME.{src} and NAME.{tgt}, but has "
         f"{len(sides)} (--src, --tgt), or one table, but has {len(tables)}; it holds "
-        f"{', '.join(members)[:120]}"
+        f"{', '.join(members)[:120]}; unpack class folders"
     )
 
 

@@ -1,12 +1,14 @@
-"""Lines of text files, and rows of tables: .csv, .jsonl, and all files whose lines have tabs.
+"""Lines of text files, and rows of tables: .csv, JSON, and all files whose lines have tabs.
 
 Example:
     for number, (german, english) in read_columns(Path("pairs.tsv"), ["de", "en"]): ...
 """
 
+import codecs
 import csv
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -15,8 +17,10 @@ from typing import Any
 from support.common.errors import UserError
 from support.corpora.archives import UNREADABLE, File, open_bytes, zip_members
 
-TABLES = (".tsv", ".csv", ".jsonl")  # endings; other files are looked into: see `is_table`
+JSON = (".jsonl", ".json")  # endings: an object a line, or one list of them
+TABLES = (".tsv", ".csv", *JSON)  # endings; other files are looked into: see `is_table`
 FIRST_BYTES = 1 << 16  # of a file, which tell whether it is a table
+FIRST_LINES = 100  # of a .csv file, which tell what stands between its cells
 # Where columns are given by position, the first row is a header if it has only these names.
 HEADER = {
     *("de", "en", "src", "tgt", "source", "target"),
@@ -24,6 +28,7 @@ HEADER = {
     *("text", "content", "sentence", "review", "body", "title", "description"),
     *("label", "class", "class index", "category", "topic", "sentiment", "stars", "rating"),
 }
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such a file begins
 QUOTED = re.compile(r'\A"((?:[^"]|"")*)"\Z')
 
 
@@ -48,9 +53,10 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as problem:
             byte = problem.object[problem.start]
+            other = "UTF-16" if line.startswith(UTF_16) else "CP1252"
             raise UserError(
                 f"{name}, line {number}: not UTF-8 (byte {byte:#04x}); convert it, perhaps by "
-                f"iconv -f CP1252 -t UTF-8"
+                f"iconv -f {other} -t UTF-8"
             ) from problem
 
 
@@ -102,6 +108,8 @@ def has_tabs(path: File) -> bool:
             first_bytes = file.read(FIRST_BYTES)
     except UNREADABLE as problem:
         raise UserError(f"{path}: cannot be read ({problem})") from problem
+    if b"\0" in first_bytes and not first_bytes.startswith(UTF_16):
+        return False  # not a text
     lines = first_bytes.split(b"\n")
     if len(lines) > 1:
         lines.pop()  # it may be cut
@@ -111,6 +119,16 @@ def has_tabs(path: File) -> bool:
 def one_line(text: str) -> str:
     """Returns the text with a space for each line end, and none around it."""
     return " ".join(text.splitlines()).strip()
+
+
+def class_name(text: str) -> str:
+    """Returns a label as the name of its class: equal for equal text in unequal bytes (NFC)."""
+    return unicodedata.normalize("NFC", " ".join(text.split()))
+
+
+def column_name(text: str) -> str:
+    """Returns what a header or a flag says as the name of a column, by which they compare."""
+    return class_name(text).lower()
 
 
 def read_rows(path: File) -> Iterator[tuple[int, list[str]]]:
@@ -131,20 +149,34 @@ def read_rows(path: File) -> Iterator[tuple[int, list[str]]]:
 
 
 def read_csv_rows(path: File) -> Iterator[tuple[int, list[str]]]:
-    """Does what `read_rows` does, for a .csv file: of commas, or as the first line has them."""
+    """Does what `read_rows` does, for a .csv file."""
     csv.field_size_limit(1 << 30)  # a text may be long
-    lines = table_lines(path)
-    first_line = next(lines, "")
-    marks = [mark for mark in ",\t;" if mark in first_line]  # ; is Excel's in many languages
     # Carriage returns within a line would end the row.
-    whole_lines = (line.replace("\r", " ") + "\n" for line in chain([first_line], lines))
-    rows = csv.reader(whole_lines, strict=True, delimiter=marks[0] if marks else ",")
+    lines = (line.replace("\r", " ") + "\n" for line in table_lines(path))
+    first_lines = list(islice(lines, FIRST_LINES))
+    mark = find_mark(first_lines)
+    rows = csv.reader(chain(first_lines, lines), strict=True, delimiter=mark)
     try:
         for number, row in enumerate(rows, 1):
             if row:
                 yield number, [cell.replace("\n", " ") for cell in row]
     except csv.Error as problem:
         raise UserError(f"{path}, line {rows.line_num}: {problem}") from problem
+
+
+def find_mark(lines: list[str]) -> str:
+    """Returns what stands between the cells of a .csv file: a comma, tab or semicolon.
+
+    Excel writes semicolons in many languages. Of the marks in the first line it is the one that
+    cuts most rows into as many cells as that line. lines: the first ones of the file.
+    """
+
+    def num_alike(mark: str) -> int:
+        rows = list(csv.reader(lines, delimiter=mark))
+        return sum(len(row) == len(rows[0]) for row in rows)
+
+    marks = [mark for mark in ",\t;" if mark in "".join(lines[:1])]
+    return max(marks, key=num_alike, default=",")
 
 
 def table_lines(path: File) -> Iterator[str]:
@@ -188,24 +220,46 @@ def unquoted(cell: str, is_quoted_column: bool) -> str:
 
 
 def read_objects(path: File) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the objects of a .jsonl file, each with its line's number, without empty lines."""
-    for number, line in enumerate(read_lines(path), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as problem:
-            raise UserError(f"{path}, line {number}: broken JSON ({problem})") from problem
+    """Yields the objects of a JSON file by their columns, each with its line's number.
+
+    The file has an object a line, or a list of objects; then they are numbered. The entries of
+    an object within an object are columns, too: {"translation": {"de": ..., "en": ...}}.
+    """
+    for number, row in read_json(path):
         if not isinstance(row, dict):
             raise UserError(f'{path}, line {number}: no JSON object, as {{"text": ...}}')
-        yield number, {name.strip().lower(): value for name, value in row.items()}
+        columns: dict[str, Any] = {}
+        for name, value in row.items():
+            inner = value if isinstance(value, dict) else {name: value}
+            columns |= {column_name(name): value for name, value in inner.items()}
+        yield number, columns
+
+
+def read_json(path: File) -> Iterator[tuple[int, Any]]:
+    """Yields the values in a JSON file, numbered from 1. Raises UserError."""
+    lines = read_lines(path)
+    first_line = next(lines, "")
+    if first_line.lstrip().startswith("["):
+        yield from enumerate(parse_json("\n".join([first_line, *lines]), str(path)), 1)
+        return
+    for number, line in enumerate(chain([first_line], lines), 1):
+        if line.strip():
+            yield number, parse_json(line, f"{path}, line {number}")
+
+
+def parse_json(text: str, place: str) -> Any:
+    """Returns what JSON text stands for. place: where it is. Raises UserError."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise UserError(f"{place}: broken JSON ({problem})") from problem
 
 
 def column_names(path: File) -> list[str]:
     """Returns what a table's first row or JSON object calls its columns, in lower case."""
-    rows = read_objects(path) if ending(path) == ".jsonl" else read_rows(path)
+    rows = read_objects(path) if ending(path) in JSON else read_rows(path)
     for _, first_row in rows:
-        return [name.strip().lower() for name in first_row]
+        return [column_name(name) for name in first_row]
     return []
 
 
@@ -218,7 +272,7 @@ def read_columns(
     positions, the first row is a header if HEADER has all that it says there. flags: the flags
     that name columns, for error messages.
     """
-    if ending(path) == ".jsonl":
+    if ending(path) in JSON:
         yield from read_columns_of_objects(path, columns, flags)
         return
     positions: list[int] | None = None
@@ -247,11 +301,11 @@ def read_columns(
 def read_columns_of_objects(
     path: File, columns: list[str], flags: str
 ) -> Iterator[tuple[int, list[str]]]:
-    """Does what `read_columns` does, for a .jsonl file."""
+    """Does what `read_columns` does, for a JSON file."""
     for number, row in read_objects(path):
         cells = []
         for name in columns:
-            value = row.get(name.lower(), [])
+            value = row.get(column_name(name), [])
             if isinstance(value, list | dict):
                 raise UserError(
                     f"{path}, line {number}: no text or number named {name!r} ({flags}); "
@@ -277,11 +331,11 @@ def all_positions(columns: list[str]) -> bool:
 
 def find_columns(path: File, columns: list[str], row: list[str], flags: str) -> list[int]:
     """Returns the positions of columns, from 0. row: the table's first. Raises UserError."""
-    names = [cell.strip().lower() for cell in row]
+    names = [column_name(cell) for cell in row]
     positions = []
     for name in columns:
-        if name.lower() in names and not all_positions(columns):
-            positions.append(names.index(name.lower()))
+        if column_name(name) in names and not all_positions(columns):
+            positions.append(names.index(column_name(name)))
         elif name.isdecimal():
             positions.append(int(name) - 1)
         else:
@@ -296,5 +350,5 @@ def is_header(row: list[str], columns: list[str], positions: list[int]) -> bool:
     """Returns whether a table's first row names its columns."""
     if not all_positions(columns):
         return True
-    names = [row[i].strip().lower() for i in positions if 0 <= i < len(row)]
+    names = [column_name(row[i]) for i in positions if 0 <= i < len(row)]
     return set(names) <= HEADER

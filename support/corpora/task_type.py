@@ -1,5 +1,6 @@
 """Finds out which task a corpus is for, from its files, most of which are not read for that."""
 
+import re
 from pathlib import Path
 
 from support.corpora.class_folders import find_class_folders
@@ -42,9 +43,15 @@ def find_numbered(folder: Path) -> dict[str, Path]:
     ):
         if (folder / name).is_file():
             parts[part] = folder / name
-    if "train" not in parts:
+    if "train" not in parts or not begins_with_number(parts["train"]):
         return {}
     has_names = (folder / "classes.txt").is_file()
     if not has_names and find_class_folders(folder):  # a table beside class folders
         return {}
     return parts
+
+
+def begins_with_number(path: Path) -> bool:
+    """Returns whether a table's first cell is a number, perhaps in quotes: it has no header."""
+    with path.open("rb") as file:
+        return bool(re.match(rb'"?\d', file.read(2)))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from model import Attention, Transformer, sinusoids
+from support.common.rows import to_keys_then_values
 from support.translation.beam import Hypothesis
 
 # --- The conversion
@@ -55,15 +56,16 @@ def convert(model: Transformer) -> ctranslate2.specs.TransformerSpec:
 
 
 def copy_self_attention(to, attention: Attention, norm: nn.LayerNorm) -> None:
-    weights = [array(attention.query.weight), array(attention.key_value.weight)]
+    weights = [array(attention.query.weight), key_value_array(attention)]
     to.linear[0].weight = np.concatenate(weights)
     to.linear[1].weight = array(attention.out.weight)
     copy_norm(to.layer_norm, norm)
 
 
 def copy_cross_attention(to, attention: Attention, norm: nn.LayerNorm) -> None:
-    for linear, ours in zip(to.linear, (attention.query, attention.key_value, attention.out)):
-        linear.weight = array(ours.weight)
+    to.linear[0].weight = array(attention.query.weight)
+    to.linear[1].weight = key_value_array(attention)
+    to.linear[2].weight = array(attention.out.weight)
     copy_norm(to.layer_norm, norm)
 
 
@@ -77,6 +79,11 @@ def copy_feed_forward(to, layers: nn.Sequential, norm: nn.LayerNorm) -> None:
 def copy_norm(to, norm: nn.LayerNorm) -> None:
     to.gamma = array(norm.weight)
     to.beta = array(norm.bias)
+
+
+def key_value_array(attention: Attention) -> np.ndarray:
+    weight = attention.key_value.weight
+    return array(to_keys_then_values(weight, heads=len(weight) // (2 * attention.d_head)))
 
 
 def array(tensor: Tensor) -> np.ndarray:

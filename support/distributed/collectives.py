@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 
 def all_gather_objects(value: Any) -> list[Any]:
@@ -17,6 +18,16 @@ def broadcast_object(value: Any) -> Any:
     values = [value]
     dist.broadcast_object_list(values)
     return values[0]
+
+
+def sum_over_data(values: Tensor, data_size: int) -> None:
+    """Replaces values by their sum over the ranks that have different data.
+
+    data_size: how many these are. With tensor parallelism several ranks have the same data, and
+    the same values.
+    """
+    dist.all_reduce(values)
+    values /= dist.get_world_size() // data_size
 
 
 def is_communication_error(problem: Exception) -> bool:

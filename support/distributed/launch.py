@@ -75,7 +75,7 @@ def run(train: Train, rank: int, world_size: int, store: dist.Store, args) -> No
     Signals.parent = os.getppid()
     Signals.handle(signal.SIG_DFL)
     unblock_signals()  # `spawn` has blocked them until here
-    with name_lost_processes(store, rank, world_size), delay:
+    with name_lost_processes(store, rank, world_size), name_full_gpu(rank), delay:
         if args.minutes and not args.saved:
             from support.distributed.trial import settle_length
 
@@ -92,6 +92,18 @@ def node_and_local_rank(rank: int) -> tuple[str, int]:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # not another launcher's variables
         return os.environ["GROUP_RANK"], int(os.environ["LOCAL_RANK"])
     return "0", rank
+
+
+@contextmanager
+def name_full_gpu(rank: int):
+    """Raises UserError where the block runs out of a GPU's memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise UserError(
+            f"process {rank} is out of its GPU's memory; choose a smaller --batch-tokens, a "
+            f"larger --accumulate, or --recompute"
+        ) from None
 
 
 @contextmanager

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from support.distributed.collectives import broadcast_object
 from support.distributed.rendezvous import open_port
 
-TRIAL_STEPS = 40
+TRIAL_STEPS = 40  # or fewer, where these take longer than SHARE_OF_TRIAL
+SHARE_OF_TRIAL = 0.2  # of the time
 SHARE_OF_STEPS = 0.9  # of the time; the rest is for evaluations
 
 
@@ -23,7 +24,14 @@ def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store
     The trial is a run with --benchmark, which saves nothing: a run that is given the number
     of epochs is the same run. All processes take part.
     """
-    trial = dataclasses.replace(args, benchmark=True, steps=TRIAL_STEPS, profile=False)
+    trial = dataclasses.replace(
+        args,
+        benchmark=True,
+        steps=TRIAL_STEPS,
+        trial_seconds=60 * args.minutes * SHARE_OF_TRIAL,
+        log_every=1,  # each step is timed
+        profile=False,
+    )
     # A port of its own: the keys of a group stay in its store, where the next would find them.
     server = open_port(dist.PrefixStore("trial", store), rank)
     with contextlib.redirect_stdout(io.StringIO()):

@@ -1,10 +1,11 @@
-"""Saving and loading weights that may be sharded over the processes.
+"""Saving and loading weights that may be sharded over the processes; clipping their gradients.
 
-All functions but `first_failure` are collectives: every process has to call them, or the others
-wait until --timeout. They do the same whether the processes have shards of the weights
-(train_fsdp.py) or whole copies of them.
+All functions but `first_failure` and `count_copies` are collectives: every process has to call
+them, or the others wait until --timeout. They do the same whether the processes have shards of
+the weights (train_fsdp.py, train_tp.py) or whole copies of them.
 """
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -26,6 +27,9 @@ from torch.distributed.tensor import DTensor
 
 from support.common.errors import UserError, first_line
 from support.distributed.collectives import is_communication_error
+
+# PyTorch would warn that the parts of a weight on a mesh are gathered one dimension at a time.
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 # A state dict of each process's own shards; one that rank 0 gathers on its CPU; and one that
 # rank 0 sends to all.
@@ -122,3 +126,34 @@ def gather_model(model: nn.Module, make_model: Callable[[], nn.Module]) -> nn.Mo
     gathered = make_model()
     gathered.load_state_dict(weights)
     return gathered
+
+
+def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
+    """Scales the gradients down to max_norm, and returns their norm before.
+
+    PyTorch's `clip_grad_norm_` takes DTensors of one mesh only. In train_tp.py the weights that
+    are split have the whole mesh, and the others the data ranks' alone.
+    """
+    parts = []
+    copies = []
+    for parameter in parameters:
+        if isinstance(parameter.grad, DTensor):
+            parts.append(parameter.grad.to_local())
+            copies.append(count_copies(parameter.grad))
+    norms = torch.stack(torch._foreach_norm(parts)).double()
+    square = (norms.square() / torch.tensor(copies, device=norms.device)).sum()
+    dist.all_reduce(square)
+    norm = square.sqrt()
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for part in parts:
+        part.mul_(scale)
+    return norm
+
+
+def count_copies(weight: DTensor) -> int:
+    """Returns how many ranks have the same part of a weight."""
+    num_parts = 1
+    for size, placement in zip(weight.device_mesh.shape, weight.placements):
+        if not placement.is_replicate():
+            num_parts *= size
+    return dist.get_world_size() // num_parts

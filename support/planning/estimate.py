@@ -9,7 +9,7 @@ jobs use as well, GPUs that are slower than others, and padding are left out.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from support.common.hardware import PEAKS
@@ -21,6 +21,7 @@ MODE_NAMES = {
     "ddp": "DDP",
     "fsdp": "FSDP",
     "hsdp": "FSDP --replicas",
+    "tp": "TP and FSDP",  # train_tp.py, each layer split over the GPUs of a node
 }
 USABLE = 0.9  # of a GPU's memory, a guess: CUDA, NCCL and gaps between tensors take the rest
 FIRST_BUCKET = 2**20  # bytes of DDP's first bucket: PyTorch's default
@@ -76,18 +77,22 @@ class Hardware:
 # 400 Gb/s), DGX A100 (8 x HDR, 200 Gb/s) and DGX-1 (4 x EDR, 100 Gb/s).
 HARDWARE = {
     # memory, peak_flops, memory_bandwidth, node_bandwidth, adapter_bandwidth, adapters
-    "h200": Hardware(141e9, PEAKS["H200"], 4.8e12, 450e9, 50e9, 8),
-    "h100": Hardware(80e9, PEAKS["H100"], 3.35e12, 450e9, 50e9, 8),
+    "h200": Hardware(141e9, PEAKS["NVIDIA H200"], 4.8e12, 450e9, 50e9, 8),
+    "h100": Hardware(80e9, PEAKS["NVIDIA H100 80GB HBM3"], 3.35e12, 450e9, 50e9, 8),
     # MFU of A100 is higher: 0.45 to 0.64 in llm-foundry's benchmarks, 0.51 to 0.61 in
     # torchtitan's.
-    "a100-80": Hardware(80e9, PEAKS["A100"], 2.039e12, 300e9, 25e9, 8, efficiency=0.55),
-    "a100-40": Hardware(40e9, PEAKS["A100"], 1.555e12, 300e9, 25e9, 8, efficiency=0.55),
+    "a100-80": Hardware(
+        80e9, PEAKS["NVIDIA A100-SXM4-80GB"], 2.039e12, 300e9, 25e9, 8, efficiency=0.55
+    ),
+    "a100-40": Hardware(
+        40e9, PEAKS["NVIDIA A100-SXM4-40GB"], 1.555e12, 300e9, 25e9, 8, efficiency=0.55
+    ),
     # It has no bf16: support/common/kernels.py trains in fp32 on it, outside its tensor cores.
     # For it and for the L4 no published MFU was found; they get the H100's efficiency.
     "v100": Hardware(32e9, 15.7e12, 0.9e12, 150e9, 12.5e9, 4, precision="fp32"),
     # PCIe 4.0 x 16 and NCCL's latency over it; Google Cloud's G2 machines have at most 100
     # Gb/s.
-    "l4": Hardware(24e9, PEAKS["L4"], 0.3e12, 32e9, 12.5e9, 1, node_latency=5.7e-6),
+    "l4": Hardware(24e9, PEAKS["NVIDIA L4"], 0.3e12, 32e9, 12.5e9, 1, node_latency=5.7e-6),
     # A core of an AMD EPYC with bf16, with about the MFU of the runs in logs/reference/;
     # memory, bandwidths and latencies are guesses, the two factors were measured once.
     # --measure replaces everything but the network between nodes.
@@ -124,11 +129,16 @@ class Estimate:
     accumulate: int
 
     def __post_init__(self) -> None:
+        if self.mode == "tp":
+            self.step = replace(self.step, tensor=self.per_node)
         step = self.step
         hardware = self.hardware
         self.gpus = self.nodes * self.per_node
-        self.shards = {"fsdp": self.gpus, "hsdp": self.per_node}.get(self.mode, 0)
-        sentences = math.ceil(step.sentences / self.gpus / self.accumulate)
+        shards = {"fsdp": self.gpus, "hsdp": self.per_node, "tp": self.nodes}
+        self.shards = shards.get(self.mode, 0)  # that FSDP gathers
+        data_size = self.gpus // step.tensor  # processes that have different sentences
+        sentences = math.ceil(step.sentences / data_size / self.accumulate)
+        self.sentences = sentences  # of a micro-batch
         self.memory, self.peak_memory = memory(
             step, self.shards, sentences, self.accumulate, hardware.base_memory
         )
@@ -141,7 +151,7 @@ class Estimate:
         # A GPU computes while the CPU starts the next kernels; a CPU does one after the other.
         elapsed = computed + launched if hardware.cpu else max(computed, launched)
         self.micro_batch_seconds = turns * elapsed
-        parameters = step.parameters / max(1, self.shards)
+        parameters = sum(step.units) / max(1, self.shards)
         adam = turns * ADAM_BYTES * parameters / hardware.memory_bandwidth
         self.computing = self.accumulate * self.micro_batch_seconds + adam
 
@@ -153,7 +163,7 @@ class Estimate:
         elif self.mode == "ddp":
             seconds = self.ddp_exchange()
         else:
-            seconds = self.fsdp_exchange()
+            seconds = self.fsdp_exchange() + self.tensor_exchange()
         return seconds + self.all_reduce(LOSS_BYTES) + self.step.delay
 
     @property
@@ -167,8 +177,8 @@ class Estimate:
 
     @property
     def backward_share(self) -> float:
-        """The backward pass's share of computing; the forward pass is a third of step.flops."""
-        return 1 - self.step.flops / 3 / self.step.hardware_flops
+        """The backward pass's share of computing."""
+        return 1 - self.step.forward_flops / self.step.hardware_flops
 
     # One exchange. `among` says which processes take part: "all"; those of one "node"; or one
     # on each node, "across" the nodes, while the other processes of the node do the same.
@@ -237,10 +247,11 @@ class Estimate:
         """Seconds of FSDP's exchanges that computing does not hide.
 
         HSDP shards within each node, and all-reduces over the nodes what a node has summed.
+        With tensor parallelism each GPU's part of the layers is sharded over the nodes.
         """
         step = self.step
         hardware = self.hardware
-        among = "node" if self.mode == "hsdp" else "all"
+        among = {"hsdp": "node", "tp": "across"}.get(self.mode, "all")
         gather = [
             hardware.gather_factor * self.all_gather(step.compute_bytes * unit, among)
             for unit in step.units
@@ -259,6 +270,27 @@ class Estimate:
             return gathered + sum(scatter) + sum(across) + waits
         earlier = (self.accumulate - 1) * self.pipeline(gather, nothing, nothing)
         return earlier + self.pipeline(gather, scatter, across) + waits
+
+    def tensor_exchange(self) -> float:
+        """Seconds of the sums inside layers, for which computing waits."""
+        step = self.step
+        if step.tensor == 1:
+            return 0.0
+        size = step.compute_bytes * step.config.d_model * self.sentences * step.length
+        seconds = self.all_reduce(size, "node") + step.delay
+        return self.accumulate * step.config.layers * self.sums_of_layers() * seconds
+
+    def sums_of_layers(self) -> int:
+        """Returns the number of sums in an encoder and a decoder layer, in a micro-batch.
+
+        In the forward pass there is one for each matrix that is split by rows, and in the
+        backward pass one for each that is split by columns.
+        """
+        attentions = 1 + 2
+        feed_forwards = 2
+        forward = attentions + feed_forwards
+        backward = 2 * attentions + feed_forwards  # a query, and a key and value
+        return forward * (2 if self.step.recompute else 1) + backward
 
     def fsdp_exchanges(self) -> int:
         """Returns the number of a step's exchanges, without those of norm and loss."""
@@ -331,7 +363,8 @@ def candidates(
     """
     counts = [step.accumulate]
     if not step.accumulate:
-        most = math.ceil(step.sentences / nodes / per_node)
+        one = Estimate(step, hardware, mode, nodes, per_node, accumulate=1)
+        most = one.sentences
         counts = [2**i for i in range((most - 1).bit_length())] + [most]
     return [Estimate(step, hardware, mode, nodes, per_node, count) for count in counts]
 
@@ -359,6 +392,13 @@ def layouts(per_node: int) -> list[tuple[int, int]]:
 def fewest_gpus(step: TrainingStep, hardware: Hardware, mode: str, per_node: int) -> int:
     """Returns the smallest number of GPUs that hold the model; 0 if MAX_GPUS do not."""
     for nodes, gpus in layouts(per_node):
+        if mode == "tp" and not can_split(step, gpus):
+            continue
         if any(estimate.fits for estimate in candidates(step, hardware, mode, nodes, gpus)):
             return nodes * gpus
     return 0
+
+
+def can_split(step: TrainingStep, gpus: int) -> bool:
+    """Returns whether so many GPUs can share each layer: --tensor of train_tp.py."""
+    return step.config.heads % gpus == 0 and step.config.d_ff % gpus == 0

@@ -10,16 +10,19 @@ and what FSDP gathers.
 """
 
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 
 import torch
+from torch import nn
 
-from model import ModelConfig, Transformer
+from model import ModelConfig, Transformer, tensor_parallel_plan
 from support.common.flops import transformer_flops
 
 FP32 = 4  # bytes of a number
 BF16 = 2
 MOMENTS = 2  # numbers that AdamW keeps for each parameter
 LOSS_ROWS = 4096  # `block` of FusedCrossEntropy in support/common/kernels.py
+WHOLE_BIASES = ("out", "feed_forward.2")  # of matrices split by rows: added to the sum
 GATHERED_LAYERS = 2  # that FSDP holds whole: the current layer and the next one
 
 
@@ -35,6 +38,7 @@ class TrainingStep:
     delay: float = 0.0  # seconds before each exchange: --delay-ms
     cpu: bool = False
     accumulate: int = 0  # micro-batches of each process; 0: the best number
+    tensor: int = 1  # processes that share each layer: --tensor of train_tp.py
 
     def __post_init__(self) -> None:
         with torch.device("meta"):  # shapes only
@@ -44,10 +48,13 @@ class TrainingStep:
         layers = [
             sum(weight.numel() for weight in layer.parameters()) for layer in model.layers()
         ]
-        # Parameters that FSDP gathers at once: those outside the layers, then each layer's.
-        self.units = [self.parameters - sum(layers), *layers]
+        # Parameters that FSDP gathers at once: those outside the layers, then each layer's, or
+        # with --tensor this process's part of each layer's.
+        outside = self.parameters - sum(layers)
+        parts = [numbers_of_part(layer, self.tensor) for layer in model.layers()]
+        self.units = [outside, *parts]
         self.tokens = 2 * self.sentences * self.length
-        self.flops, self.hardware_flops = self.count_flops()
+        self.count_flops()
 
         bf16 = self.precision == "bf16"
         self.compute_bytes = BF16 if bf16 else FP32  # of a number that enters a matrix product
@@ -60,16 +67,33 @@ class TrainingStep:
         if self.config.dropout:
             self.dropout_bytes = self.compute_bytes if self.cpu else 1
 
-    def count_flops(self) -> tuple[float, float]:
-        """Returns the model's FLOPs, and those computed, which --recompute increases."""
+    def count_flops(self) -> None:
+        """Counts the model's FLOPs, and those that a process computes of its examples.
+
+        --recompute increases these. With --tensor each process computes a part of the layers,
+        and all of the projection to the vocabulary.
+        """
         lengths = torch.tensor([self.length])
-        flops = self.sentences * transformer_flops(self.config, lengths, lengths)
-        if not self.recompute:
-            return flops, flops
-        # The layers, which are all but the projection to the vocabulary, go forward twice.
         without_projection = replace(self.config, vocab_size=1)
+        self.flops = self.sentences * transformer_flops(self.config, lengths, lengths)
         layers = self.sentences * transformer_flops(without_projection, lengths, lengths)
-        return flops, flops + layers / 3
+        part_of_layers = layers / self.tensor
+        self.forward_flops = (part_of_layers + self.flops - layers) / 3
+        self.hardware_flops = 3 * self.forward_flops
+        if self.recompute:  # the layers go forward twice
+            self.hardware_flops += part_of_layers / 3
+
+
+def numbers_of_part(layer: nn.Module, tensor: int) -> int:
+    """Returns the parameters of a layer that each of `tensor` processes has."""
+    numbers = 0
+    for name, module in layer.named_modules():
+        is_split = any(fnmatch(name, pattern) for pattern in tensor_parallel_plan())
+        for parameter, weight in module.named_parameters(recurse=False):
+            is_whole = parameter == "bias" and name.endswith(WHOLE_BIASES)
+            parts = tensor if is_split and not is_whole else 1
+            numbers += weight.numel() // parts
+    return numbers
 
 
 def layer_activations(step: TrainingStep, sentences: int, attentions: int) -> float:
@@ -88,14 +112,17 @@ def layer_activations(step: TrainingStep, sentences: int, attentions: int) -> fl
     else:
         qkv_inputs = 2 * number
         feed_forward_input = number
-    # The norm's input, the products' inputs, q, k, v, the result, and the dropout.
-    attention = d * (residual + qkv_inputs + 4 * number + step.dropout_bytes)
+    # The norm's input, the products' inputs, q, k, v, the result, and the dropout. Of q, k, v,
+    # the result and what is inside the feed-forward layers, each process has a part.
+    part = number / step.tensor
+    heads = step.config.heads / step.tensor
+    attention: float = d * (residual + qkv_inputs + 4 * part + step.dropout_bytes)
     if step.cpu and step.precision == "bf16":  # `cpu_bf16_attention` keeps a query's weights
-        attention += number * step.config.heads * max(32, step.length)
+        attention += number * heads * max(32, step.length)
     else:  # fused attention keeps the log-sum-exp of its scores
-        attention += FP32 * step.config.heads
-    feed_forward = d * (residual + feed_forward_input + step.dropout_bytes)
-    feed_forward += number * step.config.d_ff
+        attention += FP32 * heads
+    inside = part * step.config.d_ff
+    feed_forward = d * (residual + feed_forward_input + step.dropout_bytes) + inside
     return sentences * step.length * (attentions * attention + feed_forward)
 
 
@@ -130,7 +157,7 @@ def temporary_memory(step: TrainingStep, shards: int, sentences: int) -> float:
     weight_bytes = number if shards else FP32  # of the parameters that products read
     embedding = config.vocab_size * config.d_model
     layer_gradients = tokens * (
-        2 * number * config.d_ff + 2 * step.residual_bytes * config.d_model
+        2 * number * config.d_ff / step.tensor + 2 * step.residual_bytes * config.d_model
     )
     copies = 0
     if shards:
@@ -157,9 +184,10 @@ def memory(
     sentences: pairs in a micro-batch. base: bytes of Python and PyTorch without a model.
     """
     weight_bytes = step.compute_bytes if shards else FP32
-    share = step.parameters / max(1, shards)
+    parameters = sum(step.units)
+    share = parameters / max(1, shards)
     # FSDP keeps whole gradients until those of the last micro-batch are exchanged.
-    gradients = step.parameters if accumulate > 1 else share
+    gradients = parameters if accumulate > 1 else share
     parts = {
         "parameters": FP32 * share,
         "gradients": FP32 * gradients,

@@ -7,10 +7,11 @@ from support.common.figures import (
     GREEN,
     LEGEND_PLACE,
     ORANGE,
+    SKY,
     VERMILLION,
     new_figure,
 )
-from support.planning.estimate import MAX_GPUS, MODE_NAMES, Hardware, best
+from support.planning.estimate import MAX_GPUS, MODE_NAMES, Hardware, best, can_split
 from support.planning.footprint import TrainingStep
 
 # Colour and marker of each mode: the markers are for print.
@@ -19,6 +20,7 @@ MODE_STYLES = {
     "ddp": (BLUE, "o"),
     "fsdp": (VERMILLION, "s"),
     "hsdp": (GREEN, "^"),
+    "tp": (SKY, "v"),
 }
 # The panels: what they show of an estimate.
 PANELS = {
@@ -53,7 +55,11 @@ def plot_estimates(
         panels = list(figure.subplots(2, 2, sharex=True).flat)
         for mode in modes:
             color, marker = MODE_STYLES[mode]
-            estimates = [best(step, hardware, mode, *layout) for layout in layouts]
+            estimates = [
+                best(step, hardware, mode, *layout)
+                for layout in layouts
+                if mode != "tp" or can_split(step, layout[1])
+            ]
             fitting = [estimate for estimate in estimates if estimate.fits]
             for axes, value in zip(panels, PANELS.values()):
                 shown = estimates if axes is panels[0] else fitting

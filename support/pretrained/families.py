@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from support.classification.classifier import ClassifierConfig
+from support.common.rows import to_keys_then_values
 
 
 @dataclass
@@ -192,6 +193,8 @@ def to_file_tensors(
         else:
             module, _, parameter = name.rpartition(".")
             names = [f"{theirs}.{parameter}" for theirs in modules[module].split()]
+        if "key_value." in name:
+            value = to_keys_then_values(value, config.heads)
         values = list(value.chunk(len(names)))
         if name in file_shapes:
             values = [value.reshape(file_shapes[name]) for value in values]

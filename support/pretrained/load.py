@@ -19,6 +19,7 @@ from torch import Tensor
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.images import ImageTransform
 from support.common.errors import UserError
+from support.common.rows import from_keys_then_values
 from support.pretrained.families import (
     FAMILIES,
     LAST_LAYERS,
@@ -182,6 +183,8 @@ def take_weights(
             names[name] = ", ".join(source.file_names.get(part, part) for part, _ in parts)
             tensors = [source.take(part, *value.shape) for part, value in parts]
             weights[name] = torch.cat(tensors).reshape(state[name].shape)
+            if "key_value." in name:
+                weights[name] = from_keys_then_values(weights[name], config.heads)
     return weights, names, new
 
 

@@ -1,7 +1,7 @@
 """The memory of a training process and the bytes that it sends: counted, and by formula."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -92,15 +92,68 @@ class MemoryCounter:
         self.bytes["total"] = total
 
 
-def shards_and_copies(weight: Tensor, world_size: int) -> tuple[int, int]:
-    """Returns how many shards a weight has, and how many ranks have the same shard."""
+class SplitLayers:
+    """Adds up the bytes that this rank sends inside layers which train_tp.py has split.
+
+    A sum over the n ranks of a layer, of B bytes, sends 2 B (n - 1) / n. There is one of the
+    output of each matrix that is split by rows, in the forward pass, and one of the gradient of
+    the input of each that is split by columns, in the backward pass. --recompute repeats the
+    forward pass. The hooks stay until they are removed.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.sent = 0.0
+        self.hooks = []
+        for module in model.modules():
+            if not isinstance(module, nn.Linear):
+                continue
+            weight = module.weight
+            if isinstance(weight, DTensor) and parts_of(weight).splits > 1:
+                is_by_columns = weight.placements[-1].is_shard(0)  # rows of `weight`
+                hook = self.after_columns if is_by_columns else self.after_rows
+                self.hooks.append(module.register_forward_hook(hook))
+
+    def add(self, tensor: Tensor, splits: int) -> None:
+        """Adds the sum of a tensor of this size."""
+        self.sent += 2 * tensor.numel() * tensor.element_size() * (splits - 1) / splits
+
+    @torch.compiler.disable
+    def after_columns(self, module: nn.Linear, inputs: tuple[Tensor, ...], _: Any) -> None:
+        """Called after the product with a matrix that is split by columns."""
+        is_recomputation = torch._C._current_graph_task_id() != -1  # within a backward pass
+        if inputs[0].requires_grad and not is_recomputation:
+            self.add(inputs[0], parts_of(module.weight).splits)
+
+    @torch.compiler.disable
+    def after_rows(self, module: nn.Linear, _: Any, output: Tensor) -> None:
+        """Called after the product with a matrix that is split by rows."""
+        if torch.is_grad_enabled():  # else it is an evaluation
+            self.add(output, parts_of(module.weight).splits)
+
+
+class Parts(NamedTuple):
+    """How a weight is divided over the ranks."""
+
+    shards: int = 1  # that FSDP gathers
+    copies: int = 1  # ranks that have the same shard, and sum its gradient
+    splits: int = 1  # parts that are never gathered: --tensor of train_tp.py
+
+
+def parts_of(weight: Tensor, world_size: int = 1) -> Parts:
+    """Returns how a weight is divided. world_size: the copies of one that is not a DTensor."""
     if not isinstance(weight, DTensor):
-        return 1, world_size
-    copies = 1
-    for placement, size in zip(weight.placements, weight.device_mesh.shape):
-        if placement.is_replicate():
+        return Parts(copies=world_size)
+    mesh = weight.device_mesh
+    shards = copies = splits = 1
+    for i, placement in enumerate(weight.placements):
+        size = mesh.size(i)
+        if mesh.mesh_dim_names and mesh.mesh_dim_names[i] == "tensor":
+            splits = 1 if placement.is_replicate() else size
+        elif placement.is_replicate():
             copies = size
-    return weight.device_mesh.size() // copies, copies
+        else:
+            shards = size
+    return Parts(shards, copies, splits)
 
 
 def formula(model: Any, micro_batches: int, precision: str, world_size: int) -> dict:
@@ -110,7 +163,8 @@ def formula(model: Any, micro_batches: int, precision: str, world_size: int) -> 
     reduce-scatter of B bytes over n ranks sends B (n - 1) / n, an all-reduce twice as much. A
     sharded layer is gathered twice for each micro-batch, everything else once. Gradients are
     summed once a step, in fp32. Frozen layers are gathered once, except for the highest: FSDP
-    prefetches it as if the backward pass came to it.
+    prefetches it as if the backward pass came to it. `SplitLayers` adds what is sent inside
+    layers.
     """
     layers = model.layers()
     frozen = [layer for layer in layers if not next(layer.parameters()).requires_grad]
@@ -123,8 +177,8 @@ def formula(model: Any, micro_batches: int, precision: str, world_size: int) -> 
     memory = dict.fromkeys(("parameters", "gradients", "optimizer_state"), 0.0)
     sent = 0.0
     for weight in model.parameters():
-        shards, copies = shards_and_copies(weight, world_size)
-        numbers = weight.numel() / shards  # that a rank keeps of it, on average
+        shards, copies, splits = parts_of(weight, world_size)
+        numbers = weight.numel() / shards / splits  # that a rank keeps of it, on average
         memory["parameters"] += 4 * numbers
         gathers = micro_batches
         if id(weight) in gathered_twice:

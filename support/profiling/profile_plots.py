@@ -17,7 +17,13 @@ LABELS = {
     "waiting": "waits for others",
 }
 MAX_PROCESSES = 8  # that are drawn
-FLAGS_IN_TITLE = {"accumulate": 1, "delay_ms": 0, "replicas": 1, "recompute": False}
+FLAGS_IN_TITLE = {
+    "tensor": 1,
+    "accumulate": 1,
+    "delay_ms": 0,
+    "replicas": 1,
+    "recompute": False,
+}
 PLOT_WIDTH = 5.9  # inches of the steps
 CHARACTER = 0.05  # the width of a letter, in inches
 MIN_TURNED = 0.08  # inches between labels that are turned by 90 degrees

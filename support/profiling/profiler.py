@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from support.common.errors import UserError
 from support.common.files import write_json
-from support.profiling.memory import MemoryCounter, formula
+from support.profiling.memory import MemoryCounter, SplitLayers, formula
 from support.profiling.profile_plots import draw_profiles, read_profile
 from support.profiling.spans import combine, write_spans
 from support.profiling.timeline import Step, find_step, read_events
@@ -83,6 +83,8 @@ class Profile:
         self.profiler: Any = None  # of torch, while it records
         self.step_range = ExitStack()
         self.memory = MemoryCounter(model, optimizer)
+        self.split_layers = SplitLayers(model)
+        self.activations_sent = 0.0  # in the step that is drawn
         self.hooks = [
             model.register_forward_pre_hook(self.begin_forward, prepend=True),
             model.register_forward_hook(self.begin_backward),
@@ -137,6 +139,7 @@ class Profile:
             self.profiler = profile(activities=activities, record_shapes=True)
             self.profiler.start()
         self.micro_batch = 0
+        self.split_layers.sent = 0.0
         self.step_range.close()
         self.step_range.enter_context(record_function(f"step {number}"))
         self.mark("batch")
@@ -150,12 +153,13 @@ class Profile:
         self.step = step
         if step == self.drawn:
             self.seconds = seconds
+            self.activations_sent = self.split_layers.sent
         if step == self.recorded[0] - SETTLE - 1:
             self.memory.finish()
         if step < self.recorded[-1]:
             return False
         self.profiler.stop()
-        for hook in self.hooks:
+        for hook in [*self.hooks, *self.split_layers.hooks]:
             hook.remove()
         results: list = [None] * self.world_size
         dist.gather_object(self.result(), results if self.rank == 0 else None)
@@ -165,22 +169,28 @@ class Profile:
 
     # --- The results
 
-    def result(self) -> tuple[Step, dict[str, int]]:
-        """Writes the trace of this rank; returns the step that is drawn, and the memory."""
+    def result(self) -> tuple[Step, dict[str, int], float]:
+        """Writes the trace of this rank.
+
+        Returns the step that is drawn, the memory, and the bytes of activations to send.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"trace-rank{self.rank}.json.gz"
         self.profiler.export_chrome_trace(str(path))
         with gzip.open(path) as file:
             events = read_events(json.load(file))
-        return find_step(events, self.drawn, self.world_size), self.memory.bytes
+        tensor = getattr(self.args, "tensor", 1)  # a flag of train_tp.py
+        step = find_step(events, self.drawn, self.world_size, tensor)
+        return step, self.memory.bytes, self.activations_sent
 
-    def write(self, results: list[tuple[Step, dict[str, int]]]) -> None:
+    def write(self, results: list[tuple[Step, dict[str, int], float]]) -> None:
         """Writes the results of all ranks, in their order, to the folder of the run."""
-        steps = [step for step, _ in results]
-        memory_of_ranks = [memory for _, memory in results]
+        steps = [step for step, _, _ in results]
+        memory_of_ranks = [memory for _, memory, _ in results]
         write_spans(combine(steps), self.drawn, self.folder / "step.csv")
         largest = max(memory_of_ranks, key=lambda memory: memory["total"])
         theory = formula(self.model, self.args.accumulate, self.args.precision, self.world_size)
+        theory["sent"] += round(max(activations for _, _, activations in results))
         sent = [sum(exchange.sent for exchange in step.exchanges) for step in steps]
         exchanged: Counter[str] = Counter()
         for exchange in steps[0].exchanges:

@@ -27,7 +27,7 @@ class Span(NamedTuple):
     process: int  # its rank
     lane: str  # computing or network
     activity: str  # a phase, waiting, exposed; all-reduce, all-gather, reduce-scatter
-    unit: str  # whose tensor is exchanged: an FSDP layer or a DDP bucket
+    unit: str  # whose tensor is exchanged: an FSDP layer, a DDP bucket, or activations
     start: float  # seconds since the first process began the step
     seconds: float
     bytes: int  # of the tensor that is exchanged
@@ -87,8 +87,8 @@ def network_lane(step: Step, all_joined: list[int]) -> Iterator[Interval]:
 def when_all_joined(steps: list[Step]) -> list[list[int]]:
     """Returns for each rank when the last rank of the group joined its exchanges.
 
-    Ranks that shard the model among themselves are neighbours: rank // group size is the same.
-    An all-reduce across these groups is of ranks with the same remainder.
+    Ranks of a group are neighbours: rank // group size is the same. Those of a strided group,
+    across such groups, have the same remainder.
     """
     world_size = len(steps)
     last_join: dict[tuple, int] = defaultdict(int)
@@ -98,9 +98,9 @@ def when_all_joined(steps: list[Step]) -> list[list[int]]:
         keys = []
         for exchange in step.exchanges:
             size = exchange.group_size
-            is_across = exchange.collective == "all-reduce" and size < world_size
-            group_index = rank % (world_size // size) if is_across else rank // size
-            group = (size, is_across, group_index)
+            is_strided = exchange.is_strided
+            group_index = rank % (world_size // size) if is_strided else rank // size
+            group = (size, is_strided, group_index)
             key = (group, num_exchanges[group])
             num_exchanges[group] += 1
             last_join[key] = max(last_join[key], exchange.start)

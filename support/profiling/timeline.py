@@ -41,10 +41,11 @@ class Exchange(NamedTuple):
     start: int  # when this rank joined
     end: int
     collective: str
-    unit: str  # whose tensor it is: an FSDP layer, a DDP bucket, or "" where neither is known
+    unit: str  # whose tensor: an FSDP layer, a DDP bucket, activations, or "" if not known
     bytes: int  # of the whole tensor
     sent: float  # bytes that this rank sent
     group_size: int  # ranks that take part
+    is_strided: bool = False  # whether they are not neighbours: see `when_all_joined`
 
 
 class Step(NamedTuple):
@@ -72,8 +73,8 @@ def read_events(trace: dict) -> list[Event]:
     return sorted(events, key=lambda event: (event.start, -event.end))
 
 
-def find_step(events: list[Event], number: int, world_size: int) -> Step:
-    """Returns the step that the range "step NUMBER" encloses.
+def find_step(events: list[Event], number: int, world_size: int, tensor: int = 1) -> Step:
+    """Returns the step that the range "step NUMBER" encloses. tensor: ranks that share a layer.
 
     On a GPU a phase begins with the first kernel that was launched in it, and the step ends
     with the first kernel of the next step.
@@ -107,7 +108,7 @@ def find_step(events: list[Event], number: int, world_size: int) -> Step:
     ]
     exchanges = []
     if world_size > 1:  # one rank alone exchanges nothing
-        exchanges = find_exchanges(inside, nccl, backward_passes, world_size)
+        exchanges = find_exchanges(inside, nccl, backward_passes, world_size, tensor)
     busy = [
         event for event in events if event.category in GPU_CATEGORIES and not is_nccl(event)
     ]
@@ -172,6 +173,7 @@ def find_exchanges(
     nccl: list[tuple[int, Event]],
     backward_passes: list[range],
     world_size: int,
+    tensor: int,
 ) -> list[Exchange]:
     """Returns the exchanges of a step, in the order in which the rank asked for them.
 
@@ -180,6 +182,7 @@ def find_exchanges(
         nccl: NCCL's kernels, each after the time of its launch.
         backward_passes: their times. DDP's buckets are exchanged within them.
         world_size: how many ranks there are.
+        tensor: how many of them share a layer, and sum its activations.
     """
     gloo: dict[int, list[Event]] = defaultdict(list)  # by how many numbers go in
     for event in events:
@@ -195,29 +198,43 @@ def find_exchanges(
         unit = fsdp_layer(outer)
         numbers = input_size = count_numbers(event, 0)
         group_size = world_size
+        is_strided = False
         if collective != "all-reduce":  # the two tensors are the whole and a shard
             input_size = count_numbers(event, 1)
             sizes = (numbers, input_size)
             numbers = max(sizes)
             shards = group_size = numbers // min(sizes)
+            is_strided = tensor > 1
         elif unit:  # the ranks that have the same shard sum its gradients
             group_size = world_size // shards
+            is_strided = True
+        elif is_of_dtensor(outer):
+            unit = "activations"
+            group_size = tensor
         elif any(event.start in backward for backward in backward_passes):
             buckets += 1
             unit = f"bucket {buckets}"
         within = [other for other in events[i : i + 5] if other.start < event.end]
         carrier = find_carrier(event, input_size, gloo, nccl)
         size = numbers * bytes_per_number([carrier, *within])
-        start = carrier.start
-        for other in within:
-            if other.name == DELAY and carrier.category not in GPU_CATEGORIES:
-                start = other.start
+        start = start_of(carrier, within)
         # Gloo implements a reduce-scatter as an all-reduce.
         is_all_reduce = collective == "all-reduce" or carrier.name == "gloo:all_reduce"
         passes = 2 if is_all_reduce else 1
         sent = passes * size * (group_size - 1) / group_size
-        exchanges.append(Exchange(start, carrier.end, collective, unit, size, sent, group_size))
+        exchanges.append(
+            Exchange(start, carrier.end, collective, unit, size, sent, group_size, is_strided)
+        )
     return exchanges
+
+
+def start_of(carrier: Event, within: list[Event]) -> int:
+    """Returns when a rank joins an exchange: on CPUs it may delay that (--delay-ms)."""
+    if carrier.category not in GPU_CATEGORIES:
+        for event in within:
+            if event.name == DELAY:
+                return event.start
+    return carrier.start
 
 
 def find_carrier(
@@ -246,6 +263,11 @@ def fsdp_layer(outer: list[Event]) -> str:
         if match:
             return match[1] or "all else"
     return ""
+
+
+def is_of_dtensor(outer: list[Event]) -> bool:
+    """Returns whether a DTensor asks for the exchange inside these events."""
+    return any(event.name.startswith("_c10d_functional::") for event in outer)
 
 
 def count_numbers(event: Event, i: int) -> int:

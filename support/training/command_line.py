@@ -18,7 +18,7 @@ from typing import Any
 
 from support.common.checkpoint import load_run
 from support.common.errors import UserError
-from support.common.hardware import find_device
+from support.common.hardware import find_device, number_in_environment
 from support.common.kernels import check_compiler, fast_precision
 from support.common.packages import require
 from support.common.paths import LOGS
@@ -28,6 +28,7 @@ from support.common.streams import prepare_streams
 from support.training.config_file import read_config
 from support.training.settings import (
     Settings,
+    TpSettings,
     check_limits,
     defaults_of,
     flags_of,
@@ -53,6 +54,8 @@ class CommandLine:
         One process does this for all. restarted: the folder of the run that torchrun starts
         again. Raises UserError.
         """
+        from support.corpora.pairs import own_name
+
         check_encoding(self.given)
         given = self.with_config_file()
         folder = find_folder(given, restarted)
@@ -76,8 +79,7 @@ class CommandLine:
         if not args.benchmark:
             args.folder = str(folder)
             if not checkpoint:
-                corpus = Path(os.path.abspath(args.data)).name.split(".")[0]
-                args.folder = make_folder(folder, corpus)
+                args.folder = make_folder(folder, own_name(Path(args.data), ()))
         return args
 
     def with_config_file(self) -> dict[str, Any]:
@@ -247,10 +249,25 @@ def settle(args: Settings, defaults: dict[str, Any]) -> None:
         check_compiler(args.device)
     if args.precision == "auto":
         args.precision = fast_precision(args.device)
-    replicas = getattr(args, "replicas", 1)
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if world_size % replicas:
-        raise UserError(
-            f"--replicas {replicas}: {world_size} processes cannot be divided by it"
-        )
+    settle_mesh(args)
     check_task(args, defaults)
+
+
+def settle_mesh(args: Settings) -> None:
+    """Settles --tensor. Raises UserError if the processes do not make whole rows of a mesh."""
+    if isinstance(args, TpSettings):
+        if args.compile:
+            raise UserError(
+                "--compile: torch.compile cannot compile layers that are split, if the lengths "
+                "of sentences differ; drop it, or use train_fsdp.py"
+            )
+        args.tensor = args.tensor or number_in_environment("LOCAL_WORLD_SIZE", 1)
+    for name in ("replicas", "tensor"):
+        number = getattr(args, name, 1)
+        if number == 1:
+            continue
+        world_size = number_in_environment("WORLD_SIZE", 1)
+        if world_size % number:
+            raise UserError(
+                f"{option(name)} {number}: {world_size} processes cannot be divided by it"
+            )

@@ -72,13 +72,17 @@ class Run:
         self.task = task
         self.rank = rank
         self.world_size = world_size
+        # A flag of train_tp.py: so many ranks share each layer, and have the same data.
+        self.tensor = getattr(args, "tensor", 1)
+        self.data_rank = rank // self.tensor
+        self.data_size = world_size // self.tensor
         self.folder = Path(args.folder)
         self.writes = rank == 0 and not args.benchmark
         self.epoch_steps = len(task.batches)
         self.last = args.steps or args.epochs * self.epoch_steps
         self.eval_every = args.eval_every or self.epoch_steps
         self.save_every = args.save_every or self.eval_every
-        self.sharded = getattr(args, "sharded", False)  # a flag of train_fsdp.py
+        self.sharded = getattr(args, "sharded", False)  # a flag of two scripts
         self.state_dict_options = weights.SHARDED if self.sharded else weights.FULL
         self.columns = [*COLUMNS, *(f"valid_{name}" for name in task.metrics)]
         self.progress = Progress()
@@ -230,6 +234,8 @@ class Run:
             self.bar.update()
         if not self.should_evaluate(step):
             self.end_step(step, {})
+        if self.args.trial_seconds:
+            self.stop_if_trial_is_over(step)
         self.begin_step()
 
     def read_back(self, step: int) -> None:
@@ -262,7 +268,7 @@ class Run:
         progress.seconds = time.perf_counter() - self.began
         speed, mfu = self.throughput.end_row()
         is_second_row = len(self.throughput.speeds) == 2  # the first steps are slower
-        if self.writes and is_second_row:
+        if self.writes and is_second_row and step < self.last:
             self.say(summary.forecast(self, step))
         loss = progress.nll / progress.targets
         self.row = {
@@ -323,6 +329,12 @@ class Run:
         """Makes this step the last one if --patience is over, in all ranks alike."""
         if 0 < self.args.patience <= self.progress.since_best:
             self.say(f"step {step}: no better for {self.args.patience} evaluations")
+            self.last = step
+
+    def stop_if_trial_is_over(self, step: int) -> None:
+        """Makes this step the last of a trial whose time is over; rank 0 decides for all."""
+        is_over = time.perf_counter() - self.began > self.args.trial_seconds
+        if broadcast_object(is_over):
             self.last = step
 
     def save_checkpoint(self, step: int, model_state: dict, optimizer_state: dict) -> None:

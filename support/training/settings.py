@@ -199,7 +199,7 @@ class SpeedSettings:
         choices=("auto", "fp32", "bf16"),
         changeable=True,
     )
-    compile: bool = flag(False, "compile the model with torch.compile", changeable=True)
+    compile: bool = flag(False, "compile the layers with torch.compile", changeable=True)
     recompute: bool = flag(
         False,
         "keep few activations and recompute the others in the backward pass",
@@ -287,6 +287,7 @@ class Settings(RunSettings, SpeedSettings, OptimizerSettings, ModelSettings, Cor
     saved: dict | None = None  # what the task left in the checkpoint that the run goes on from
     base_config: str = ""  # the file in configs/ that the run began with
     threads: int = 1  # of this process
+    trial_seconds: float = 0.0  # after which a trial ends; 0: the run is none
     epoch_seconds: float = 0.0  # of the steps of an epoch, as --benchmark has measured
     epoch_steps: int = 0
 
@@ -307,7 +308,7 @@ class CpuSettings(Settings):
 
 
 @dataclass
-class FsdpSettings(Settings):
+class ShardedSettings(Settings):
     """run"""
 
     sharded: bool = flag(
@@ -316,6 +317,12 @@ class FsdpSettings(Settings):
         changeable=True,
         remembered=False,
     )
+
+
+@dataclass
+class FsdpSettings(ShardedSettings):
+    """run"""
+
     replicas: int = flag(
         1,
         "model replicas for hybrid sharding (HSDP); typically the number of nodes",
@@ -325,8 +332,21 @@ class FsdpSettings(Settings):
     )
 
 
-# Flags that only one of the scripts has. The others ignore them in a file.
-SCRIPT_FLAGS = {"procs", "sharded", "replicas"}
+@dataclass
+class TpSettings(ShardedSettings):
+    """run"""
+
+    tensor: int = flag(
+        0,
+        "processes that share each layer; 0: all of a node",
+        (0, 10_000),
+        changeable=True,
+        remembered=False,
+    )
+
+
+# Flags that not all scripts have. The others ignore them in a file.
+SCRIPT_FLAGS = {"procs", "sharded", "replicas", "tensor"}
 
 
 def flags_of(settings: type[Settings]) -> dict[str, dataclasses.Field]:

@@ -29,14 +29,21 @@ def beginning(run) -> str:
     if args.resume:
         source = f"those of {args.folder}"
     epochs = round(run.last / run.epoch_steps, 2)
+    sharing = f" ({run.tensor} share each layer)" if run.tensor > 1 else ""
     lines = [
         f"settings: {source}, and the flags given",
         str(run.task),
         f"epochs: {epochs:g} of {len(run.task.batches.examples):,} {run.task.unit}, "
         f"{run.last:,} steps",
-        f"processes: {run.world_size}, threads of each: {torch.get_num_threads()}, "
+        f"processes: {run.world_size}{sharing}, threads of each: {torch.get_num_threads()}, "
         f"{device_name(args.device)}, {args.precision}",
     ]
+    node_size = int(os.environ.get("LOCAL_WORLD_SIZE", run.world_size))
+    if node_size % run.tensor:
+        lines.append(
+            f"warning: --tensor {run.tensor}, but a node has {node_size} processes, so the "
+            f"parts of a layer are added up over the network; --tensor {node_size} would not"
+        )
     if args.warmup > run.last and not (args.saved or args.benchmark):
         lines.append(
             f"warning: the run has {run.last} steps, fewer than --warmup {args.warmup}, so the "
@@ -70,7 +77,7 @@ def finish(run, model: nn.Module) -> None:
     best, valid = choose_weights(run, model)
     if run.writes:
         (run.folder / "best.pt").touch()  # translate.py takes the newest
-    test_metrics, text = run.task.report(model, run.rank, run.world_size, run.folder)
+    test_metrics, text = run.task.report(model, run.data_rank, run.data_size, run.folder)
     memory = all_gather_objects(peak_memory())
     if not run.writes:
         return
@@ -118,7 +125,7 @@ def choose_weights(run, model: nn.Module) -> tuple[dict, dict[str, float]]:
 
     def load_and_evaluate(state: dict[str, Tensor] | None) -> dict[str, float]:
         load_full_state_dict(model, state)
-        return run.task.evaluate(model, "valid", run.rank, run.world_size, final=True)
+        return run.task.evaluate(model, "valid", run.data_rank, run.data_size, final=True)
 
     best: dict = {"model": None}  # only rank 0 has the weights
     if run.writes:
@@ -160,7 +167,7 @@ def how_to_resume(run, step: int) -> str:
     flags = ""
     for name, field in sorted(flags_of(type(run.args)).items()):
         value = getattr(run.args, name)
-        is_remembered = field.metadata["remembered"] or name == "profile"
+        is_remembered = field.metadata["remembered"] or name in ("profile", "minutes")
         if is_remembered or not value or value == usual.get(name):
             continue
         flags += f" {option(name)}"

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from data import Batches
+from model import LayerConfig
 from support.common.errors import UserError
 from support.common.paths import ROOT
 from support.training.settings import Settings, flags_of, option
@@ -24,6 +25,10 @@ class Task(Protocol):
     """What is trained, on which data, and how it is evaluated."""
 
     weights: dict[str, Tensor] | None  # published weights to begin with, by name
+
+    @property
+    def config(self) -> LayerConfig:
+        """The shape of the model."""
 
     @property
     def batches(self) -> Batches:
@@ -67,6 +72,20 @@ class Task(Protocol):
 
 def find_task(args: Settings) -> Task:
     """Returns the task of a run, with its data ready to train on. Raises UserError."""
+    task = make_task(args)
+    tensor = getattr(args, "tensor", 1)
+    for name in ("heads", "d_ff"):
+        size = getattr(task.config, name)
+        if size % tensor:
+            raise UserError(
+                f"--tensor {tensor}: {option(name)} {size} cannot be divided by it; each "
+                f"process takes an equal part"
+            )
+    return task
+
+
+def make_task(args: Settings) -> Task:
+    """Returns the task that the flags ask for, with its data prepared. Raises UserError."""
     if type_of_task(args.data, args.label, args.saved) == "translation":
         from support.translation.task import Translation
 
@@ -120,9 +139,7 @@ def base_config(flags: dict[str, Any]) -> Path | None:
     if flags["pretrained"]:
         kind = f"pretrained-{kind}"
     elif corpus.name in CLASSIFICATION_CORPORA:
-        own = CONFIGS / f"{corpus.name}.yaml"
-        if own.is_file():
-            return own
+        return CONFIGS / f"{corpus.name}.yaml"
     has_examples = "train" in corpus.parts  # else there will be an error that says so
     return config_for_amount(kind, corpus.read_labels("train") if has_examples else ())
 

@@ -70,7 +70,7 @@ def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
     )
     rate = args.hardware_tflops * 1e12 * world_size
     if not rate and args.device == "cuda" and args.precision == "bf16":
-        rate = world_size * next((peak for part, peak in PEAKS.items() if part in name), 0.0)
+        rate = world_size * PEAKS.get(name, 0.0)
     rate = rate or read_rates(path).get(setup, 0.0)
     rate = broadcast_object(rate)  # all ranks go the same way, whatever their caches hold
     if not rate:

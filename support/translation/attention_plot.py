@@ -11,6 +11,7 @@ from data import BOS, BPE, EOS
 from model import Attention, Transformer
 from support.common.errors import UserError
 from support.common.figures import new_figure
+from support.common.text_table import text_width
 from support.translation.beam import beam_search
 from support.translation.lines import printable
 
@@ -62,7 +63,7 @@ def alignment(model: Transformer, src: Tensor, tgt_in: Tensor) -> Tensor:
     def compute_weights(attention: Attention, inputs: tuple[Tensor, ...], _) -> None:
         x, source, mask = inputs  # of Attention.forward
         q = attention.split(attention.query(x))
-        k = attention.split(attention.key_value(source).chunk(2, dim=-1)[0])
+        k, _ = attention.split_key_value(attention.key_value(source))
         scores = (q @ k.transpose(-2, -1)).float() / math.sqrt(q.shape[-1])
         weights.append(scores.masked_fill(~mask, -math.inf).softmax(-1).mean(1))
 
@@ -96,8 +97,8 @@ def plot_weights(weights: Tensor, rows: list[Word], columns: list[Word], path: P
     row_names = [word.text for word in rows]
     column_names = [word.text for word in columns]
     # Inches: a cell, and room for the longest label.
-    width = 1.5 + 0.35 * len(columns) + 0.1 * max(map(len, row_names))
-    height = 0.5 + 0.3 * len(rows) + 0.1 * max(map(len, column_names))
+    width = 1.5 + 0.35 * len(columns) + 0.1 * max(map(text_width, row_names))
+    height = 0.5 + 0.3 * len(rows) + 0.1 * max(map(text_width, column_names))
     with new_figure(path, width, height) as figure:
         axes = figure.subplots()
         image = axes.imshow(weights.numpy(), cmap="Greys", vmin=0, vmax=1, aspect="auto")

@@ -221,7 +221,7 @@ def attend(attention: Attention, x: Tensor, kv: Tensor, mask: Tensor) -> Tensor:
     where attention is allowed, broadcastable to (rows, heads, tgt, n). Returns the shape of x.
     """
     q = attention.split(attention.query(x))
-    k, v = map(attention.split, kv.chunk(2, dim=-1))
+    k, v = attention.split_key_value(kv)
     y = attention.attend(q, k, v, mask)  # (rows, heads, tgt, d_head)
     return attention.out(y.transpose(1, 2).flatten(2))
 

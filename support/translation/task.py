@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data import BPE, PAD, Batches, Pairs, group_by_length, prepare, read_bpe, read_text
+from data import BPE, Batches, Pairs, group_by_length, prepare, read_bpe, read_text
 from model import ModelConfig, Transformer
 from support.common.checkpoint import check_corpus, load
 from support.common.errors import UserError, first_line
@@ -24,7 +24,11 @@ from support.common.hardware import available_cores
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
 from support.corpora.pairs import find_corpus
-from support.distributed.collectives import all_gather_objects, broadcast_object
+from support.distributed.collectives import (
+    all_gather_objects,
+    broadcast_object,
+    sum_over_data,
+)
 from support.translation.beam import translate_batch
 from support.translation.lines import translate_lines
 from support.translation.scores import bleu, chrf
@@ -116,7 +120,8 @@ class Translation:
         """Returns the model to train, with its fast parts, its weights not yet initialized."""
         args = self.args
         is_bf16 = args.precision == "bf16"
-        return speed_up(Transformer(self.config), args.device, is_bf16, args.recompute)
+        model = Transformer(self.config)
+        return speed_up(model, args.device, is_bf16, args.recompute, args.compile)
 
     @torch.no_grad()  # FSDP cannot gather in inference mode
     def evaluate(
@@ -135,7 +140,7 @@ class Translation:
         nll, correct, targets = self.count(model, part, rank, world_size)
         metrics = {"loss": nll / targets, "token_accuracy": correct / targets}
         beam = BEAM if final else 1
-        self.translations = self.translate(model, part, beam, rank, world_size)
+        self.translations = self.translate(model, part, beam)
         if rank == 0:
             _, translations, references = zip(*self.scored_lines(part))
             self.bleu = bleu(translations, references, self.args.tgt)
@@ -166,21 +171,20 @@ class Translation:
         # All ranks take equally many batches, because FSDP's all-gathers need all of them.
         for first in range(0, len(batches), world_size):
             rows = batches[first + rank] if first + rank < len(batches) else no_rows
-            src, tgt_in, tgt_out = (tensor.to(device) for tensor in pairs.batch(rows))
+            batch = (tensor.to(device) for tensor in pairs.batch(rows))
+            src, tgt_in, tgt_out, places = batch
             is_bf16 = self.args.precision == "bf16"
             with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
-                logits = model(src, tgt_in)
-            is_token = tgt_out != PAD
-            sums[0] += F.cross_entropy(logits[is_token], tgt_out[is_token], reduction="sum")
-            sums[1] += (logits.argmax(-1) == tgt_out)[is_token].sum()
-            sums[2] += is_token.sum()
-        dist.all_reduce(sums)
+                logits = model(src, tgt_in).flatten(0, 1)[places]  # (tokens, vocabulary)
+            target = tgt_out.flatten()[places]
+            sums[0] += F.cross_entropy(logits, target, reduction="sum")
+            sums[1] += (logits.argmax(-1) == target).sum()
+            sums[2] += len(target)
+        sum_over_data(sums, world_size)
         nll, correct, targets = sums.tolist()
         return nll, correct, targets
 
-    def translate(
-        self, model: nn.Module, part: str, beam: int, rank: int, world_size: int
-    ) -> list[str]:
+    def translate(self, model: nn.Module, part: str, beam: int) -> list[str]:
         """Returns the translations of a part, shared out among the ranks with a whole model."""
         # Slow to import: translate.py does without.
         from support.distributed.weights import gather_model
@@ -190,15 +194,15 @@ class Translation:
 
         whole_model = gather_model(model, new_model)
         has_model = all_gather_objects(whole_model is not None)
-        ranks = [rank for rank in range(world_size) if has_model[rank]]
+        ranks = [rank for rank in range(len(has_model)) if has_model[rank]]
         threads = torch.get_num_threads()
-        if len(ranks) < world_size:  # the other ranks wait, and leave their cores idle
+        if len(ranks) < len(has_model):  # the other ranks wait, and leave their cores idle
             torch.set_num_threads(available_cores())
         hypotheses = translate_lines(
             self.bpe,
             read_text(self.folder, part, "src"),
             self.config.max_length - 1,
-            shared_search(cast(Transformer | None, whole_model), beam, rank, ranks),
+            shared_search(cast(Transformer | None, whole_model), beam, dist.get_rank(), ranks),
             quiet=True,
         )
         torch.set_num_threads(threads)
@@ -214,7 +218,7 @@ class Translation:
         """
         part = "test" if (self.folder / "test.src.txt").is_file() else "valid"
         self.evaluate(model, part, rank, world_size, final=True)
-        if rank > 0:
+        if dist.get_rank() > 0:
             return {}, ""
         text = "\n".join(self.translations) + "\n"
         (folder / "translations.txt").write_text(text, encoding="utf-8")

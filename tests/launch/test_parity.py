@@ -1,4 +1,4 @@
-"""The three training scripts compute the same thing and resume each other's checkpoints."""
+"""The four training scripts compute the same thing and resume each other's checkpoints."""
 
 import subprocess
 from statistics import mean
@@ -10,8 +10,11 @@ from conftest import SMALL, read_metrics, run_script, skip_on_windows
 
 skip_on_windows("torchrun asks for libuv, which PyTorch for Windows is built without")
 
-FEW = (("cpu", 2, 1), ("ddp", 2, 1), ("fsdp", 2, 2))
-MANY = (("cpu", 4, 2), ("ddp", 3, 4), ("fsdp", 2, 4), ("fsdp", 3, 1))
+FEW = (("cpu", 2, 1), ("ddp", 2, 1), ("fsdp", 2, 2), ("tp2", 2, 1))
+MANY = (
+    *(("cpu", 4, 2), ("ddp", 3, 4), ("fsdp", 2, 4), ("fsdp", 3, 1)),
+    *(("tp1", 1, 1), ("tp1", 2, 2), ("tp2", 2, 2), ("tp2", 4, 1), ("tp4", 4, 2), ("tp2", 6, 1)),
+)
 
 
 @pytest.mark.parametrize("cases", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
@@ -39,11 +42,56 @@ def test_every_mode_gives_the_same_curve_and_weights(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("norm, data", [("post", ""), ("pre", "kinds"), ("post", "kinds")])
+def test_split_layers_give_the_same_curve_with_both_norms_and_tasks(
+    tmp_path, corpus_flags, monkeypatch, norm, data
+):
+    """Also on eight processes. The confusion matrices of a classifier are equal."""
+    monkeypatch.setattr(parity, "STEPS", 10)
+    corpus = ["--data", data] if data else corpus_flags
+    flags = [*corpus, "--norm", norm, "--batch-tokens", "512", "--warmup", "300"]
+    one = parity.run(tmp_path, "cpu", 1, 1, *flags)
+    for case in (("tp2", 2, 2), ("tp2", 4, 1), ("tp4", 4, 2), ("tp4", 8, 1)):
+        loss, weights = parity.differences(one, parity.run(tmp_path, *case, *flags))
+        assert loss < 1e-6 and weights < 1e-4, case
+
+
+@pytest.mark.slow
+def test_a_split_run_that_goes_on_is_the_same_to_the_bit(tmp_path, corpus_flags):
+    """From one file and from shards, with dropout, two micro-batches and two rows of ranks."""
+    flags = [*corpus_flags, *SMALL, "--dropout", "0.1", "--accumulate", "2"]
+
+    def go(*flags):
+        done = subprocess.run(
+            parity.command("tp2", 4, *flags),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Warning" not in done.stderr and "[rank" not in done.stderr, done.stderr
+
+    go("--name", "whole", "--steps", "12", *flags)
+    go("--name", "parts", "--steps", "4", *flags)
+    go("--resume", "logs/parts", "--steps", "8", "--sharded")
+    go("--resume", "logs/parts", "--steps", "12")
+    whole, parts = (
+        torch.load(tmp_path / "logs" / name / "last.pt", weights_only=True)
+        for name in ("whole", "parts")
+    )
+    for name, weight in whole["model"].items():
+        assert torch.equal(weight, parts["model"][name]), name
+        for key, value in whole["optimizer"]["state"][name].items():
+            assert torch.equal(value, parts["optimizer"]["state"][name][key]), (name, key)
+
+
+@pytest.mark.slow
 def test_any_checkpoint_goes_on_in_any_mode(tmp_path, corpus_flags):
     """The curve is the same as without interruption, and the result translates.
 
-    The run goes from FSDP on 4 processes (2 replicas of 2 shards) to DDP on 2 and
-    train_cpu.py on 1.
+    The run goes from FSDP on 4 processes (2 replicas of 2 shards) to split layers on 4, DDP on
+    2 and train_cpu.py on 1.
     """
     flags = [*corpus_flags, *SMALL, "--dropout", "0", "--eval-every", "10"]
 
@@ -59,6 +107,7 @@ def test_any_checkpoint_goes_on_in_any_mode(tmp_path, corpus_flags):
 
     go("cpu", 1, "--name", "unbroken", "--steps", "24", *flags)
     go("fsdp", 4, "--name", "moved", "--steps", "8", "--replicas", "2", *flags)
+    go("tp2", 4, "--resume", "logs/moved", "--steps", "12")
     go("ddp", 2, "--resume", "logs/moved", "--steps", "16")
     go("cpu", 1, "--resume", "logs/moved", "--steps", "24")
     one, other = (read_metrics(tmp_path / "logs" / name) for name in ("unbroken", "moved"))
@@ -114,7 +163,7 @@ def test_checkpoints_in_parts_and_recomputed_activations(tmp_path, corpus_flags)
     assert done.returncode != 0
     assert (
         "error: logs/parts/last.pt: its weights are sharded, in sharded-0000008/; "
-        "resume it with train_fsdp.py" in done.stderr
+        "resume it with train_fsdp.py or train_tp.py" in done.stderr
     )
     done = go("fsdp", 2, "--resume", "logs/parts", "--steps", "12")
     assert done.returncode == 0, done.stderr

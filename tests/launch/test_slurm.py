@@ -204,7 +204,7 @@ def test_sbatch_accepts(slurm, folder, file):
 
 
 def test_files_differ_only_where_the_hardware_does():
-    """Besides #SBATCH lines: the comment at the top, and for FSDP the script's name."""
+    """Besides #SBATCH lines: the comment at the top, and for FSDP and TP the script's name."""
 
     def body(name):
         lines = (ROOT / "batch" / f"{name}.sbatch").read_text().splitlines()[2:]
@@ -213,12 +213,13 @@ def test_files_differ_only_where_the_hardware_does():
     ddp = body("1gpu")
     assert body("2gpu") == body("4gpu") == body("2node") == ddp
     assert body("fsdp") == [line.replace("train_ddp.py", "train_fsdp.py") for line in ddp]
+    assert body("tp") == [line.replace("train_ddp.py", "train_tp.py") for line in ddp]
     assert body("finetune") == [
         line.replace('"$@"', '--data agnews --pretrained "$@"') for line in ddp
     ]
     requeue = ddp[ddp.index("requeue() {") : ddp.index("trap requeue USR1") + 1]
     assert "\n".join(requeue) in "\n".join(body("cpu"))
-    for name in ("1gpu", "2gpu", "4gpu", "2node", "fsdp", "finetune", "cpu"):
+    for name in ("1gpu", "2gpu", "4gpu", "2node", "fsdp", "tp", "finetune", "cpu"):
         text = (ROOT / "batch" / f"{name}.sbatch").read_text()
         assert len(text.splitlines()) <= 40 and f"#SBATCH --job-name={name}\n" in text
         assert '--name "slurm-$SLURM_JOB_ID" ' in text and text.count('"$@" &') == 1

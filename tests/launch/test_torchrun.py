@@ -36,7 +36,8 @@ from support.common.errors import UserError
 from support.distributed.launch import torchrun
 from support.distributed.rendezvous import checksum_of_code, share_settings
 from support.training.command_line import parse_arguments
-from support.training.settings import FsdpSettings, Settings
+from support.training.settings import FsdpSettings, Settings, TpSettings
+from support.training.tasks import find_task
 
 skip_on_windows("torchrun asks for libuv, which PyTorch for Windows is built without")
 
@@ -137,14 +138,15 @@ def test_half_of_torchruns_environment_is_not_enough(monkeypatch, capfd, given, 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.skipif(bool(torch.version.cuda), reason="this PyTorch can use a GPU")
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_a_gpu_that_is_not_there(tmp_path, mode):
     run = start(tmp_path, mode, 2, "--device", "cuda")
     errors = ends(run)[1]
     assert run.returncode != 0
     assert [line for line in errors.splitlines() if line.startswith("error:")] == [
-        "error: --device cuda: PyTorch finds no GPU that it can use; use --device cpu instead"
+        "error: --device cuda: this PyTorch is made for CPUs alone; install the one for CUDA, "
+        "or use --device cpu instead"
     ]
     assert not (tmp_path / "logs").exists()
 
@@ -162,9 +164,45 @@ def test_a_mesh_has_the_same_number_of_processes_in_each_row(monkeypatch):
         parse_arguments("", FsdpSettings).complete()
 
 
-def test_more_processes_than_gpus(monkeypatch):
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        ("--tensor 3", "--tensor 3: 4 processes cannot be divided by it"),
+        ("--tensor -1", "--tensor -1: it must be from 0"),
+        ("--heads 2 --tensor 4", "--tensor 4: --heads 2 cannot be divided by it"),
+        ("--d-ff 66 --tensor 4", "--tensor 4: --d-ff 66 cannot be divided by it"),
+        ("--compile", "torch.compile cannot compile layers that are split"),
+    ],
+)
+def test_layers_that_cannot_be_split(monkeypatch, corpus_flags, flags, expected):
+    monkeypatch.setattr(sys, "argv", ["train_tp.py", *corpus_flags, *flags.split()])
+    monkeypatch.setattr("support.training.command_line.make_folder", lambda *_: "")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(UserError, match=expected) as problem:
+        find_task(parse_arguments("", TpSettings).complete())
+    assert "\n" not in str(problem.value)
+
+
+def test_a_layer_takes_the_processes_of_a_node(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train_tp.py"])
+    monkeypatch.setattr("support.training.command_line.make_folder", lambda *_: "")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert parse_arguments("", TpSettings).complete().tensor == 2
+
+
+def pretend_gpus(monkeypatch, count: int) -> None:
+    """Has PyTorch say that this machine has so many GPUs."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
+
+
+def test_more_processes_than_gpus(monkeypatch):
+    pretend_gpus(monkeypatch, 2)
     monkeypatch.setattr(sys, "argv", ["train_ddp.py", "--precision", "fp32"])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr("support.training.command_line.make_folder", lambda *_: "")
@@ -180,8 +218,7 @@ def test_more_processes_than_gpus(monkeypatch):
 
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_a_node_that_has_fewer_gpus_than_rank_0s(monkeypatch, gpus):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    pretend_gpus(monkeypatch, gpus)
     monkeypatch.setattr(sys, "argv", ["train_ddp.py"])
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")

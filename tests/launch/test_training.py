@@ -33,7 +33,7 @@ from support.common.run_folder import lock_folder
 from support.training import summary as run_summary
 from support.training import throughput
 from support.training.command_line import parse_arguments
-from support.training.settings import CpuSettings, FsdpSettings
+from support.training.settings import CpuSettings, FsdpSettings, TpSettings
 from support.training.tasks import find_task
 
 
@@ -91,7 +91,7 @@ def test_what_reads_the_output_may_leave(tmp_path, corpus_flags):
         (0, {}, "python train_cpu.py --resume logs/r"),
         (
             0,
-            {"delay_ms": 2.5, "profile": True, "replicas": 1},
+            {"delay_ms": 2.5, "profile": True, "minutes": 3.0, "replicas": 1},
             "python train_cpu.py --resume logs/r --delay-ms 2.5",
         ),
         (
@@ -130,7 +130,7 @@ def test_a_run_says_who_computes_and_whether_its_rate_gets_up():
     args = CpuSettings(device="cpu", precision="fp32", warmup=100)
     args.base_config = "configs/multi30k.yaml"
     task = FakeTask(batches=SimpleNamespace(examples=range(1200)))
-    run = SimpleNamespace(task=task, args=args, world_size=3, last=99, epoch_steps=33)
+    run = SimpleNamespace(task=task, args=args, world_size=3, tensor=1, last=99, epoch_steps=33)
     settings, data, length, processes, warning = run_summary.beginning(run).split("\n")
     assert settings == "settings: configs/multi30k.yaml, and the flags given"
     assert data == "the corpus"
@@ -140,6 +140,23 @@ def test_a_run_says_who_computes_and_whether_its_rate_gets_up():
     assert "the run has 99 steps, fewer than --warmup 100" in warning
     run.last = 100
     assert len(run_summary.beginning(run).split("\n")) == 4
+
+
+def test_layers_that_two_nodes_share_are_warned_of(monkeypatch):
+    """Each node has two of the four processes."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    args = TpSettings(device="cpu", precision="fp32")
+    task = FakeTask(batches=SimpleNamespace(examples=range(1200)))
+    run = SimpleNamespace(
+        task=task, args=args, world_size=4, tensor=2, last=9000, epoch_steps=33
+    )
+    assert "processes: 4 (2 share each layer), " in run_summary.beginning(run)
+    assert "warning" not in run_summary.beginning(run)
+    run.tensor = 4
+    assert run_summary.beginning(run).split("\n")[-1] == (
+        "warning: --tensor 4, but a node has 2 processes, so the parts of a layer are added up "
+        "over the network; --tensor 2 would not"
+    )
 
 
 class FakeTask(SimpleNamespace):
@@ -717,7 +734,7 @@ def test_the_peak_of_a_known_gpu(monkeypatch, name, tflops):
     args = SimpleNamespace(hardware_tflops=0.0, device="cuda", precision="bf16")
     assert throughput.peak_rate(args, 0, 2, Path("nowhere")) == 2 * tflops * 1e12
     # Another node may have an unknown GPU: all use rank 0's figure, and nobody waits in vain.
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA GeForce RTX 4090")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: f"{name} MIG 1g.5gb")
     monkeypatch.setattr(throughput, "broadcast_object", lambda rate: rate + 2 * tflops * 1e12)
     assert throughput.peak_rate(args, 1, 2, Path("nowhere")) == 2 * tflops * 1e12
 

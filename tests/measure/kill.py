@@ -1,6 +1,6 @@
 """Kills a training run again and again, and shows that nothing is lost or done twice.
 
-    python tests/measure/kill.py         # each of the three scripts, 25 times
+    python tests/measure/kill.py         # each of the four scripts, 25 times
     python tests/measure/kill.py fsdp 5
 
 `kill -9` hits one process or all of them, at random moments: while they start, train, or write
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from conftest import SMALL, children_of, mathematics, read_metrics, workers_of
-from parity import command
+from parity import command, title
 
 FLAGS = [*SMALL, "--eval-every", "300", "--save-every", "5"]
 
@@ -119,7 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    modes = ("cpu", "ddp", "fsdp")
+    modes = ("cpu", "ddp", "fsdp", "tp2")
     parser.add_argument("mode", nargs="?", choices=modes, help="of the script [all]")
     parser.add_argument("kills", nargs="?", type=int, default=25, help="for each script [25]")
     args = parser.parse_args()
@@ -128,9 +128,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             lines = check(Path(folder), mode, 2, kills, 400 * kills, 1)
         for number, line in enumerate(lines, 1):
-            print(f"train_{mode}.py, kill {number}: {line}")
+            print(f"{title(mode)}, kill {number}: {line}")
         print(
-            f"train_{mode}.py: after {kills} kills, metrics.csv and the weights are those "
+            f"{title(mode)}: after {kills} kills, metrics.csv and the weights are those "
             "of an undisturbed run"
         )
 

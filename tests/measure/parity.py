@@ -1,6 +1,6 @@
 """Shows that every mode computes the same thing: one table of the largest differences.
 
-    python tests/measure/parity.py                       # 37 short runs, some minutes
+    python tests/measure/parity.py                       # 46 short runs, some minutes
     python tests/measure/parity.py --lr 1e-3             # flags are passed on to all runs
     python tests/measure/parity.py --data kinds          # a text classifier
     python tests/measure/parity.py --data fashion-mnist  # an image classifier
@@ -24,6 +24,10 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).parents[2]
+RUNS = [  # mode and processes
+    *product(("cpu", "ddp", "fsdp"), (1, 2, 3, 4)),
+    *(("tp2", 2), ("tp2", 4), ("tp4", 4)),
+]
 STEPS = 50
 FLAGS = shlex.split(
     "--layers 2 --d-model 64 --d-ff 128 --vocab-size 1000 "
@@ -47,9 +51,13 @@ def write_corpus(folder: Path) -> list[str]:
 
 
 def command(mode: str, procs: int, *flags: str) -> list[str]:
-    """The command that starts `mode` (cpu, ddp or fsdp) with so many processes on the CPU."""
+    """The command that starts `mode` with so many processes on the CPU.
+
+    mode: cpu, ddp, fsdp, or tpN: train_tp.py with --tensor N.
+    """
     if mode == "cpu":
         return [sys.executable, str(ROOT / "train_cpu.py"), "--procs", str(procs), *flags]
+    script, *tensor = title(mode).split()
     return [
         sys.executable,
         "-m",
@@ -57,11 +65,19 @@ def command(mode: str, procs: int, *flags: str) -> list[str]:
         "--standalone",
         "--nproc-per-node",
         str(procs),
-        str(ROOT / f"train_{mode}.py"),
+        str(ROOT / script),
+        *tensor,
         "--device",
         "cpu",
         *flags,
     ]
+
+
+def title(mode: str) -> str:
+    """The script of a mode: train_ddp.py of ddp, and train_tp.py --tensor 2 of tp2."""
+    script = mode.rstrip("0123456789")
+    tensor = mode.removeprefix(script)
+    return f"train_{script}.py" + (f" --tensor {tensor}" if tensor else "")
 
 
 def run(
@@ -128,19 +144,22 @@ def main() -> None:
         print(f"train_loss falls from {losses[0]:.4f} to {losses[-1]:.4f}", flush=True)
         if confusion:
             print("all confusion matrices must be equal", flush=True)
-        for mode, procs, accumulate in product(("cpu", "ddp", "fsdp"), (1, 2, 3, 4), (1, 2, 4)):
+        for (mode, procs), accumulate in product(RUNS, (1, 2, 4)):
             these = differences(reference, run(Path(folder), mode, procs, accumulate, *flags))
             print(
-                f"train_{mode}.py, processes {procs}, --accumulate {accumulate}: "
+                f"{title(mode)}, processes {procs}, --accumulate {accumulate}: "
                 f"train_loss {these[0]:.1e}, weights {these[1]:.1e}",
                 flush=True,
             )
             found[mode, procs] = tuple(map(max, zip(these, found.get((mode, procs), these))))
     print("\ntrain_loss, relative / weights: the largest of --accumulate 1, 2 and 4\n")
     print("| script | 1 process | 2 processes | 3 processes | 4 processes |\n|" + " --- |" * 5)
-    for mode in ("cpu", "ddp", "fsdp"):
-        cells = ["{:.0e} / {:.0e}".format(*found[mode, procs]) for procs in (1, 2, 3, 4)]
-        print(f"| `train_{mode}.py` | {' | '.join(cells)} |")
+    for mode in dict(RUNS):
+        cells = [
+            "{:.0e} / {:.0e}".format(*found[mode, procs]) if (mode, procs) in found else ""
+            for procs in (1, 2, 3, 4)
+        ]
+        print(f"| `{title(mode)}` | {' | '.join(cells)} |")
     if max(map(max, found.values())) > 1e-4:
         sys.exit("error: more than 1e-4 apart")
 

@@ -283,8 +283,9 @@ def joeynmt_weights(config: dict, ours: dict) -> dict:
         theirs[f"{to}.bias"] = ours[f"{of}.bias"] if bias else none
 
     def attention(to: str, of: str) -> None:
-        halves = ours[f"{of}.key_value.weight"].chunk(2)
-        ours[f"{of}.key.weight"], ours[f"{of}.value.weight"] = halves
+        heads = ours[f"{of}.key_value.weight"].unflatten(0, (config["heads"], 2, -1))
+        ours[f"{of}.key.weight"] = heads[:, 0].flatten(0, 1)
+        ours[f"{of}.value.weight"] = heads[:, 1].flatten(0, 1)
         for name, part in (
             ("q_layer", "query"),
             ("k_layer", "key"),

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model import ModelConfig, Transformer, sinusoids
+from support.common.rows import to_keys_then_values
 
 
 class TorchTransformer(nn.Module):
@@ -48,7 +49,10 @@ class TorchTransformer(nn.Module):
         x = self.embedding(ids) * self.config.d_model**0.5
         return self.dropout(x + self.positions[: ids.shape[1]])
 
-    def forward(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor, places: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns (loss, nll), as ours does; `places` is not needed."""
         pad, length = self.config.pad, tgt_in.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool).triu(1)
         memory = self.encoder(self.embed(src), src_key_padding_mask=src == pad)
@@ -70,7 +74,7 @@ class TorchTransformer(nn.Module):
         return loss, loss.detach()
 
     def matches(self, ours: Transformer) -> Iterator[tuple[Tensor, list[Tensor]]]:
-        """Each parameter with those of ours that it is made of, one below the other."""
+        """Each parameter with those of ours that it is made of: see `joined`."""
 
         def attention(theirs: nn.MultiheadAttention, mine: nn.Module):
             yield theirs.in_proj_weight, [mine.query.weight, mine.key_value.weight]
@@ -95,6 +99,13 @@ class TorchTransformer(nn.Module):
             yield from same(self.encoder.norm, ours.encoder_norm)
             yield from same(self.decoder.norm, ours.decoder_norm)
 
+    def joined(self, parts: list[Tensor]) -> Tensor:
+        """Parts, or their gradients, in one: a query and a key_value, or one part alone."""
+        if len(parts) == 1:
+            return parts[0]
+        query, key_value = parts
+        return torch.cat([query, to_keys_then_values(key_value, self.config.heads)])
+
     @torch.no_grad()
     def copy_from(self, ours: Transformer) -> "TorchTransformer":
         """Takes over the weights; the biases that ours does without become zero."""
@@ -102,5 +113,5 @@ class TorchTransformer(nn.Module):
             if name.endswith("bias"):
                 parameter.zero_()
         for parameter, parts in self.matches(ours):
-            parameter.copy_(torch.cat(parts))
+            parameter.copy_(self.joined(parts))
         return self

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +11,12 @@ import torch.distributed as dist
 from conftest import ROOT, SMALL, mathematics, read_metrics
 
 from support.common.errors import UserError
+from support.corpora.task_type import CLASSIFICATION_CORPORA, TRANSLATION_CORPORA
 from support.distributed.rendezvous import store_on_loopback
 from support.distributed.trial import settle_length
 from support.training import summary, tasks
 from support.training.command_line import CommandLine, parse_arguments
+from support.training.run import Progress, Run
 from support.training.settings import CpuSettings, defaults_of
 
 
@@ -44,6 +47,21 @@ def test_every_file_can_be_chosen():
         assert tasks.config_for_amount(kind, range(int(limit))) == path
 
 
+def test_every_corpus_with_a_name_has_its_own_file():
+    for name in (*CLASSIFICATION_CORPORA, *TRANSLATION_CORPORA):
+        assert (tasks.CONFIGS / f"{name}.yaml").is_file(), name
+
+
+def test_published_weights_have_settings_by_amount_too(tmp_path):
+    names = []
+    for examples in (3, 30_000):
+        table = tmp_path / f"{examples}.csv"
+        table.write_text("text,label\n" + "a,1\n" * examples)
+        flags = {"data": str(table), "label": "label", "pretrained": "FOLDER"}
+        names.append(tasks.base_config(defaults_of(CpuSettings) | flags).name)
+    assert names == ["pretrained-texts-to-1000.yaml", "pretrained-texts.yaml"]
+
+
 @pytest.mark.parametrize(
     ("minutes", "epoch_seconds", "expected"),
     [(10, 60, {"epochs": 9, "steps": 0}), (1, 540, {"epochs": 7, "steps": 6})],
@@ -52,7 +70,7 @@ def test_minutes_become_epochs_or_steps(monkeypatch, minutes, epoch_seconds, exp
     """Of the time without what has passed, a tenth is kept for evaluations."""
 
     def train(rank, world_size, args):
-        assert args.benchmark
+        assert args.benchmark and args.trial_seconds == 12 * minutes
         dist.init_process_group("gloo", rank=rank, world_size=world_size)
         args.epoch_seconds, args.epoch_steps = epoch_seconds, 60
 
@@ -67,12 +85,42 @@ def test_minutes_become_epochs_or_steps(monkeypatch, minutes, epoch_seconds, exp
     assert not dist.is_initialized()
 
 
+def test_a_trial_ends_when_its_time_is_over(monkeypatch):
+    """Steps may take so long that a few need more than --minutes."""
+    monkeypatch.setattr("support.training.run.broadcast_object", lambda value: value)
+    args = SimpleNamespace(trial_seconds=12)
+    for seconds, last in ((11, 40), (13, 3)):
+        run = SimpleNamespace(args=args, began=time.perf_counter() - seconds, last=40)
+        Run.stop_if_trial_is_over(run, step=3)
+        assert run.last == last
+
+
 def test_a_forecast_counts_what_remains():
     task = SimpleNamespace(size=lambda step: (8, 100 + step % 2, 0.0))
     throughput = SimpleNamespace(speeds=[1.0, 100.5])
     run = SimpleNamespace(task=task, last=900, epoch_steps=400, throughput=throughput)
     assert summary.forecast(run, step=50) == "about 14 minutes of training here"
     assert summary.forecast(run, step=800) == "about 100 seconds of training here"
+
+
+@pytest.mark.parametrize(("last", "expected"), [(40, ["forecast"]), (20, [])])
+def test_after_the_last_step_nothing_is_foretold(monkeypatch, last, expected):
+    """The second row tells how long the rest will take; it may be the last one."""
+    monkeypatch.setattr(summary, "forecast", lambda run, step: "forecast")
+    said = []
+    run = SimpleNamespace(
+        args=CpuSettings(),
+        began=0.0,
+        bar=None,
+        epoch_of=lambda step: 1,
+        last=last,
+        progress=Progress(targets=1),
+        say=said.append,
+        throughput=SimpleNamespace(end_row=lambda: (1.0, 0.1), speeds=[1.0, 1.0]),
+        writes=True,
+    )
+    Run.end_row(run, step=20, norm=1.0)
+    assert said == expected
 
 
 def test_minutes_are_for_a_new_run(monkeypatch, trained):

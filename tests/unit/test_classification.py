@@ -8,6 +8,7 @@ import shlex
 import shutil
 import struct
 import subprocess
+import sys
 from dataclasses import asdict
 
 import kill
@@ -15,7 +16,7 @@ import numpy as np
 import parity
 import pytest
 import torch
-from conftest import mathematics, read_metrics, run_script
+from conftest import ROOT, mathematics, read_metrics, run_script
 from test_data import content_of, damage
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -28,9 +29,10 @@ from support.classification.predict import load_classifier, predict_logits
 from support.classification.splits import hold_out
 from support.common.errors import UserError
 from support.pretrained.export import export
+from support.training.command_line import parse_arguments
 from support.training.config_file import read_config
 from support.training.settings import CpuSettings
-from support.training.tasks import base_config
+from support.training.tasks import base_config, find_task
 
 SHAPE = shlex.split(
     "--layers 1 --d-model 32 --heads 2 --d-ff 64 --vocab-size 300 "
@@ -391,6 +393,46 @@ def published(tmp_path_factory):
     return str(folder), model
 
 
+def test_classes_that_only_the_test_part_has_are_named_and_scored(tmp_path, table):
+    (tmp_path / "test.csv").write_text(
+        "title,text,topic\ndog,dog,animal\nsun,sun,sky\nred,red,colour\nice,ice,sky\n"
+    )
+    flags = [*SHAPE, *table, "--test", str(tmp_path / "test.csv"), "--name", "sky"]
+    assert (
+        "warning: 2 of the test part's 4 examples have classes that the training part lacks; "
+        "no model can learn these, but they count in all figures: sky\n"
+    ) in train(tmp_path, "cpu", 2, *flags)
+    summary = json.loads((tmp_path / "logs/sky/summary.json").read_text())
+    assert summary["classes"] == ["animal", "colour", "food", "sky"]
+    assert np.sum(summary["confusion"], axis=1).tolist() == [1, 1, 0, 2]
+    assert summary["test_accuracy"] == np.trace(summary["confusion"]) / 4 <= 0.5
+
+
+@pytest.fixture
+def first_lines(tmp_path, monkeypatch):
+    """first_lines(*flags) returns what a new run says of its data before the first step."""
+
+    def say(*flags):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("sys.argv", ["train_cpu.py", *flags])
+        return str(find_task(parse_arguments("", CpuSettings).complete()))
+
+    return say
+
+
+def test_few_examples_call_for_published_weights(
+    first_lines, monkeypatch, table, images, published
+):
+    expected = "few texts: published weights would do better, such as a BERT of their language"
+    assert expected in first_lines(*table)
+    assert "few images: published weights" in first_lines(*images)
+    assert "would do better" not in first_lines(
+        *table, "--pretrained", published[0], "--max-length", "32"
+    )
+    monkeypatch.setattr("support.classification.task.FEW_EXAMPLES", 200)
+    assert "would do better" not in first_lines(*table)
+
+
 def fine_tune(folder, mode, procs, name, table, init, *flags):
     return train(
         folder,
@@ -416,13 +458,14 @@ def test_published_weights_are_tuned_alike_and_frozen_ones_stay(tmp_path, table,
     said = fine_tune(tmp_path, "cpu", 1, "one", table, init, *frozen)
     assert "new are head.3.bias, head.3.weight" in said and "left out" in said
     one, before = weights_of(tmp_path / "logs/one"), model.state_dict()
-    for mode in ("cpu", "ddp", "fsdp"):
+    for mode in ("cpu", "ddp", "fsdp", "tp2"):
         fine_tune(tmp_path, mode, 2, mode, table, init, *frozen)
         two = weights_of(tmp_path / "logs" / mode)
         # A key's bias does not change attention: its gradient is rounding error, which Adam
         # scales up.
         for weights in (one, two):
-            weights["encoder.1.attention.key_value.bias"][:32] = 0
+            bias = weights["encoder.1.attention.key_value.bias"]
+            bias.unflatten(0, (2, 2, 16))[:, 0] = 0  # (heads, keys and values, d_head)
         assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-4
         for name in one:
             if name.startswith(("encoder.0.", "embedding", "norm")):
@@ -625,6 +668,30 @@ def test_a_corpus_with_a_damaged_file_is_encoded_again(tmp_path, request, corpus
     for file in damage(folder):
         assert encode() == folder
         assert content_of(folder) == whole, file
+
+
+@pytest.mark.slow
+def test_a_corpus_of_any_size_is_encoded_in_the_same_memory(tmp_path):
+    program = """
+import sys
+from pathlib import Path
+from support.classification.examples import prepare
+from support.classification.labelled import find_labelled
+from support.common.hardware import peak_resident
+corpus = find_labelled(sys.argv[1], label="label")
+prepare(corpus, corpus.checksum(), Path(sys.argv[2]), "", 64, None, 500)
+print(peak_resident() / 2**20)
+"""
+    rng = np.random.default_rng(1)
+    peaks = []
+    for rows in (20_000, 200_000):
+        numbers = rng.integers(0, 1000, (rows, 10))
+        lines = [f"{row[0] % 2},{' '.join(map(str, row))}\n" for row in numbers.tolist()]
+        (tmp_path / f"{rows}.csv").write_text("".join(["label,text\n", *lines]))
+        command = [sys.executable, "-c", program, str(tmp_path / f"{rows}.csv"), str(tmp_path)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        peaks.append(float(done.stdout))
+    assert peaks[1] < peaks[0] + 60, peaks
 
 
 def test_no_single_example_decides_what_is_held_out(tmp_path):

@@ -10,6 +10,7 @@ from model import initialize, sinusoids
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.flops import classifier_flops
 from support.classification.task import freeze
+from support.common.rows import to_keys_then_values
 
 torch.set_num_threads(1)  # so small a model gains nothing by more
 TEXTS = dict(
@@ -61,13 +62,15 @@ def reference(model: Classifier, x, padding=None):
             "norm2.": [ours.residuals[1].norm],
         }
         for name, modules in parts.items():
-            one.get_parameter(f"{name}weight").data = torch.cat(
-                [module.weight for module in modules]
-            )
+            weights = [module.weight for module in modules]
             biases = [
                 module.bias if module.bias is not None else torch.zeros(len(module.weight))
                 for module in modules
             ]
+            if "in_proj" in name:
+                weights[1] = to_keys_then_values(weights[1], config.heads)
+                biases[1] = to_keys_then_values(biases[1], config.heads)
+            one.get_parameter(f"{name}weight").data = torch.cat(weights)
             one.get_parameter(f"{name}bias").data = torch.cat(biases)
     y = theirs(x if prefix else model.norm(x), src_key_padding_mask=padding)
     return model.norm(y) if prefix else y

@@ -288,13 +288,13 @@ def test_score_takes_the_examples_that_were_held_out(folder, answer, examples, t
             f"\n{number} texts of the {part} part, "
             in answer("--checkpoint", tmp_path / "run", "--score", part).out
         )
-    with pytest.raises(UserError, match="--score test: train has only the parts train, valid"):
+    with pytest.raises(UserError, match="--score test: .* has only the parts train, valid"):
         answer("--checkpoint", tmp_path / "run", "--score", "test")
     save(
         tmp_path / "older", model, flags=flags, tokenizer=saved["tokenizer"], checksum="another"
     )
     with pytest.raises(
-        UserError, match="--score valid: train has changed since"
+        UserError, match="--score valid: .* has changed since"
     ):  # others are held out of it now
         answer("--checkpoint", tmp_path / "older", "--score", "valid")
 
@@ -320,15 +320,31 @@ def test_of_a_folder_with_parts_the_one_to_test_on_is_scored(answer, tmp_path):
             found = answer("--score", tmp_path / "all").out
             assert f"\n{len(texts)} texts of the {named} part, " in found
     with pytest.raises(
-        UserError, match="not among the model's classes"
+        UserError, match="no label, such as .* is among the model's classes"
     ):  # the columns that it was trained on are another table's
         answer("--score", "kinds")
     with pytest.raises(UserError, match="is not a table"):
         answer("--score", tmp_path / "all", "--label", "kind")
 
 
+def test_a_class_that_the_model_does_not_know_counts_as_wrong(answer, folder, tmp_path):
+    rows = [("rain", "weather"), ("dog", "animal"), ("red", "colour"), ("snow", "weather")]
+    write_table(tmp_path / "new.csv", rows)
+    predictions = probabilities(folder, [text for text, _ in rows]).argmax(-1)
+    right = [CLASSES[i] == name for i, (_, name) in zip(predictions.tolist(), rows)]
+    printed = answer("--score", tmp_path / "new.csv")
+    accuracy = re.search(r"\naccuracy +([\d.]+) +4\n", printed.out)
+    assert accuracy and float(accuracy[1]) == sum(right) / 4
+    assert re.search(r"\nweather +0.0000 +0.0000 +0.0000 +2\n", printed.out)
+    assert printed.err == (
+        "warning: 2 of 4 texts have classes that the model does not know, and count as wrong: "
+        "weather\n"
+    )
+
+
 def test_what_cannot_be_scored_is_refused(answer, tmp_path):
-    write_table(tmp_path / "strange.csv", [("dog", "animal"), ("rain", "weather")])
+    write_table(tmp_path / "strange.csv", [("rain", "weather")])
+    write_table(tmp_path / "ids.csv", [("dog", f"id {i}") for i in range(4994)])
     write_table(tmp_path / "empty.csv", [])
     write_table(tmp_path / "columns.csv", [("dog", "animal")], ("a", "b"))
     (tmp_path / "images" / "animal").mkdir(parents=True)
@@ -336,8 +352,9 @@ def test_what_cannot_be_scored_is_refused(answer, tmp_path):
     for name, expected in [
         (
             "strange.csv",
-            r"the label 'weather' is not among the model's classes: animal, colour, food",
+            r"no label, such as 'weather', is among the model's classes: animal, colour, food",
         ),
+        ("ids.csv", "5,001 classes; does --label name the right column?"),
         ("empty.csv", "empty"),
         ("columns.csv", "no column 'words'"),
         ("no.csv", "no such file"),

@@ -1,6 +1,7 @@
 """Sentence pairs from files as they come: archives, tables of any name, one file of two."""
 
 import gzip
+import json
 import re
 import zipfile
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.common.errors import UserError
-from support.corpora.pairs import find_corpus
+from support.corpora.pairs import find_corpus, own_name
 
 
 def write_zip(path, files):
@@ -170,11 +171,43 @@ def test_a_table_as_excel_writes_it(tmp_path, name, mark):
         assert [target.split() for _, target in read(tmp_path / name)] == [["Yes,", "Sir"]]
 
 
+@pytest.mark.parametrize("header", ["de, spoken;en, written", "2. de, spoken;en"])
+def test_commas_in_a_header_do_not_divide_it(tmp_path, header):
+    """Here semicolons do, as they divide all rows into two."""
+    src, tgt = header.split(";")
+    rows = [header, "Ja, ja;Yes, yes", "Nein;No", '"So;\noder so";Like, this']
+    (tmp_path / "a.csv").write_text("\n".join(rows) + "\n")
+    corpus = find_corpus(str(tmp_path / "a.csv"), src=src, tgt=tgt)
+    assert list(corpus.parts["train"]()) == [
+        ("Ja, ja", "Yes, yes"),
+        ("Nein", "No"),
+        ("So; oder so", "Like, this"),
+    ]
+
+
 def test_pairs_from_json_lines(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"de": "Ja.", "en": "Yes.\\nSir."}\n')
     assert list(find_corpus(str(tmp_path / "a.jsonl")).parts["train"]()) == [
         ("Ja.", "Yes. Sir.")
     ]
+
+
+def test_a_corpus_in_a_file_named_train_has_its_folders_name(tmp_path):
+    (tmp_path / "news").mkdir()
+    for name in ("train.tsv", "deu.tsv"):
+        (tmp_path / "news" / name).write_text("de\ten\nJa.\tYes.\n")
+    for data, expected in (("train.tsv", "news"), ("train", "news"), ("deu.tsv", "deu")):
+        assert own_name(tmp_path / "news" / data, ()) == expected
+    assert own_name(tmp_path / "news" / "train.tsv", ("news",)) == "news-file"
+
+
+def test_pairs_in_inner_objects_and_in_a_folder_of_tables(tmp_path):
+    for name in ("train", "validation"):
+        row = {"id": "1", "translation": {"de": "Ja.", "en": f"Yes, {name}."}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(row) + "\n")
+    corpus = find_corpus(str(tmp_path))
+    assert list(corpus.parts["train"]()) == [("Ja.", "Yes, train.")]
+    assert list(corpus.parts["valid"]()) == [("Ja.", "Yes, validation.")]
 
 
 def test_a_part_in_anothers_place_is_another_corpus(tmp_path):

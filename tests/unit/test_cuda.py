@@ -11,7 +11,10 @@ from conftest import ROOT, SMALL
 
 from model import ModelConfig, Transformer
 from support.classification.classifier import Classifier, ClassifierConfig
+from support.common.errors import UserError
+from support.common.hardware import find_device
 from support.common.kernels import speed_up
+from support.distributed.launch import name_full_gpu
 from support.translation.beam import Decoder
 
 # Python runs this before a script. It makes a GPU's tensors on the CPU; Gloo replaces NCCL.
@@ -47,7 +50,9 @@ if "RANK" in os.environ:
     OnCPU().__enter__()
     torch.cuda.is_available = lambda: True
     torch.cuda.device_count = lambda: 2
-    torch.cuda.get_device_name = lambda *_: "H100"
+    torch.version.cuda = "13.0"
+    torch.cuda.get_arch_list = lambda: ["sm_75", "sm_90"]
+    torch.cuda.get_device_name = lambda *_: "NVIDIA H100 80GB HBM3"
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     torch.cuda.is_bf16_supported = lambda *_, **__: True
     torch.cuda.set_device = set_device
@@ -96,10 +101,106 @@ def test_a_run_on_two_gpus_comes_to_its_end(tmp_path, corpus_flags, mode):
         f"process {rank} has cuda:{rank}\n" in run.stdout for rank in range(2)
     ), run.stderr
     about = json.loads((tmp_path / "logs/gpus/config.json").read_text())
-    assert about["devices"] == ["H100"] and [
+    assert about["devices"] == ["NVIDIA H100 80GB HBM3"] and [
         about["flags"]["device"],
         about["flags"]["precision"],
     ] == ["cuda", "bf16"]
+
+
+# Trains with tensors on the meta device, which have no values, in place of a GPU's: whatever
+# asks for one raises an error, where a GPU would have to be waited for.
+ON_META = """
+import os
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed import fake_pg  # whose collectives do nothing
+
+import train_ddp
+from support.distributed.launch import ThisProcess
+from support.distributed.signals import Signals
+from support.training.command_line import parse_arguments
+from support.training.run import Run
+from support.training.settings import Settings
+
+def to_meta(value):
+    is_gpu = isinstance(value, torch.device) and value.type == "cuda"
+    return torch.device("meta") if is_gpu else value
+
+class OnMeta(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = {name: to_meta(value) for name, value in (kwargs or {}).items()}
+        return function(*map(to_meta, args), **kwargs)
+
+def init_process_group(_, start=dist.init_process_group, **kwargs):
+    start("cpu:gloo,meta:fake", store=dist.HashStore(), rank=0, world_size=1)
+
+def record(run, step, *args, record=Run.record):
+    print("step", step, flush=True)
+    record(run, step, *args)
+
+args = parse_arguments("", Settings).complete()
+args.device = "cuda"
+os.environ["LOCAL_RANK"] = "0"
+ThisProcess.store = dist.HashStore()
+Signals.parent = os.getppid()
+Run.record = record
+torch.cuda.set_device = lambda _: None
+torch.cuda.get_device_name = lambda: "H100"
+torch.Tensor.pin_memory = torch.Tensor.clone
+torch.autocast = lambda *_, **__: nullcontext()
+torch.is_autocast_enabled = lambda _: False
+AdamW = torch.optim.AdamW
+torch.optim.AdamW = lambda *args, fused, **kwargs: AdamW(*args, **kwargs)
+dist.init_process_group = init_process_group
+train_ddp.DistributedDataParallel = lambda model, **_: model
+with OnMeta():
+    train_ddp.train(0, 1, args)
+"""
+
+
+@pytest.mark.parametrize("accumulate", ["1", "3"])
+def test_no_value_is_read_from_a_gpu_between_rows_of_the_log(
+    tmp_path, corpus_flags, accumulate
+):
+    flags = [*corpus_flags, *SMALL, "--device", "cpu", "--hardware-tflops", "1"]
+    flags += ["--steps", "9", "--log-every", "4", "--eval-every", "9", "--name", "meta"]
+    flags += ["--accumulate", accumulate]
+    run = subprocess.run(
+        [sys.executable, "-c", ON_META, *flags],
+        cwd=tmp_path,
+        timeout=240,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert "step 4\n" in run.stdout and "step 5\n" not in run.stdout, run.stderr[-900:]
+    assert "in read_back" in run.stderr and "meta tensor; no data" in run.stderr
+
+
+@pytest.mark.parametrize(
+    "cuda, is_there, capability, message",
+    [
+        (None, False, None, "this PyTorch is made for CPUs alone"),
+        ("13.0", False, None, "nvidia-smi has to show one and CUDA 13.0 or newer"),
+        ("13.0", True, (7, 0), "no code for the Tesla V100, which is sm_70, older than sm_75"),
+    ],
+)
+def test_a_gpu_that_cannot_be_used(monkeypatch, cuda, is_there, capability, message):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: is_there)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_100", "sm_75"])
+    with pytest.raises(UserError, match=message):
+        find_device("cuda")
+
+
+def test_out_of_memory_is_one_line():
+    message = "^process 3 is out of its GPU's memory.*--accumulate"
+    with pytest.raises(UserError, match=message), name_full_gpu(3):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nand more")
 
 
 def test_models_make_all_their_tensors_where_their_input_is():

@@ -238,7 +238,7 @@ def test_the_encoded_corpus_is_the_text(small_corpus, pairs, tmp_path):
     corpus = find_corpus(str(small_corpus), valid=f"{small_corpus}-valid")
     folder = prepare(corpus, tmp_path, 300, 256)
     bpe, train = BPE(read_bpe(folder)), Pairs(folder, "train")
-    src, tgt_in, tgt_out = train.batch(np.arange(len(train)))
+    src, tgt_in, tgt_out, places = train.batch(np.arange(len(train)))
     assert len(train) == 600
     assert sentences(bpe, src) == [
         " ".join(german.split()) for german, _ in pairs["train"][:600]
@@ -248,6 +248,7 @@ def test_the_encoded_corpus_is_the_text(small_corpus, pairs, tmp_path):
         assert target[-1] == data.EOS and bpe.decode(target[:-1]) == " ".join(english.split())
         assert tgt_in[row].tolist()[: len(target)] == [data.BOS] + target[:-1]
         assert not tgt_in[row, len(target) :].any()
+    assert torch.equal(tgt_out.flatten()[places], tgt_out[tgt_out != data.PAD])
     assert read_text(folder, "valid", "tgt") == [english for _, english in pairs["valid"][:60]]
     assert prepare(corpus, tmp_path, 300, 256) == folder  # found again
     assert prepare(corpus, tmp_path, 310, 256) != folder
@@ -442,7 +443,7 @@ def test_an_epoch_has_every_sentence_once_little_padding_and_few_shapes(batches)
     real = padded = 0
     seen, shapes = [], set()
     for step in range(len(batches)):
-        src, _, tgt_out = batches.shard(step, 0, 1, CPU)
+        src, _, tgt_out, _ = batches.shard(step, 0, 1, CPU)
         seen.append(batches.rows(step))
         real += int((src > 0).sum() + (tgt_out > 0).sum())
         padded += src.numel() + tgt_out.numel()
@@ -511,12 +512,12 @@ def test_any_number_of_processes_shares_the_same_step(batches, world_size, accum
         rows = [
             tuple(row.tolist())
             for share in shares
-            for src, _, _ in share
+            for src, *_ in share
             for row in src
             if row.any()
         ]
         assert sorted(rows) == sorted(tuple(row.tolist()) for row in whole[0])
-        assert {src.shape[1] for share in shares for src, _, _ in share} == {whole[0].shape[1]}
+        assert {src.shape[1] for share in shares for src, *_ in share} == {whole[0].shape[1]}
 
 
 @pytest.mark.parametrize("world_size, accumulate", SHARES)
@@ -525,11 +526,11 @@ def test_the_targets_of_a_step_are_those_of_all_its_shares(batches, world_size, 
     for step in (0, 7, len(batches) + 3):
         shares = shards_of(batches, step, world_size, accumulate)
         real = sum(
-            int((tgt_out != data.PAD).sum()) for share in shares for _, _, tgt_out in share
+            int((tgt_out != data.PAD).sum()) for share in shares for _, _, tgt_out, _ in share
         )
         assert batches.targets(step) == real > 0
         inputs = sum(
-            int((tgt_in != data.PAD).sum()) for share in shares for _, tgt_in, _ in share
+            int((tgt_in != data.PAD).sum()) for share in shares for _, tgt_in, *_ in share
         )
         assert inputs == real  # a row of padding has neither
 
@@ -537,8 +538,10 @@ def test_the_targets_of_a_step_are_those_of_all_its_shares(batches, world_size, 
 def test_no_rows_make_one_of_padding(batches):
     for widths, expected in (((), (1, 1, 1)), ((7, 9), (7, 9, 9))):
         found = batches.examples.batch(np.arange(0), *widths)
-        assert [tuple(part.shape) for part in found] == [(1, width) for width in expected]
-        assert not any(part.any() for part in found)
+        *sentences, places = found
+        assert [tuple(part.shape) for part in sentences] == [(1, width) for width in expected]
+        assert not any(part.any() for part in sentences)
+        assert places.shape == (0,)
 
 
 def test_batches_for_a_gpu_are_made_a_step_ahead(batches, monkeypatch):
@@ -586,6 +589,9 @@ def test_no_more_cores_than_slurm_has_granted(monkeypatch):
     assert available_cores() == 1
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", str(cores + 7))
     assert available_cores() == cores
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "abc")
+    with pytest.raises(UserError, match="SLURM_CPUS_PER_TASK=abc: .* must be a whole number"):
+        available_cores()
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_pytorchs_attention_is_the_written_out_one(keys, dtype, tolerance):
     torch.testing.assert_close(*gradients, atol=4 * tolerance, rtol=4 * tolerance)
 
 
-@pytest.mark.parametrize("all_padding", [False, True])  # then the written out one is taken
+@pytest.mark.parametrize("all_padding", [False, True])  # of the first sentence
 @pytest.mark.parametrize("keys", [1, 7, 31, 32, 45])
 def test_cpu_bf16_attention_is_the_written_out_one(keys, all_padding):
     torch.manual_seed(0)
@@ -66,8 +66,10 @@ def test_cpu_bf16_attention_is_the_written_out_one(keys, all_padding):
         )
     exact = scaled_dot_product(*(x.float() for x in (q, k, v)), mask)
     assert apart(fast.float(), exact) < max(1.1 * apart(plain.float(), exact), 1e-3)
+    seen = slice(int(all_padding), None)  # of padding, the loss has no gradient
     gradients = [
-        torch.autograd.grad(y.float().square().sum(), [q, k, v]) for y in (fast, plain, exact)
+        torch.autograd.grad(y[seen].float().square().sum(), [q, k, v])
+        for y in (fast, plain, exact)
     ]
     for found, written, right in zip(*gradients):
         if right.norm() > 1e-3:  # 0 for q and k with a single key
@@ -242,7 +244,7 @@ def test_a_model_is_the_same_when_it_is_fast(norm, bf16):
     tolerance = 1e-2 if bf16 else 1e-5
     torch.testing.assert_close(fast_loss, plain_loss, rtol=tolerance, atol=0)
     torch.testing.assert_close(fast_nll, plain_nll, rtol=tolerance, atol=0)
-    assert apart(fast, plain) < (0.03 if bf16 else 1e-5)
+    assert apart(fast, plain) < (0.06 if bf16 else 1e-5)
 
 
 @pytest.mark.parametrize("device, bf16", [("cpu", False), ("cpu", True), ("cuda", True)])

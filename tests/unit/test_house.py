@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, SMALL, run_script
 
-TRAINING_SCRIPTS = ["train_cpu.py", "train_ddp.py", "train_fsdp.py"]
+TRAINING_SCRIPTS = ["train_cpu.py", "train_ddp.py", "train_fsdp.py", "train_tp.py"]
 OTHER_SCRIPTS = ["translate.py", "classify.py", "plot.py"]
 FILES = {"README.md", "CONTRIBUTING.md", "LICENSE", "requirements.txt", "pyproject.toml"}
 FOLDERS = {"batch", "configs", "docs", "logs", "support", "tests"}

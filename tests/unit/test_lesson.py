@@ -28,6 +28,7 @@ def shown_lines(text: str) -> list[str]:
         ("README.md", "train_cpu.py", "train_ddp.py"),
         ("docs/lesson.md", "train_cpu.py", "train_ddp.py"),
         ("docs/lesson.md", "train_ddp.py", "train_fsdp.py"),
+        ("docs/lesson.md", "train_fsdp.py", "train_tp.py"),
     ],
 )
 def test_a_diff_is_shown_whole(document: str, one: str, other: str):

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from support.classification.metrics import compute_metrics, metrics_table, per_class
+from support.common.text_table import aligned
 
 # Of 4 cats 3 were found, of 5 dogs 4, of 1 bird none: it was taken for a cat.
 PETS = [[3, 1, 0], [1, 4, 0], [1, 0, 0]]
@@ -71,6 +72,15 @@ def test_the_table_has_a_row_a_class_and_is_aligned():
     assert rows["mean"] == ["0.4667", "0.5167", "0.4889", "10,000"]
     assert rows["weighted mean"] == ["0.6400", "0.7000", "0.6667", "10,000"]
     assert rows["accuracy"] == ["0.7000", "10,000"]
+
+
+def test_chinese_classes_are_aligned_too():
+    """In a terminal a Chinese character takes two columns, and an accent none."""
+    assert aligned([["体育", "1"], ["cafe\u0301", "23"], ["a", "體育"]]) == [
+        "体育     1",
+        "cafe\u0301    23",
+        "a     體育",
+    ]
 
 
 @pytest.mark.optional

@@ -42,7 +42,11 @@ def make_batch(batch=6, src=9, tgt=7, vocab=50):
         tgt_out[row, tgt - row] = data.EOS
         tgt_out[row, tgt - row + 1 :] = data.PAD
         tgt_in[row, tgt - row + 1 :] = data.PAD
-    return source, tgt_in, tgt_out
+    return source, tgt_in, tgt_out, places_of(tgt_out)
+
+
+def places_of(tgt_out):
+    return (tgt_out != data.PAD).flatten().nonzero().squeeze(1)
 
 
 @pytest.fixture
@@ -107,7 +111,7 @@ def test_the_whole_model_is_pytorchs_with_the_same_weights(norm, smoothing):
     compared = 0
     for parameter, parts in theirs.matches(ours):
         torch.testing.assert_close(
-            torch.cat([part.grad for part in parts]), parameter.grad, rtol=1e-3, atol=1e-4
+            theirs.joined([part.grad for part in parts]), parameter.grad, rtol=1e-3, atol=1e-4
         )
         compared += len(parts)
     assert compared == len(list(ours.parameters()))
@@ -165,7 +169,7 @@ def test_the_flop_count_is_that_of_pytorchs_counter():
     src, tgt = torch.randint(3, 50, (4, 30)), torch.randint(3, 50, (4, 20))
     counter = FlopCounterMode(display=False)
     with counter:
-        model(src, tgt, tgt)[0].backward()
+        model(src, tgt, tgt, places_of(tgt))[0].backward()
     unused = 3 * 2 * 2 * 64 * 4 * 2 * (20 * 20 - 20 * 21 / 2)
     ours = transformer_flops(model.config, torch.full((4,), 30), torch.full((4,), 20))
     assert counter.get_total_flops() == ours + unused
@@ -176,12 +180,20 @@ def test_the_flop_count_is_that_of_pytorchs_counter():
 
 @torch.no_grad()
 def test_padding_and_what_comes_later_change_nothing(model):
-    src, tgt_in, tgt_out = make_batch()
-    whole = model(src, tgt_in, tgt_out)
-    one_by_one = [
-        model(src[i : i + 1, : 9 - i], tgt_in[i : i + 1, : 8 - i], tgt_out[i : i + 1, : 8 - i])
-        for i in range(6)
-    ]
+    src, tgt_in, tgt_out, places = make_batch()
+    whole = model(src, tgt_in, tgt_out, places)
+    one_by_one = []
+    for i in range(6):
+        tgt_width = 8 - i
+        row = slice(i, i + 1)
+        one_by_one.append(
+            model(
+                src[row, : 9 - i],
+                tgt_in[row, :tgt_width],
+                tgt_out[row, :tgt_width],
+                torch.arange(tgt_width),
+            )
+        )
     for found, parts in zip(whole, zip(*one_by_one)):
         torch.testing.assert_close(found, sum(parts), rtol=1e-5, atol=0)
     states = model.decode(tgt_in, *model.encode(src))
@@ -196,7 +208,8 @@ def test_a_batch_of_padding_alone_has_no_loss_and_no_gradient(fast, bf16):
     model = make_model()
     if fast:
         speed_up(model, "cpu", bf16)
-    empty = [torch.zeros(1, width, dtype=torch.long) for width in (9, 8, 8)]
+    src, tgt_in, tgt_out = (torch.zeros(1, width, dtype=torch.long) for width in (9, 8, 8))
+    empty = (src, tgt_in, tgt_out, places_of(tgt_out))
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         loss, nll = model(*empty)
     loss.backward()
@@ -215,7 +228,8 @@ def test_a_sentence_of_padding_among_others_changes_nothing(fast):
     if fast:
         speed_up(model, "cpu", bf16=False)
     batch = make_batch()
-    more = [torch.cat([part, torch.zeros_like(part[:1])]) for part in batch]
+    *sentences, places = batch
+    more = [torch.cat([part, torch.zeros_like(part[:1])]) for part in sentences] + [places]
     found = []
     for each in (batch, more):
         model.zero_grad()
@@ -228,7 +242,7 @@ def test_a_sentence_of_padding_among_others_changes_nothing(fast):
 
 def test_the_longest_sentence(model):
     ids = torch.randint(3, 50, (1, model.config.max_length))
-    assert model(ids, ids, ids)[0].isfinite()
+    assert model(ids, ids, ids, places_of(ids))[0].isfinite()
     assert model(ids, ids).shape == (1, model.config.max_length, 50)
 
 
@@ -277,7 +291,7 @@ def test_greedy_stops_at_the_longest_length():
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_without_targets_forward_returns_the_logits(smoothing):
     model = make_model(vocab_size=8, label_smoothing=smoothing).eval()
-    src, tgt_in, tgt_out = batch = make_batch(vocab=8)
+    src, tgt_in, tgt_out, _ = batch = make_batch(vocab=8)
     logits = model(src, tgt_in)
     assert logits.shape == (*tgt_in.shape, 8)
     nll = F.cross_entropy(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -18,14 +19,16 @@ import torch.distributed as dist
 from conftest import ROOT
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
-from model import ModelConfig, Transformer, initialize
+from model import ModelConfig, Transformer, initialize, tensor_parallel_plan
 from support.common.errors import run_main
 from support.common.kernels import speed_up
 from support.distributed import delay as network_delay
+from support.distributed.weights import clip_gradients
 from support.planning import measure
 from support.planning.estimate import (
     HARDWARE,
@@ -125,7 +128,7 @@ def test_recomputing_keeps_the_inputs_of_layers(precision):
     assert activations(step, 10) < activations(replace(step, recompute=False), 10)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("precision, dropout", [("fp32", 0.1), ("bf16", 0.1), ("bf16", 0)])
 def test_activations_on_a_gpu(precision, dropout):
     step = TrainingStep(ModelConfig(200, **SHAPES[0], dropout=dropout), 10, 23, precision)
@@ -162,6 +165,38 @@ def test_recomputing_costs_one_forward_pass_of_the_layers():
     assert again.flops == plain.flops and again.hardware_flops == pytest.approx(
         4 / 3 * plain.flops
     )
+
+
+def test_a_layer_that_is_split_costs_each_gpu_a_part_of_it(large):
+    """Half of the matrices, of what they keep and of their work; all of the projection's."""
+    whole, half = (replace(large, tensor=tensor) for tensor in (1, 2))
+    d, d_ff = large.config.d_model, large.config.d_ff
+    encoder_layer = 4 * d * d + 2 * d * d_ff
+    layers = slice(1, 1 + large.config.layers)
+    assert {a - b for a, b in zip(whole.units[layers], half.units[layers])} == {
+        (encoder_layer + d_ff) // 2  # a bias as well
+    }
+    assert whole.units[0] == half.units[0] and whole.flops == half.flops
+    assert whole.flops / 2 < half.hardware_flops < whole.hardware_flops
+
+
+def test_split_layers_wait_for_their_sums_by_hand():
+    step = TrainingStep(TINY, 64, 5)
+    one, two = (Estimate(step, H100, "tp", 1, 2, accumulate) for accumulate in (1, 2))
+    size = 4 * 64 * 5 * TINY.d_model
+    sums = TINY.layers * (5 + 8)  # forward and backward: `sums_of_layers`
+    seconds = 2 * (size / 2 / (0.8 * 450e9) + 3.4e-6)
+    assert one.tensor_exchange() == pytest.approx(sums * seconds)
+    halved = 2 * (size / 4 / (0.8 * 450e9) + 3.4e-6)
+    assert two.tensor_exchange() == pytest.approx(2 * sums * halved)
+    assert Estimate(step, H100, "fsdp", 1, 2, 1).tensor_exchange() == 0
+
+
+def test_few_examples_are_faster_with_split_layers(large):
+    """Four pairs keep four of sixteen GPUs busy with FSDP, all with tensor parallelism."""
+    four = replace(large, sentences=4)
+    assert best(four, H100, "tp", 2, 8).seconds < best(four, H100, "fsdp", 2, 8).seconds
+    assert best(large, H100, "tp", 2, 8).seconds > best(large, H100, "fsdp", 2, 8).seconds
 
 
 @pytest.mark.parametrize("mode", ["fsdp", "hsdp"])
@@ -286,12 +321,18 @@ def waits(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "mode, accumulate", [("ddp", 1), ("fsdp", 1), ("fsdp", 2), ("hsdp", 1), ("hsdp", 2)]
+    "mode, accumulate",
+    [("ddp", 1), *product(("fsdp", "hsdp", "tp"), (1, 2))],
 )
 def test_a_step_waits_as_often_as_planned(waits, mode, accumulate):
     model, ids = Transformer(TINY), torch.ones(2, 5, dtype=torch.int64)
-    names = {"hsdp": ("nodes", "within")}.get(mode, ("all",))
-    mesh = init_device_mesh("cpu", (2, 2) if mode == "hsdp" else (4,), mesh_dim_names=names)
+    names = {"hsdp": ("nodes", "within"), "tp": ("data", "tensor")}.get(mode, ("all",))
+    shape = (2, 2) if mode in ("hsdp", "tp") else (4,)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    if mode == "tp":
+        for part in model.layers():
+            parallelize_module(part, mesh["tensor"], tensor_parallel_plan())
+        mesh = mesh["data"]
     if mode == "ddp":
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         model.register_comm_hook(None, all_reduce_bucket)
@@ -302,10 +343,13 @@ def test_a_step_waits_as_often_as_planned(waits, mode, accumulate):
     for left in reversed(range(accumulate)):
         if mode != "ddp":
             model.set_requires_gradient_sync(not left)
-        model(ids, ids, ids)[0].backward()
-    norm = clip_grad_norm_(model.parameters(), 1.0)
-    if mode != "ddp":
-        norm.full_tensor()
+        model(ids, ids, ids, torch.arange(ids.numel()))[0].backward()
+    if mode == "tp":
+        clip_gradients(list(model.parameters()), 1.0)
+    else:
+        norm = clip_grad_norm_(model.parameters(), 1.0)
+        if mode != "ddp":
+            norm.full_tensor()
     plain, slowly = (
         Estimate(
             TrainingStep(TINY, 64, 5, delay=delay), HARDWARE["cpu"], mode, 2, 2, accumulate
@@ -376,7 +420,8 @@ def run_plan(capsys, monkeypatch, flags: str) -> tuple[int, str, str]:
         ("--measure", "--hardware cpu --nodes 1"),
         ("--plot /proc/none/a.png", "/proc/none"),
         (
-            "--layers 40 --d-model 16384 --heads 64 --d-ff 65536 --hardware l4",
+            "--layers 40 --d-model 16384 --heads 64 --d-ff 65536 --hardware l4 "
+            "--gpus-per-node 1",
             "nor on any number",
         ),
         (
@@ -441,6 +486,27 @@ def test_the_readme_shows_what_the_command_prints(capsys, monkeypatch):
     flags = command.split("batch/plan.py")[1]
     status, output, _ = run_plan(capsys, monkeypatch, flags)
     assert (status, output.split()) == (0, shown.split())
+
+
+def test_the_lesson_says_what_is_planned(large):
+    """Seconds of a step of FSDP, HSDP and TP, and which is least."""
+    text = (
+        (ROOT / "docs" / "lesson.md")
+        .read_text()
+        .split("\n## Which of the four")[1]
+        .split("\n## ")[0]
+    )
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| .*? \| (.+) \|$", text, re.MULTILINE)
+    assert len(rows) == 5
+    for pairs, network, cells in rows:
+        step = replace(large, sentences=int(pairs))
+        hardware = replace(H100, adapter_bandwidth=float(network) * 1e9 / H100.adapters)
+        seconds = [best(step, hardware, mode, 2, 8).seconds for mode in ("fsdp", "hsdp", "tp")]
+        shown = [f"{each:.3g}" for each in seconds]
+        least = f"{min(seconds):.3g}"
+        assert cells.split(" | ") == [
+            f"**{each}**" if each == least else each for each in shown
+        ]
 
 
 def test_given_figures_take_the_place_of_known_ones(capsys, monkeypatch):

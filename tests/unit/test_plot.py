@@ -14,12 +14,15 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT, run_script
 
 matplotlib = pytest.importorskip("matplotlib")
 import plot
+from support.classification import confusion_plot
 from support.classification.confusion_plot import draw_confusion
 from support.studies import runs_table
+from support.translation import attention_plot
 
 COMMON = (
     "step,epoch,seconds,tokens,train_loss,learning_rate,grad_norm,tokens_per_second,mfu,"
@@ -322,6 +325,27 @@ def confuse(run, matrix, classes):
     summary = json.loads((run / "summary.json").read_text())
     more = {"confusion": matrix, "classes": classes}
     (run / "summary.json").write_text(json.dumps(summary | more))
+
+
+@pytest.mark.parametrize("draw", ["confusion", "attention"])
+def test_there_is_room_for_chinese_labels(tmp_path, monkeypatch, draw):
+    """As much as for twice as many Latin characters."""
+    sizes = []
+
+    def note_size(path, width, height):
+        sizes.append((round(width, 6), round(height, 6)))
+        raise StopIteration
+
+    module = {"confusion": confusion_plot, "attention": attention_plot}[draw]
+    monkeypatch.setattr(module, "new_figure", note_size)
+    for name in ("国际新闻", "national"):
+        words = [attention_plot.Word(name, [0]), attention_plot.Word("end", [1])]
+        with contextlib.suppress(StopIteration):
+            if draw == "confusion":
+                draw_confusion(np.eye(2, dtype=int), [name, "b"], tmp_path / "a.png")
+            else:
+                attention_plot.plot_weights(torch.eye(2), words, words, tmp_path / "a.png")
+    assert sizes[0] == sizes[1]
 
 
 @pytest.mark.parametrize("classes", [2, 20, 300])

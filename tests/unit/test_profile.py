@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from conftest import SMALL
 from parity import command
 
@@ -367,14 +366,6 @@ def test_the_formula():
     }
 
 
-@pytest.fixture
-def alone():
-    """A group of this one process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def make_profile(folder, model, optimizer, step, **flags):
     """The profile of a run of 20 steps, which goes on after `step`."""
     from support.profiling.profiler import Profile
@@ -489,6 +480,8 @@ def test_steps_in_one_plot(tmp_path):
         ("ddp", ["--delay-ms", "20"]),
         ("fsdp", ["--recompute"]),
         ("fsdp", ["--data", "kinds"]),
+        ("tp2", ["--recompute"]),
+        ("tp2", ["--accumulate", "2"]),
     ],
 )
 def test_real_runs(tmp_path, corpus_flags, mode, flags):
@@ -499,7 +492,7 @@ def test_real_runs(tmp_path, corpus_flags, mode, flags):
         done = subprocess.run(
             command(
                 mode,
-                2,
+                4 if mode == "tp2" else 2,
                 "--name",
                 name,
                 *corpus,
@@ -529,7 +522,14 @@ def test_real_runs(tmp_path, corpus_flags, mode, flags):
     assert agree
     exchanged = {span.unit for span in spans if span.lane == "network" and span.bytes > 1000}
     layers = {"encoder.0"} if "kinds" in flags else {"encoder.0", "decoder.0"}
-    assert exchanged == {"cpu": {""}, "ddp": {"bucket 1"}, "fsdp": {"all else", *layers}}[mode]
+    sharded = {"all else", *layers}
+    expected = {
+        "cpu": {""},
+        "ddp": {"bucket 1"},
+        "fsdp": sharded,
+        "tp2": {"activations", *sharded},
+    }
+    assert exchanged == expected[mode]
     # The formula leaves out a few sums; and Gloo does a reduce-scatter as an all-reduce.
     counted, formula = content["sent"]["counted"], content["sent"]["formula"]
     extra = content["exchanged"].get("reduce-scatter", 0) / 2

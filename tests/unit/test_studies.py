@@ -23,7 +23,7 @@ spec = importlib.util.spec_from_file_location("batch_study", ROOT / "batch" / "s
 batch_study = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(batch_study)
 
-STUDIES = {"processes": 9, "batch-size": 5, "learning-rate": 4, "delay": 10}
+STUDIES = {"processes": 12, "batch-size": 5, "learning-rate": 4, "delay": 10}
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_what_a_study_runs(study, name, device):
     flags = f"{name} --seed 2 --device {device}"
     if name == "delay":
         flags += " --no-netem"
-    number = 6 if (name, device) == ("processes", "cuda") else STUDIES[name]
+    number = 9 if (name, device) == ("processes", "cuda") else STUDIES[name]
     status, _, errors, (one,) = study(flags, task=2)
     assert (status, errors) == (0, "")
     status, _, errors, (*others, plot) = study(flags)

@@ -14,7 +14,8 @@ from support.common import figures, files, fonts, packages, paths
 from support.common.errors import UserError
 from support.common.kernels import check_compiler
 from support.distributed.rendezvous import check_interface
-from support.training.command_line import check_encoding
+from support.training.command_line import CommandLine, check_encoding
+from support.training.settings import CpuSettings, FsdpSettings
 
 CHINESE = "你好"
 
@@ -181,6 +182,15 @@ def test_an_interface_that_is_not_there(monkeypatch):
 
 
 # --- Figures
+
+
+def test_variables_of_other_launchers(tmp_path, monkeypatch):
+    """train_cpu.py sets WORLD_SIZE itself."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "abc")
+    CommandLine(CpuSettings, {}).complete()
+    with pytest.raises(UserError, match="WORLD_SIZE=abc: .* must be a whole number"):
+        CommandLine(FsdpSettings, {"replicas": 2}).complete()
 
 
 @pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "TkAgg"])

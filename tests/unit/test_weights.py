@@ -1,4 +1,4 @@
-"""Replicated and sharded weights in two processes: gathered, broadcast, saved, restored."""
+"""Copied, sharded and split weights in two processes: gathered, broadcast, saved, restored."""
 
 import multiprocessing
 import os
@@ -8,18 +8,21 @@ import pytest
 import torch
 import torch._dynamo  # slow to import: here once, not in every fork
 import torch.distributed as dist
-from test_model import CONFIG, make_model
+from test_model import CONFIG, make_batch, make_model
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.utils import clip_grad_norm_
 
-from model import ModelConfig, Transformer, initialize
+from model import ModelConfig, Transformer, initialize, tensor_parallel_plan
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.task import freeze
 from support.common.errors import UserError
 from support.distributed import weights
+from support.distributed.collectives import all_gather_objects
 from support.profiling import memory
 
 
@@ -63,7 +66,23 @@ def make_sharded(seed=2) -> Transformer:
     return model
 
 
-BOTH = pytest.mark.parametrize("make", [make_model, make_sharded])
+def make_split(seed=2) -> Transformer:
+    """`make_model`, as train_tp.py makes it with --tensor 2."""
+    with torch.device("meta"):
+        model = Transformer(ModelConfig(**CONFIG))
+    mesh = init_device_mesh(
+        "cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor")
+    )
+    for part in model.layers():
+        parallelize_module(part, mesh["tensor"], tensor_parallel_plan())
+    for part in [*model.layers(), model]:
+        fully_shard(part, mesh=mesh["data"])
+    model.to_empty(device="cpu")
+    initialize(model, seed)
+    return model
+
+
+ALL = pytest.mark.parametrize("make", [make_model, make_sharded, make_split])
 
 
 def take_a_step(model):
@@ -87,7 +106,7 @@ def assert_equal(model, optimizer, other, its) -> None:
     assert its.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
 
 
-@BOTH
+@ALL
 def test_rank_0_has_the_whole_weights(tmp_path, make):
     def part(rank):
         model = make(3)
@@ -108,7 +127,7 @@ def test_rank_0_has_the_whole_weights(tmp_path, make):
     in_forks(tmp_path, part)
 
 
-@BOTH
+@ALL
 def test_all_get_the_weights_that_rank_0_has(tmp_path, make):
     def part(rank):
         model, given = make(3 + rank), make_model(5).state_dict()
@@ -121,7 +140,14 @@ def test_all_get_the_weights_that_rank_0_has(tmp_path, make):
     in_forks(tmp_path, part)
 
 
-@pytest.mark.parametrize("make, into", [(make_model, make_sharded), (make_sharded, make_model)])
+@pytest.mark.parametrize(
+    "make, into",
+    [
+        (make_model, make_sharded),
+        (make_sharded, make_split),
+        (make_split, make_model),
+    ],
+)
 def test_a_checkpoint_of_copies_or_parts_goes_into_copies_and_parts(tmp_path, make, into):
     """Rank 0 alone has read it."""
 
@@ -137,18 +163,63 @@ def test_a_checkpoint_of_copies_or_parts_goes_into_copies_and_parts(tmp_path, ma
     in_forks(tmp_path, part)
 
 
-def test_every_process_saves_its_part_and_reads_it_again(tmp_path):
+@pytest.mark.parametrize(
+    "make, into",
+    [(make_sharded, make_sharded), (make_split, make_split), (make_sharded, make_split)],
+)
+def test_every_process_saves_its_part_and_reads_it_again(tmp_path, make, into):
     def part(rank):
-        model = make_sharded(3)
+        model = make(3)
         optimizer = take_a_step(model)
         weights.save_sharded(
             tmp_path, "parts", *get_state_dict(model, optimizer, options=weights.SHARDED)
         )
-        other = make_sharded(4)
+        other = into(4)
         its = torch.optim.AdamW(other.parameters(), lr=1.0)
         weights.restore(other, its, None, str(tmp_path / "parts"))
         assert_equal(model, optimizer, other, its)
         assert len(list((tmp_path / "parts").glob("*.distcp"))) == 2
+
+    in_forks(tmp_path, part)
+
+
+@pytest.mark.parametrize("procs", [2, 4])
+def test_gradients_of_two_meshes_are_clipped_by_one_norm(tmp_path, procs):
+    def part(_):
+        split, plain = make_split(3), make_model(3)
+        for model in (split, plain):
+            for parameter in model.parameters():
+                parameter.grad = parameter.detach() * 0.5
+        expected = clip_grad_norm_(plain.parameters(), 1.0)
+        assert expected > 1
+        norm = weights.clip_gradients(list(split.parameters()), 1.0)
+        assert float(norm) == pytest.approx(float(expected), rel=1e-5)
+        for one, two in zip(split.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(whole(one.grad), two.grad)
+
+    in_forks(tmp_path, part, procs)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_ranks_of_a_layer_keep_equal_copies_if_they_drop_the_same(tmp_path, same):
+    """Norms and embeddings are never sent to the other ranks of a layer."""
+
+    def part(rank):
+        model = make_split(3)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.2
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        batch = make_batch()
+        for step in range(2):
+            torch.manual_seed(step if same else 2 * step + rank)
+            model(*batch)[0].backward()
+            weights.clip_gradients(list(model.parameters()), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        norm = model.encoder[0].residuals[0].norm.weight.to_local()
+        one, two = all_gather_objects(norm)
+        assert torch.equal(one, two) == same
 
     in_forks(tmp_path, part)
 

@@ -1,0 +1,72 @@
+"""--compile: one graph for each kind of layer, whatever the shapes of the batches are."""
+
+import pytest
+import torch
+from test_model import make_model
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from data import Batches, Pairs, prepare
+from support.common.kernels import speed_up
+from support.corpora.pairs import find_corpus
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """The graphs that are compiled, with a backend that generates no code."""
+    from torch._dynamo.backends.debugging import aot_eager
+
+    compiled = []
+
+    def backend(graph, inputs):
+        function = aot_eager(graph, inputs)  # may raise, to be called again in another way
+        compiled.append(graph)
+        return function
+
+    compile = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda *args, **flags: compile(*args, backend=backend, **flags)
+    )
+    torch._dynamo.reset()
+    return compiled
+
+
+@pytest.fixture(scope="module")
+def batches(tmp_path_factory, pairs, small_corpus):
+    corpus = find_corpus(str(small_corpus))
+    return Batches(Pairs(prepare(corpus, tmp_path_factory.mktemp("x"), 300), "train"), 1024, 1)
+
+
+def as_it_is(model):
+    return model
+
+
+def with_ddp(model):
+    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def with_fsdp(model):
+    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    mesh = init_device_mesh("cpu", (1,))
+    for module in [*model.layers(), model]:
+        fully_shard(module, mesh=mesh, mp_policy=precision)
+    return model
+
+
+@pytest.mark.parametrize(
+    "wrap, device, recompute",  # device: whose fast parts are taken
+    [(as_it_is, "cpu", False), (with_ddp, "cuda", False), (with_fsdp, "cuda", True)],
+)
+def test_an_epoch_has_three_graphs_at_most(graphs, batches, alone, wrap, device, recompute):
+    model = speed_up(make_model(vocab_size=300, max_length=128), device, True, recompute, True)
+    train_model = wrap(model)
+    for step in range(len(batches)):
+        for shard in range(2):
+            batch = batches.shard(step, shard, 2, torch.device("cpu"))
+            with torch.autocast("cpu", torch.bfloat16):
+                loss, _ = train_model(*batch)
+            loss.backward()
+    assert len(graphs) <= 3

@@ -1,0 +1,109 @@
+r"""Trains under torchrun: the processes of a node share each layer (TP), the nodes the model.
+
+    torchrun --standalone --nproc-per-node 2 train_tp.py --data multi30k
+    torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
+        train_tp.py --data multi30k  # the same on both nodes; HOST is one of them
+
+The four train_*.py compute the same step. They differ only in how processes share it.
+"""
+
+import math
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import parallelize_module
+
+from model import initialize, tensor_parallel_plan
+from support.distributed.launch import rank_0_first, torchrun
+from support.distributed.signals import stop_requested
+from support.distributed.weights import clip_gradients
+from support.training.command_line import parse_arguments
+from support.training.optim import learning_rate, parameter_groups, seed_step, set_learning_rate
+from support.training.run import Run
+from support.training.settings import TpSettings
+from support.training.tasks import find_task
+
+
+def train(rank: int, world_size: int, args: TpSettings) -> None:
+    """Runs in each of `world_size` processes, with the same args and its own rank from 0."""
+    # --- Process group: who takes part
+    device = torch.device("cpu")
+    backend = "gloo"
+    if args.device == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # from 0 on each node
+        backend = "cpu:gloo,cuda:nccl"  # Gloo for CPU tensors, NCCL for GPU tensors
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))
+
+    # --- Task: what is trained, and on what data
+    with rank_0_first():  # it prepares the data for the other ranks
+        task = find_task(args)
+
+    # --- Model and optimizer: the same in every rank, from the same seed or checkpoint
+    with torch.device("meta"):  # shapes without memory, as yet
+        model = task.model()
+    # --tensor N: rows of N ranks; a row has a batch of its own, each rank a part of each layer.
+    mesh_shape = (world_size // args.tensor, args.tensor)
+    mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=("data", "tensor"))
+    data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
+    for layer in model.layers():
+        parallelize_module(layer, mesh["tensor"], tensor_parallel_plan())
+    # Parameters are gathered in bf16 and gradients summed in fp32; the shards stay in fp32.
+    bf16 = torch.bfloat16 if args.precision == "bf16" else None
+    precision = MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=torch.float32)
+    for module in [*model.layers(), model]:  # layer by layer; the rest of the model comes last
+        fully_shard(module, mesh=mesh["data"], mp_policy=precision)
+    model.to_empty(device=device)  # room for the shards, which initialize() fills
+    initialize(model, args.seed)
+    parameters = [weight for weight in model.parameters() if weight.requires_grad]
+    groups = parameter_groups(model, args)
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    run = Run(args, task, rank, world_size)
+    step = run.restore(model, optimizer)
+
+    # --- The loop: each turn is one step of all ranks
+    max_norm = args.clip or math.inf  # 0: the norm is measured, nothing is clipped
+    num_shards = data_size * args.accumulate  # a micro-batch each
+    stopping = False
+    while step < run.last and not stopping:
+        seed_step(args.seed, step, data_rank)  # dropout differs between rows of ranks
+        lr = learning_rate(step + 1, args, run.last)
+        targets = task.batches.targets(step)  # tokens to predict, in all shards of the step
+        nll = torch.zeros((), dtype=torch.float64, device=device)
+        for shard in range(data_rank, num_shards, data_size):
+            # Shard i of n holds the step's examples i, i + n, i + 2n, ...
+            batch = task.batches.shard(step, shard, num_shards, device)
+            is_last = shard + data_size >= num_shards
+            model.set_requires_gradient_sync(is_last)  # only then are gradients sent
+            with torch.autocast(device.type, torch.bfloat16, args.precision == "bf16"):
+                loss, batch_nll = model(*batch)  # sums; the nll is without smoothing
+            (loss * data_size / targets).backward()  # DDP and FSDP average over ranks
+            nll += batch_nll
+
+        # --- Step: each rank updates the weights that it keeps
+        norm = clip_gradients(parameters, max_norm)  # of all shards
+        set_learning_rate(optimizer, lr)
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        stopping = stop_requested()  # if one rank is asked to stop, all stop
+        run.record(step, nll / args.tensor, targets, norm)  # a row's ranks have the same nll
+
+        # --- Evaluate and save: all ranks take part, rank 0 writes
+        if run.should_evaluate(step):
+            run.save_best(step, model, task.evaluate(model, "valid", data_rank, data_size))
+        if run.should_save(step, stopping):
+            states = get_state_dict(model, optimizer, options=run.state_dict_options)
+            run.save_checkpoint(step, *states)
+
+    # --- The end
+    run.finish(step, model, stopping)
+
+
+if __name__ == "__main__":
+    torchrun(train, parse_arguments(__doc__, TpSettings))
