@@ -268,7 +268,7 @@ class Run:
         progress.seconds = time.perf_counter() - self.began
         speed, mfu = self.throughput.end_row()
         is_second_row = len(self.throughput.speeds) == 2  # the first steps are slower
-        if self.writes and is_second_row:
+        if self.writes and is_second_row and step < self.last:
             self.say(summary.forecast(self, step))
         loss = progress.nll / progress.targets
         self.row = {
@@ -306,7 +306,8 @@ class Run:
             for name, value in metrics.items()
         }
         self.end_step(step, self.progress.evaluated)
-        score = [metrics[self.task.metrics[0]], -metrics["loss"]]
+        first_metric = metrics.get(self.task.metrics[0], 0.0)  # none with --bleu-sentences 0
+        score = [first_metric, -metrics["loss"]]
         self.progress.since_best += 1
         if score > self.progress.best:
             self.progress.best = score

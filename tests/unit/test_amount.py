@@ -16,7 +16,7 @@ from support.distributed.rendezvous import store_on_loopback
 from support.distributed.trial import settle_length
 from support.training import summary, tasks
 from support.training.command_line import CommandLine, parse_arguments
-from support.training.run import Run
+from support.training.run import Progress, Run
 from support.training.settings import CpuSettings, defaults_of
 
 
@@ -101,6 +101,26 @@ def test_a_forecast_counts_what_remains():
     run = SimpleNamespace(task=task, last=900, epoch_steps=400, throughput=throughput)
     assert summary.forecast(run, step=50) == "about 14 minutes of training here"
     assert summary.forecast(run, step=800) == "about 100 seconds of training here"
+
+
+@pytest.mark.parametrize(("last", "expected"), [(40, ["forecast"]), (20, [])])
+def test_after_the_last_step_nothing_is_foretold(monkeypatch, last, expected):
+    """The second row tells how long the rest will take; it may be the last one."""
+    monkeypatch.setattr(summary, "forecast", lambda run, step: "forecast")
+    said = []
+    run = SimpleNamespace(
+        args=CpuSettings(),
+        began=0.0,
+        bar=None,
+        epoch_of=lambda step: 1,
+        last=last,
+        progress=Progress(targets=1),
+        say=said.append,
+        throughput=SimpleNamespace(end_row=lambda: (1.0, 0.1), speeds=[1.0, 1.0]),
+        writes=True,
+    )
+    Run.end_row(run, step=20, norm=1.0)
+    assert said == expected
 
 
 def test_minutes_are_for_a_new_run(monkeypatch, trained):

@@ -288,13 +288,13 @@ def test_score_takes_the_examples_that_were_held_out(folder, answer, examples, t
             f"\n{number} texts of the {part} part, "
             in answer("--checkpoint", tmp_path / "run", "--score", part).out
         )
-    with pytest.raises(UserError, match="--score test: train has only the parts train, valid"):
+    with pytest.raises(UserError, match="--score test: .* has only the parts train, valid"):
         answer("--checkpoint", tmp_path / "run", "--score", "test")
     save(
         tmp_path / "older", model, flags=flags, tokenizer=saved["tokenizer"], checksum="another"
     )
     with pytest.raises(
-        UserError, match="--score valid: train has changed since"
+        UserError, match="--score valid: .* has changed since"
     ):  # others are held out of it now
         answer("--checkpoint", tmp_path / "older", "--score", "valid")
 
