@@ -106,9 +106,8 @@ class Attention(nn.Module):
 
     def split_key_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, length, 2 * d_model) to keys and values, (batch, heads, length, d_head)."""
-        heads = x.unflatten(-1, (-1, 2 * self.d_head)).transpose(1, 2)
-        k, v = heads.chunk(2, dim=-1)
-        return k, v
+        k, v = x.unflatten(-1, (-1, 2 * self.d_head)).chunk(2, dim=-1)
+        return k.transpose(1, 2), v.transpose(1, 2)
 
     def forward(self, x: Tensor, source: Tensor, mask: Tensor) -> Tensor:
         """x: (batch, tgt, d_model) attends to source: (batch, src, d_model) where mask is True.

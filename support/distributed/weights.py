@@ -31,9 +31,10 @@ from support.distributed.collectives import is_communication_error
 # PyTorch would warn that the parts of a weight on a mesh are gathered one dimension at a time.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
-# A state dict of each process's own shards; one that rank 0 gathers on its CPU; and one that
-# rank 0 sends to all.
+# A state dict of each process's own shards; one that every process gathers on its device; one
+# that rank 0 gathers on its CPU; and one that rank 0 sends to all.
 SHARDED = StateDictOptions()
+WHOLE = StateDictOptions(full_state_dict=True)
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 BROADCAST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
@@ -112,19 +113,17 @@ def load_full_state_dict(model: nn.Module, weights: dict[str, Any] | None) -> No
     set_model_state_dict(model, weights, options=BROADCAST)
 
 
-def gather_model(model: nn.Module, make_model: Callable[[], nn.Module]) -> nn.Module | None:
-    """Returns a model with whole weights in each process that can have one, else None.
+def gather_model(model: nn.Module, make_model: Callable[[], nn.Module]) -> nn.Module:
+    """Returns a model with whole weights in every process, where its own weights are.
 
-    If the weights are not sharded, that is `model` itself, in every process. If they are, rank
-    0 gathers them on its CPU, in a new model from `make_model`.
+    If the weights are not sharded, that is `model` itself. If they are, it is a new one from
+    `make_model`, for which each process needs room.
     """
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return model
-    weights = full_state_dict(model)
-    if dist.get_rank() > 0:
-        return None
-    gathered = make_model()
-    gathered.load_state_dict(weights)
+    with torch.device("meta"):  # shapes without memory: it gets the gathered weights themselves
+        gathered = make_model()
+    gathered.load_state_dict(get_model_state_dict(model, options=WHOLE), assign=True)
     return gathered
 
 

@@ -306,7 +306,8 @@ class Run:
             for name, value in metrics.items()
         }
         self.end_step(step, self.progress.evaluated)
-        score = [metrics[self.task.metrics[0]], -metrics["loss"]]
+        first_metric = metrics.get(self.task.metrics[0], 0.0)  # none with --bleu-sentences 0
+        score = [first_metric, -metrics["loss"]]
         self.progress.since_best += 1
         if score > self.progress.best:
             self.progress.best = score

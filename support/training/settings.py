@@ -241,6 +241,13 @@ class RunSettings:
     eval_every: int = flag(
         0, "steps between evaluations; 0: every epoch", (0, LARGE), changeable=True
     )
+    bleu_sentences: int = flag(
+        2000,
+        "at most so many sentences, spread over the validation part, give BLEU during training",
+        (0, LARGE),
+        task=TRANSLATE,
+        changeable=True,
+    )
     save_every: int = flag(
         0, "steps between checkpoints; 0: at every evaluation", (0, LARGE), changeable=True
     )

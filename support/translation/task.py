@@ -4,6 +4,7 @@ The interface of a task is `Task` in support/training/tasks.py.
 """
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +21,6 @@ from model import ModelConfig, Transformer
 from support.common.checkpoint import check_corpus, load
 from support.common.errors import UserError, first_line
 from support.common.flops import transformer_flops
-from support.common.hardware import available_cores
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
 from support.corpora.pairs import find_corpus
@@ -129,19 +129,21 @@ class Translation:
     ) -> dict[str, float]:
         """Returns the loss and the metrics of the part "valid" or "test", equal in all ranks.
 
-        bleu: of greedy translations, or if `final` of those of beam search, then with chrf;
         loss: the negative log-likelihood per target token, in nats; token_accuracy: how often
-        the most likely token is the right one. All are of the same pairs: none counts those
-        with an empty side or more than --max-length tokens. A collective: each sentence is
-        scored once, by one rank.
+        the most likely token is the right one; bleu: of greedy translations of
+        --bleu-sentences, or if `final` of those of all by beam search, then with chrf. None
+        counts pairs with an empty side or more than --max-length tokens. A collective: each
+        sentence is scored once, by one rank.
         """
         was_training = model.training
         model.eval()
         nll, correct, targets = self.count(model, part, rank, world_size)
         metrics = {"loss": nll / targets, "token_accuracy": correct / targets}
-        beam = BEAM if final else 1
-        self.translations = self.translate(model, part, beam)
-        if rank == 0:
+        if final:
+            self.translate(model, part, beam=BEAM)
+        elif self.args.bleu_sentences:
+            self.translate(model, part, beam=1, most=self.args.bleu_sentences)
+        if rank == 0 and (final or self.args.bleu_sentences):
             _, translations, references = zip(*self.scored_lines(part))
             self.bleu = bleu(translations, references, self.args.tgt)
             metrics["bleu"] = self.bleu.value
@@ -152,11 +154,10 @@ class Translation:
         return broadcast_object(metrics)
 
     def scored_lines(self, part: str) -> list[tuple[str, str, str]]:
-        """Returns (source, translation, reference) of the pairs of a part that are scored."""
+        """Returns (source, translation, reference) of the pairs that were translated last."""
         sources = read_text(self.folder, part, "src")
         references = read_text(self.folder, part, "tgt")
-        lines = zip(sources, self.translations, references, strict=True)
-        return [line for line in lines if line[0]]  # the source of the others is empty
+        return [(sources[i], text, references[i]) for i, text in self.translations.items()]
 
     def count(
         self, model: nn.Module, part: str, rank: int, world_size: int
@@ -184,29 +185,29 @@ class Translation:
         nll, correct, targets = sums.tolist()
         return nll, correct, targets
 
-    def translate(self, model: nn.Module, part: str, beam: int) -> list[str]:
-        """Returns the translations of a part, shared out among the ranks with a whole model."""
+    def translate(self, model: nn.Module, part: str, beam: int, most: float = math.inf) -> None:
+        """Keeps the translations of a part, by line number: at most so many, spread over it.
+
+        The ranks share them out. Lines that are empty, as of pairs left out, have none.
+        """
         # Slow to import: translate.py does without.
         from support.distributed.weights import gather_model
 
         def new_model() -> Transformer:
-            return speed_up(Transformer(self.config), "cpu", bf16=False).eval()
+            return speed_up(Transformer(self.config), self.args.device, bf16=False).eval()
 
-        whole_model = gather_model(model, new_model)
-        has_model = all_gather_objects(whole_model is not None)
-        ranks = [rank for rank in range(len(has_model)) if has_model[rank]]
-        threads = torch.get_num_threads()
-        if len(ranks) < len(has_model):  # the other ranks wait, and leave their cores idle
-            torch.set_num_threads(available_cores())
+        sources = read_text(self.folder, part, "src")
+        lines = [i for i, source in enumerate(sources) if source]
+        lines = lines[:: max(1, math.ceil(len(lines) / most))]
         hypotheses = translate_lines(
             self.bpe,
-            read_text(self.folder, part, "src"),
+            [sources[i] for i in lines],
             self.config.max_length - 1,
-            shared_search(cast(Transformer | None, whole_model), beam, dist.get_rank(), ranks),
+            shared_search(cast(Transformer, gather_model(model, new_model)), beam),
             quiet=True,
         )
-        torch.set_num_threads(threads)
-        return [best_first[0][1] for best_first in hypotheses]
+        best = [best_first[0][1] for best_first in hypotheses]
+        self.translations = dict(zip(lines, best))
 
     def report(
         self, model: nn.Module, rank: int, world_size: int, folder: Path
@@ -220,7 +221,8 @@ class Translation:
         self.evaluate(model, part, rank, world_size, final=True)
         if dist.get_rank() > 0:
             return {}, ""
-        text = "\n".join(self.translations) + "\n"
+        count = len(read_text(self.folder, part, "src"))
+        text = "".join(self.translations.get(i, "") + "\n" for i in range(count))
         (folder / "translations.txt").write_text(text, encoding="utf-8")
         scored = self.scored_lines(part)
         lines = [
@@ -259,24 +261,18 @@ class Translation:
         }
 
 
-def shared_search(
-    model: Transformer | None, beam: int, rank: int, ranks: list[int]
-) -> Callable[[list], list]:
-    """Returns a search for `translate_lines` in which the ranks with a model take turns.
-
-    model: the whole model, in those ranks. The function that is returned is a collective.
-    """
+def shared_search(model: Transformer, beam: int) -> Callable[[list], list]:
+    """Returns a search for `translate_lines` in which the ranks take turns: a collective."""
+    rank = dist.get_rank()
+    ranks = dist.get_world_size()
 
     def search(batches: list[list[list[int]]]) -> list:
         hypotheses = []
         # One batch a rank at a time: --timeout is for one turn, not for the whole part.
-        for first in range(0, len(batches), len(ranks)):
-            batch_of_rank = dict(zip(ranks, batches[first : first + len(ranks)]))
-            own = None
-            if model is not None and rank in batch_of_rank:
-                own = translate_batch(model, batch_of_rank[rank], beam)
-            hypotheses_of_rank = all_gather_objects(own)
-            hypotheses += [hypotheses_of_rank[other] for other in batch_of_rank]
+        for first in range(0, len(batches), ranks):
+            turn = batches[first : first + ranks]
+            own = translate_batch(model, turn[rank], beam) if rank < len(turn) else None
+            hypotheses += all_gather_objects(own)[: len(turn)]
         return hypotheses
 
     return search

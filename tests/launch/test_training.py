@@ -765,3 +765,18 @@ def test_the_measured_rate_is_one_that_products_reach():
     matrix @ matrix
     seconds = time.perf_counter() - began
     assert 1e8 < 2 * 512**3 / seconds < 20 * rate
+
+
+@pytest.mark.parametrize("count", ["0", "7"])
+def test_evaluations_translate_as_many_sentences_as_asked(tmp_path, train, count):
+    """Without any, the loss decides which weights are best; the end translates all lines."""
+    done = train(
+        tmp_path,
+        *f"--name few --steps 4 --eval-every 2 --bleu-sentences {count} --procs 1".split(),
+    )
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "logs" / "few"
+    evaluated = [row for row in read_metrics(run) if row["valid_loss"]]
+    assert [row["valid_bleu"] != "" for row in evaluated] == [count != "0"] * 2
+    assert len((run / "translations.txt").read_text().splitlines()) == 40
+    assert json.loads((run / "summary.json").read_text())["test_bleu"] >= 0

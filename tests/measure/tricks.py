@@ -85,7 +85,7 @@ CHANGES = {  # trick: (what is instead, how, flags)
     FP32: ("fp32", lambda: None, ["--precision", "fp32"]),
     "PyTorch's attention in fp32": (
         "written out",
-        put(fast, "F", SimpleNamespace(scaled_dot_product_attention=model.scaled_dot_product)),
+        put(fast, "fused_attention", model.scaled_dot_product),
         ["--precision", "fp32"],
     ),
     "attention written out in bf16": ("PyTorch's", put(fast, "cpu_bf16_attention", SDPA), []),

@@ -12,6 +12,7 @@ from support.common.kernels import (
     FusedCrossEntropy,
     cpu_bf16_attention,
     fast_precision,
+    fused_attention,
     keep_freed_memory,
     speed_up,
 )
@@ -25,18 +26,19 @@ def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
 # --- Attention
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize("keys", [7, 18])
-def test_pytorchs_attention_is_the_written_out_one(keys, dtype, tolerance):
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("queries, keys", [(5, 7), (5, 18), (6, 6), (1, 6)])
+def test_the_fused_attention_is_the_written_out_one(queries, keys, dtype, tolerance):
+    """With padding; where later positions are hidden; and of one position to all before."""
     torch.manual_seed(0)
     q, k, v = (
-        torch.randn(3, 4, n, 16, dtype=dtype, requires_grad=True) for n in (5, keys, keys)
+        torch.randn(3, 4, n, 16, dtype=dtype, requires_grad=True) for n in (queries, keys, keys)
     )
-    mask = torch.rand(3, 1, 5, keys) > 0.3
+    mask = torch.rand(3, 1, queries, keys) > 0.3
     mask[..., 0] = True  # every row may look at something
-    plain, fast = (
-        attend(q, k, v, mask) for attend in (scaled_dot_product, F.scaled_dot_product_attention)
-    )
+    if keys == 6:
+        mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    plain, fast = (attend(q, k, v, mask) for attend in (scaled_dot_product, fused_attention))
     torch.testing.assert_close(fast, plain, atol=tolerance, rtol=tolerance)
     gradients = [
         torch.autograd.grad(y.float().square().sum(), [q, k, v]) for y in (fast, plain)
@@ -83,7 +85,7 @@ def test_where_all_is_padding_attention_gives_equal_weights_or_none_but_no_nan(d
     nothing = torch.zeros(1, 1, 1, 4, dtype=torch.bool)
     plain = scaled_dot_product(q, v, v, nothing)
     torch.testing.assert_close(plain, v.mean(2, keepdim=True).expand_as(plain))
-    fast = F.scaled_dot_product_attention(q, v, v, nothing)
+    fast = fused_attention(q, v, v, nothing)
     assert fast.isfinite().all()
     for y in (plain, fast):
         assert not torch.autograd.grad(y.sum(), q)[0].any()
@@ -255,9 +257,7 @@ def test_which_parts_are_replaced(device, bf16):
     fused = device == "cuda" or not bf16
     for module in model.modules():
         if isinstance(module, Attention):
-            assert module.attend is (
-                F.scaled_dot_product_attention if fused else cpu_bf16_attention
-            )
+            assert module.attend is (fused_attention if fused else cpu_bf16_attention)
         if isinstance(module, nn.Dropout):
             assert isinstance(module, ByteDropout) == (device == "cpu") and module.p == 0.25
     dropouts = sum(isinstance(module, nn.Dropout) for module in model.modules())

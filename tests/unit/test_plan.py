@@ -97,7 +97,7 @@ def kept_by_autograd(step: TrainingStep, device: str = "cpu") -> int:
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast(device, torch.bfloat16, enabled=bf16),
     ):
-        model(ids, ids, ids)
+        model(ids, ids, ids, torch.arange(ids.numel()))
     return sum(sizes.values())
 
 
