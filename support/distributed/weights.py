@@ -140,7 +140,9 @@ def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
             parts.append(parameter.grad.to_local())
             copies.append(count_copies(parameter.grad))
     norms = torch.stack(torch._foreach_norm(parts)).double()
-    square = (norms.square() / torch.tensor(copies, device=norms.device)).sum()
+    # Not blocking: else the CPU would wait for a GPU in each step.
+    divisors = torch.tensor(copies).to(norms.device, non_blocking=True)
+    square = (norms.square() / divisors).sum()
     dist.all_reduce(square)
     norm = square.sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
