@@ -258,8 +258,9 @@ class Transformer(nn.Module):
         """
         memory, memory_mask = self.encode(src)
         x = self.decode(tgt_in, memory, memory_mask)  # (batch, tgt, d_model)
-        if tgt_out is None or places is None:
+        if tgt_out is None:
             return F.linear(x, self.embedding.weight).float()
+        assert places is not None, "places come with tgt_out"
         # Most of the work is in the projection: padding is left out before it. `places` comes
         # with the batch: to look for the tokens here, the CPU would have to wait for a GPU.
         x = x.flatten(0, 1).index_select(0, places)  # (tokens, d_model)

@@ -598,6 +598,8 @@ def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
             folder=tmp_path,
             rank=0,
             world_size=1,
+            data_rank=0,
+            data_size=1,
             args=SimpleNamespace(average_checkpoints=2),
             last=4,
             began=0,

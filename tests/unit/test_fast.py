@@ -26,7 +26,7 @@ def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
 # --- Attention
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("queries, keys", [(5, 7), (5, 18), (6, 6), (1, 6)])
 def test_the_fused_attention_is_the_written_out_one(queries, keys, dtype, tolerance):
     """With padding; where later positions are hidden; and of one position to all before."""
@@ -41,7 +41,7 @@ def test_the_fused_attention_is_the_written_out_one(queries, keys, dtype, tolera
     plain, fast = (attend(q, k, v, mask) for attend in (scaled_dot_product, fused_attention))
     torch.testing.assert_close(fast, plain, atol=tolerance, rtol=tolerance)
     gradients = [
-        torch.autograd.grad(y.float().square().sum(), [q, k, v]) for y in (fast, plain)
+        torch.autograd.grad(y.double().square().sum(), [q, k, v]) for y in (fast, plain)
     ]
     torch.testing.assert_close(*gradients, atol=4 * tolerance, rtol=4 * tolerance)
 
@@ -227,26 +227,28 @@ def test_a_hopeless_token_is_reported_as_it_is(loss, bf16):
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("bf16", [False, True])
 def test_a_model_is_the_same_when_it_is_fast(norm, bf16):
-    batch, found = make_batch(), []
-    for fast in (False, True):
+    def compute(is_fast: bool, bf16: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns loss, nll, and the gradients of all parameters."""
         model = make_model(norm=norm, dropout=0.0)
-        if fast:
+        if is_fast:
             assert speed_up(model, "cpu", bf16) is model
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             loss, nll = model(*batch)
         loss.backward()
-        found.append(
-            (
-                loss.detach(),
-                nll,
-                torch.cat([parameter.grad.flatten() for parameter in model.parameters()]),
-            )
-        )
-    (plain_loss, plain_nll, plain), (fast_loss, fast_nll, fast) = found
+        gradients = [parameter.grad.flatten() for parameter in model.parameters()]
+        return loss.detach(), nll, torch.cat(gradients)
+
+    batch = make_batch()
+    plain_loss, plain_nll, plain = compute(False, bf16)
+    fast_loss, fast_nll, fast = compute(True, bf16)
     tolerance = 1e-2 if bf16 else 1e-5
     torch.testing.assert_close(fast_loss, plain_loss, rtol=tolerance, atol=0)
     torch.testing.assert_close(fast_nll, plain_nll, rtol=tolerance, atol=0)
-    assert apart(fast, plain) < (0.06 if bf16 else 1e-5)
+    if bf16:  # how far both are off depends on the weights; the fast one is hardly further off
+        *_, exact = compute(False, bf16=False)
+        assert apart(fast, exact) < 1.1 * apart(plain, exact)
+    else:
+        assert apart(fast, plain) < 1e-5
 
 
 @pytest.mark.parametrize("device, bf16", [("cpu", False), ("cpu", True), ("cuda", True)])
