@@ -11,10 +11,7 @@ from conftest import SMALL, read_metrics, run_script, skip_on_windows
 skip_on_windows("torchrun asks for libuv, which PyTorch for Windows is built without")
 
 FEW = (("cpu", 2, 1), ("ddp", 2, 1), ("fsdp", 2, 2), ("tp2", 2, 1))
-MANY = (
-    *(("cpu", 4, 2), ("ddp", 3, 4), ("fsdp", 2, 4), ("fsdp", 3, 1)),
-    *(("tp1", 1, 1), ("tp1", 2, 2), ("tp2", 2, 2), ("tp2", 4, 1), ("tp4", 4, 2), ("tp2", 6, 1)),
-)
+MANY = (("cpu", 4, 2), ("ddp", 3, 4), ("fsdp", 2, 4), ("fsdp", 3, 1), ("tp2", 4, 2))
 
 
 @pytest.mark.parametrize("cases", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
@@ -42,16 +39,12 @@ def test_every_mode_gives_the_same_curve_and_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("norm, data", [("post", ""), ("pre", "kinds"), ("post", "kinds")])
-def test_split_layers_give_the_same_curve_with_both_norms_and_tasks(
-    tmp_path, corpus_flags, monkeypatch, norm, data
-):
-    """Also on eight processes. The confusion matrices of a classifier are equal."""
+def test_split_layers_of_a_classifier_give_the_same_curve(tmp_path, monkeypatch):
+    """With post-norm. The confusion matrices are equal. parity.py has all combinations."""
     monkeypatch.setattr(parity, "STEPS", 10)
-    corpus = ["--data", data] if data else corpus_flags
-    flags = [*corpus, "--norm", norm, "--batch-tokens", "512", "--warmup", "300"]
+    flags = ["--data", "kinds", "--norm", "post", "--batch-tokens", "512", "--warmup", "300"]
     one = parity.run(tmp_path, "cpu", 1, 1, *flags)
-    for case in (("tp2", 2, 2), ("tp2", 4, 1), ("tp4", 4, 2), ("tp4", 8, 1)):
+    for case in (("tp2", 2, 2), ("tp4", 4, 1)):
         loss, weights = parity.differences(one, parity.run(tmp_path, *case, *flags))
         assert loss < 1e-6 and weights < 1e-4, case
 

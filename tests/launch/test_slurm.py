@@ -23,6 +23,9 @@ MISSING = [name for name in NEEDED if not shutil.which(name, path=PATH)]
 
 FILES = sorted(path.name for path in (ROOT / "batch").glob("*.sbatch"))
 
+# Of a node: at least as many as a file for four GPUs asks for. Slurm believes the configuration.
+CPUS = max(8, os.cpu_count() or 1)
+
 CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -41,6 +44,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 MpiDefault=none
+SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=20
 SchedulerParameters=sched_interval=2,bf_interval=2
@@ -86,7 +90,7 @@ def write_slurm_config(folder: Path) -> None:
         (folder / name).mkdir()
     host = socket.gethostname().split(".")[0]
     (folder / "slurm.conf").write_text(
-        CONFIG.format(host=host, folder=folder, ports=free_ports(3), cpus=os.cpu_count())
+        CONFIG.format(host=host, folder=folder, ports=free_ports(3), cpus=CPUS)
     )
     (folder / "gres.conf").write_text(f"NodeName=n1,n2 Name=gpu File={folder}/gpu[0-3]\n")
     for number in range(4):
