@@ -23,7 +23,7 @@ MISSING = [name for name in NEEDED if not shutil.which(name, path=PATH)]
 
 FILES = sorted(path.name for path in (ROOT / "batch").glob("*.sbatch"))
 
-# Of a node: at least as many as a file for four GPUs asks for. Slurm believes the configuration.
+# Of a node: at least as many as the files for four GPUs ask for.
 CPUS = max(8, os.cpu_count() or 1)
 
 CONFIG = """
