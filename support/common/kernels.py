@@ -155,9 +155,10 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     A mask without a batch dimension is the decoder's own, which hides later positions alone.
     The kernel knows it without being given it, and leaves out the scores that it hides.
     """
-    if mask.dim() == 2:
-        is_causal = mask.shape[0] > 1  # a single position, the last, sees all
-        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+    if mask.dim() == 2 and mask.shape[0] > 1:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    if mask.dim() == 2:  # a single position, the last, sees all
+        return F.scaled_dot_product_attention(q, k, v)
     return F.scaled_dot_product_attention(q, k, v, mask)
 
 
