@@ -106,7 +106,7 @@ class Attention(nn.Module):
 
     def split_key_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, length, 2 * d_model) to keys and values, (batch, heads, length, d_head)."""
-        k, v = x.unflatten(-1, (-1, 2 * self.d_head)).chunk(2, dim=-1)
+        k, v = x.unflatten(-1, (-1, 2, self.d_head)).unbind(-2)
         return k.transpose(1, 2), v.transpose(1, 2)
 
     def forward(self, x: Tensor, source: Tensor, mask: Tensor) -> Tensor:

@@ -146,7 +146,7 @@ def own_name(path: Path, built_in: tuple[str, ...]) -> str:
     It is never one of `built_in`, which have settings of their own.
     """
     path = path.resolve()
-    name = path.name.split(".")[0]
+    name, _, _ = path.name.partition(".")
     if name in PARTS["train"]:
         name = path.parent.name or name
     if name in built_in:

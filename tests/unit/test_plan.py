@@ -490,13 +490,10 @@ def test_the_readme_shows_what_the_command_prints(capsys, monkeypatch):
 
 def test_the_lesson_says_what_is_planned(large):
     """Seconds of a step of FSDP, HSDP and TP, and which is least."""
-    text = (
-        (ROOT / "docs" / "lesson.md")
-        .read_text()
-        .split("\n## Which of the four")[1]
-        .split("\n## ")[0]
-    )
-    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| .*? \| (.+) \|$", text, re.MULTILINE)
+    lesson = (ROOT / "docs" / "lesson.md").read_text()
+    _, _, section = lesson.partition("\n## Which of the four")
+    section, _, _ = section.partition("\n## ")
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| .*? \| (.+) \|$", section, re.MULTILINE)
     assert len(rows) == 5
     for pairs, network, cells in rows:
         step = replace(large, sentences=int(pairs))
