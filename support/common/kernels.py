@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from functools import partial
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import torch
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model import Attention, Transformer
+from model import Attention, Residual, Transformer
 from support.common.errors import UserError
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -57,22 +57,31 @@ def speed_up(
     """
     # PyTorch's fused kernel; but in bf16 on a CPU it is far slower for short sentences.
     attention = cpu_bf16_attention if device == "cpu" and bf16 else fused_attention
-    for module in list(model.modules()):
+    for module in model.modules():
         if isinstance(module, Attention):
             module.attend = attention
-        if isinstance(module, nn.MaxPool2d) and device == "cpu":
-            module.register_forward_pre_hook(to_channels_last)
-        for name, child in module.named_children():
-            if isinstance(child, nn.Dropout) and device == "cpu":
-                setattr(module, name, ByteDropout(child.p).train(child.training))
     if isinstance(model, Transformer):
         model.loss = FusedCrossEntropy.apply
+    if device == "cpu":
+        replace_for_cpus(model)
+    elif bf16:
+        cast_norms(model)
     if compiled:
         compile_layers(model)
     if recompute:
         for layer in model.layers():
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     return model
+
+
+def replace_for_cpus(model: nn.Module) -> None:
+    """Replaces what is slow on a CPU alone: dropout, and max-pooling as images are stored."""
+    for module in list(model.modules()):
+        if isinstance(module, nn.MaxPool2d):
+            module.register_forward_pre_hook(to_channels_last)
+        for name, child in module.named_children():
+            if isinstance(child, nn.Dropout):
+                setattr(module, name, ByteDropout(child.p).train(child.training))
 
 
 def compile_layers(model: nn.Module) -> None:
@@ -159,7 +168,19 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     if mask.dim() == 2:  # a single position, the last, sees all
         return F.scaled_dot_product_attention(q, k, v)
+    if not torch.compiler.is_compiling():  # compiled code converts the mask as it reads it
+        mask = additive(mask, q.dtype)
     return F.scaled_dot_product_attention(q, k, v, mask)
+
+
+@lru_cache(maxsize=1)
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns what is added to the scores: 0 where `mask` is True, else minus infinity.
+
+    PyTorch would compute it in each layer; but all layers of a pass have the same mask.
+    """
+    scores = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return scores.masked_fill_(~mask, -math.inf)
 
 
 def cpu_bf16_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -179,6 +200,30 @@ def cpu_bf16_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     with torch.autocast("cpu", enabled=False):
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
         return scores.add_(bias).softmax(dim=-1) @ v
+
+
+def cast_norms(model: nn.Module) -> None:
+    """Makes norms before a sub-layer cast their output, which several matrix products read.
+
+    Autocast would cast it for each of them: a query's, a key's, and those of all layers that
+    attend to the source. On a CPU `ByteDropout` has cast it already.
+    """
+    norms: list[nn.Module] = [
+        module.norm for module in model.modules() if isinstance(module, Residual)
+    ]
+    if isinstance(model, Transformer):
+        norms.append(model.encoder_norm)
+    if model.config.norm == "pre":  # else the norm's output is what the next layers add to
+        for norm in norms:
+            norm.register_forward_hook(cast_output)
+
+
+def cast_output(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+    """A hook that casts the output of a module as autocast would cast it later."""
+    device = output.device.type
+    if torch.is_autocast_enabled(device):
+        return output.to(torch.get_autocast_dtype(device))
+    return output
 
 
 def to_channels_last(module: nn.Module, images: tuple[Tensor]) -> Tensor:
@@ -202,6 +247,8 @@ class ByteDropout(nn.Dropout):
         if torch.is_autocast_enabled("cpu"):
             x = x.to(torch.get_autocast_dtype("cpu"))
         if self.p > 0.99:  # 256 does not fit in a byte
+            return super().forward(x)
+        if torch.compiler.is_compiling():  # compiled code has random numbers of its own
             return super().forward(x)
         threshold = torch.rand(*x.shape[:-1], 1).add_(256 * self.p).to(torch.uint8)
         draws = torch.empty(x.numel() // 8 + 1, dtype=torch.int64).random_(-(2**63), None)

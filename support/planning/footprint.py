@@ -62,6 +62,9 @@ class TrainingStep:
         # rounds it on CPUs.
         rounded = self.cpu and self.config.dropout > 0
         self.residual_bytes = self.compute_bytes if rounded else FP32
+        # Of an fp32 tensor autocast makes a bf16 copy for each product that reads it. On GPUs
+        # `cast_norms` (support/common/kernels.py) makes one for all of them.
+        self.copies_for_each_product = self.cpu and self.residual_bytes != self.compute_bytes
         # On CPUs a dropout keeps the factors it multiplied by; on GPUs a mask.
         self.dropout_bytes = 0
         if self.config.dropout:
@@ -101,17 +104,14 @@ def layer_activations(step: TrainingStep, sentences: int, attentions: int) -> fl
 
     attentions: 1 in an encoder layer, 2 in a decoder layer. Norms, matrix products and
     attention keep their inputs, ReLU its result. A tensor that two of them keep is there once,
-    but autocast makes a new bf16 copy of an fp32 tensor for every product.
+    but see `copies_for_each_product`.
     """
     d = step.config.d_model
     number = step.compute_bytes
     residual = step.residual_bytes
-    if residual == number:
-        qkv_inputs = residual
-        feed_forward_input = residual
-    else:
+    qkv_inputs = number
+    if step.copies_for_each_product:  # one for the query, one for the key and value
         qkv_inputs = 2 * number
-        feed_forward_input = number
     # The norm's input, the products' inputs, q, k, v, the result, and the dropout. Of q, k, v,
     # the result and what is inside the feed-forward layers, each process has a part.
     part = number / step.tensor
@@ -122,7 +122,7 @@ def layer_activations(step: TrainingStep, sentences: int, attentions: int) -> fl
     else:  # fused attention keeps the log-sum-exp of its scores
         attention += FP32 * heads
     inside = part * step.config.d_ff
-    feed_forward = d * (residual + feed_forward_input + step.dropout_bytes) + inside
+    feed_forward = d * (residual + number + step.dropout_bytes) + inside
     return sentences * step.length * (attentions * attention + feed_forward)
 
 
@@ -143,8 +143,8 @@ def activations(step: TrainingStep, sentences: int, weight_bytes: int = FP32) ->
         kept = config.layers * (encoder_layer + decoder_layer)
     # The embeddings' dropouts, the inputs of the last two norms, and the input of the loss.
     per_number = 2 * step.dropout_bytes + 2 * step.residual_bytes + step.compute_bytes
-    if step.residual_bytes == step.compute_bytes:  # else a layer has counted its bf16 copy
-        per_number += step.residual_bytes  # the encoder's output, which the decoder attends to
+    if not step.copies_for_each_product:  # else each layer has counted its own
+        per_number += step.compute_bytes  # the encoder's output, which the decoder attends to
     kept += tokens * config.d_model * per_number
     return kept + weight_bytes * config.vocab_size * config.d_model
 

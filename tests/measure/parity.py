@@ -50,10 +50,10 @@ def write_corpus(folder: Path) -> list[str]:
     return ["--data", str(folder)]
 
 
-def command(mode: str, procs: int, *flags: str) -> list[str]:
-    """The command that starts `mode` with so many processes on the CPU.
+def command(mode: str, procs: int, *flags: str, device: str = "cpu") -> list[str]:
+    """The command that starts `mode` with so many processes.
 
-    mode: cpu, ddp, fsdp, or tpN: train_tp.py with --tensor N.
+    mode: cpu, ddp, fsdp, or tpN: train_tp.py with --tensor N. device: "cpu" or "cuda".
     """
     if mode == "cpu":
         return [sys.executable, str(ROOT / "train_cpu.py"), "--procs", str(procs), *flags]
@@ -68,7 +68,7 @@ def command(mode: str, procs: int, *flags: str) -> list[str]:
         str(ROOT / script),
         *tensor,
         "--device",
-        "cpu",
+        device,
         *flags,
     ]
 

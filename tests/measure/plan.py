@@ -66,6 +66,14 @@ def make_step(name: str, delay_ms: float = 0, recompute: bool = False) -> Traini
     )
 
 
+def shape_flags(shape: dict[str, int]) -> list[str]:
+    """Returns a model's shape as flags: --d-model 256 of {"d_model": 256}."""
+    flags = []
+    for name, value in shape.items():
+        flags += [f"--{name.replace('_', '-')}", str(value)]
+    return flags
+
+
 def run(
     name: str,
     mode: str,
@@ -78,13 +86,12 @@ def run(
 
     name: a key of SHAPES. flags: more flags of the script. environment: more variables.
     """
-    shape = []
-    for flag, value in SHAPES[name].items():
-        shape += [f"--{flag.replace('_', '-')}", str(value)]
     sizes = f"--steps {steps} --vocab-size {VOCABULARY} --max-length {LENGTH}"
     sizes += f" --batch-size {SENTENCES[name]}"
     fixed = "--benchmark --log-every 1 --precision fp32"
-    line = command(mode, processes, *fixed.split(), *sizes.split(), *shape, *flags)
+    line = command(
+        mode, processes, *fixed.split(), *sizes.split(), *shape_flags(SHAPES[name]), *flags
+    )
     if mode == "cpu" and processes == 1:
         line = ["taskset", "-c", "0", *line]  # it would have a thread for each core
     done = subprocess.run(

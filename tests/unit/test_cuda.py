@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
+import gpu
+import kernels
 import pytest
 import torch
-from conftest import ROOT, SMALL
+from conftest import ROOT, SMALL, run_script
 
 from model import ModelConfig, Transformer
 from support.classification.classifier import Classifier, ClassifierConfig
@@ -203,7 +206,8 @@ def test_out_of_memory_is_one_line():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nand more")
 
 
-def test_models_make_all_their_tensors_where_their_input_is():
+def test_models_make_all_their_tensors_where_their_input_is(monkeypatch):
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)  # "meta" has none
     shape = dict(layers=1, d_model=16, heads=2, d_ff=32)
     with torch.device("meta"):  # the other device that is everywhere
         ids = torch.ones(3, 5).long()
@@ -225,3 +229,43 @@ def test_models_make_all_their_tensors_where_their_input_is():
         translator.decode(ids, *translator.encode(ids)).is_meta
         and Decoder(translator, ids, beam=2).step(ids[:, :2]).is_meta
     )
+
+
+def test_a_step_takes_no_more_kernels_than_it_took():
+    """The numbers are those in logs/reference/gpu/README.md."""
+    passes = kernels.count(layers=6)
+    totals = [counter.lines.total() for counter in passes.values()]
+    casts = [counter.casts.total() for counter in passes.values()]
+    assert totals[0] <= 391 and totals[1] <= 515, totals
+    assert casts[0] <= 137 and casts[1] <= 164, casts
+
+
+def test_measuring_goes_on_after_a_section_that_fails(tmp_path, monkeypatch, capsys):
+    def fail(_):
+        yield "a line before"
+        raise RuntimeError("the reason")
+
+    monkeypatch.setitem(gpu.SECTIONS, "speed", fail)
+    assert not gpu.run_section("speed", gpu.Bench("cpu", True, tmp_path, tmp_path / "report"))
+    expected = "## speed\n\na line before\n\nerror: the reason\n"
+    assert (tmp_path / "report/speed.md").read_text() == expected
+    assert capsys.readouterr().out.strip() == expected.strip()
+
+
+@pytest.mark.slow
+def test_what_measures_a_gpu_runs_on_a_cpu():
+    """Some sections: all of them take minutes."""
+    names = ["memory", "profile"]
+    flags = ["--device", "cpu", "--small", "--only", ",".join(names)]
+    done = run_script("tests/measure/gpu.py", *flags, cwd=ROOT)
+    assert done.returncode == 0, done.stdout
+    assert re.findall("^## (.*)", done.stdout, re.M) == names
+    assert re.search(r"`train_ddp.py` \| fp32 \| \d+ \| \d+ \| [+-]\d+%", done.stdout)
+    assert re.search(r"cpu_op \| [1-9]\d{3}", done.stdout)
+
+
+@pytest.mark.slow
+def test_without_a_gpu_there_is_nothing_to_measure():
+    done = run_script("tests/measure/gpu.py", cwd=ROOT)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("error: --device cuda: ")

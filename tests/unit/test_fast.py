@@ -225,13 +225,15 @@ def test_a_hopeless_token_is_reported_as_it_is(loss, bf16):
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("bf16", [False, True])
-def test_a_model_is_the_same_when_it_is_fast(norm, bf16):
+@pytest.mark.parametrize("device, bf16", [("cpu", False), ("cpu", True), ("cuda", True)])
+def test_a_model_is_the_same_when_it_is_fast(norm, device, bf16):
+    """Also what is made for a GPU, here on a CPU."""
+
     def compute(is_fast: bool, bf16: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns loss, nll, and the gradients of all parameters."""
         model = make_model(norm=norm, dropout=0.0)
         if is_fast:
-            assert speed_up(model, "cpu", bf16) is model
+            assert speed_up(model, device, bf16) is model
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             loss, nll = model(*batch)
         loss.backward()

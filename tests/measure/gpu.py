@@ -1,0 +1,353 @@
+"""Checks and measures on one GPU what can only be seen there: Markdown tables, ten minutes.
+
+    python tests/measure/gpu.py                        # all sections
+    python tests/measure/gpu.py --only speed,memory    # some of them
+    python tests/measure/gpu.py --write                # keeps them in logs/reference/gpu/
+    python tests/measure/gpu.py --device cpu --small   # does it work? two minutes on two cores
+
+| section | shows |
+| --- | --- |
+| correctness | losses and norms of each step are those of train_cpu.py on the CPU |
+| resume | an interrupted run ends with the weights of an undisturbed one, bit for bit |
+| speed | tokens a second and MFU in three sizes, with and without --compile |
+| decoding | sentences a second of translate.py on the GPU and on the CPU |
+| memory | the peak, beside the formula of support/planning/footprint.py |
+| profile | what a step calls; --write keeps its pictures |
+
+A section that fails prints its error, and the next one follows; the exit status is then 1.
+"""
+
+import csv
+import gzip
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from string import ascii_lowercase
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+import parity
+import plan
+import torch
+
+from model import ModelConfig
+from support.common.errors import UserError, make_parser, run_main
+from support.common.hardware import device_name, find_device
+from support.corpora import phrasebook
+from support.planning.estimate import HARDWARE, Estimate
+from support.planning.footprint import TrainingStep
+from support.planning.measure import base_memory
+
+DEFAULT = {"layers": 3, "d_model": 256, "heads": 4, "d_ff": 1024}
+SIZES = {  # with a vocabulary of 8,000 or 30,000: 13, 59 and 207 million parameters
+    "default": DEFAULT | {"vocab_size": 8000},
+    "base": {"layers": 6, "d_model": 512, "heads": 8, "d_ff": 2048, "vocab_size": 30_000},
+    "large": {"layers": 6, "d_model": 1024, "heads": 16, "d_ff": 4096, "vocab_size": 30_000},
+}
+TINY = {"layers": 1, "d_model": 64, "heads": 2, "d_ff": 128, "vocab_size": 1000}
+SHORT = ["--max-length", "24"]  # an untrained model translates until there
+LOSS_LIMIT = 1e-4  # relative differences of a step in fp32 that rounding explains
+NORM_LIMIT = 1e-3
+MIB = 2**20
+
+
+@dataclass
+class Bench:
+    """What the sections have in common."""
+
+    device: str  # "cuda", or "cpu" for trying this script
+    small: bool  # tiny models and few steps
+    folder: Path  # where the scripts run, and write logs/
+    pictures: Path | None = None  # where plots are kept
+
+    def train(self, mode: str, *flags: str, device: str = "") -> str:
+        """Runs train_MODE.py in one process, and returns what it prints.
+
+        mode: as in parity.command. Raises RuntimeError.
+        """
+        device = device or self.device
+        return self.run(parity.command(mode, 1, *flags, device=device))
+
+    def run(self, command: list[str]) -> str:
+        """Runs a command in the folder, and returns what it prints. Raises RuntimeError."""
+        done = subprocess.run(
+            command, cwd=self.folder, capture_output=True, text=True, timeout=600
+        )
+        if done.returncode:
+            errors = re.findall(r"^.*(?:Error|error|Unsupported): .*", done.stderr, re.M)
+            raise RuntimeError("\n".join([" ".join(command), *errors[:3]]))
+        return done.stdout
+
+    def metrics(self, name: str, column: str) -> list[float]:
+        """Returns a column of the run's metrics.csv."""
+        with open(self.folder / "logs" / name / "metrics.csv", newline="") as file:
+            return [float(row[column]) for row in csv.DictReader(file)]
+
+
+def row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def header(*titles: str) -> str:
+    return f"{row(*titles)}\n{row(*['---'] * len(titles))}"
+
+
+# --- The sections: each yields the lines of its report, and raises RuntimeError if it fails ---
+
+
+def correctness(bench: Bench) -> Iterator[str]:
+    """Compares each script with train_cpu.py on the CPU, step by step, from the same seed."""
+    steps = 5 if bench.small else 40
+    flags = [*parity.FLAGS, *parity.write_corpus(bench.folder), "--steps", str(steps)]
+    flags += [*SHORT] if bench.small else [*plan.shape_flags(DEFAULT), "--batch-tokens", "4096"]
+    bench.train("cpu", "--name", "cpu", *flags, device="cpu")
+    yield f"{steps} steps without dropout. Largest relative difference of a step:\n"
+    yield header("script", "precision", "train_loss", "grad_norm")
+    too_far = []
+    precisions = ["fp32"] if bench.small else ["fp32", "bf16"]
+    for precision, mode in product(precisions, ("ddp", "fsdp", "tp1")):
+        name = f"{mode}-{precision}"
+        bench.train(mode, "--name", name, *flags, "--precision", precision)
+        loss = largest_difference(bench, name, "train_loss")
+        norm = largest_difference(bench, name, "grad_norm")
+        yield row(f"`{parity.title(mode)}`", precision, f"{loss:.1e}", f"{norm:.1e}")
+        if precision == "fp32" and not (loss < LOSS_LIMIT and norm < NORM_LIMIT):
+            too_far.append(parity.title(mode))
+    if too_far:
+        raise RuntimeError(
+            f"{', '.join(too_far)}: more than {LOSS_LIMIT} (loss) or {NORM_LIMIT} (norm) apart"
+        )
+
+
+def largest_difference(bench: Bench, name: str, column: str) -> float:
+    """Returns the largest relative difference of a column from that of train_cpu.py."""
+    expected = bench.metrics("cpu", column)
+    found = bench.metrics(name, column)
+    return max(abs(a / b - 1) for a, b in zip(found, expected, strict=True))
+
+
+def resume(bench: Bench) -> Iterator[str]:
+    """Compares an interrupted run with an undisturbed one, and this one with another."""
+    whole, part = (6, 2) if bench.small else (40, 15)
+    flags = [*parity.FLAGS, *parity.write_corpus(bench.folder), "--dropout", "0.1"]
+    flags += ["--precision", "auto", *SHORT]
+    for name in ("whole", "again"):
+        bench.train("ddp", "--name", name, *flags, "--steps", str(whole))
+    bench.train("ddp", "--name", "parts", *flags, "--steps", str(part))
+    bench.train("ddp", "--resume", "logs/parts", "--steps", str(whole))
+    yield f"Largest difference of a weight or moment after {whole} steps from another run:\n"
+    yield header("run", "difference")
+    titles = {"again": "undisturbed", "parts": f"interrupted after step {part}"}
+    differences = {name: state_difference(bench, name) for name in titles}
+    for name, title in titles.items():
+        yield row(title, f"{differences[name]:.1e}")
+    if differences["again"]:
+        raise RuntimeError("two undisturbed runs differ: a kernel does not add up in order")
+    if differences["parts"]:
+        raise RuntimeError("the interrupted run differs")
+
+
+def state_difference(bench: Bench, name: str) -> float:
+    """Returns the largest difference of the last checkpoint from that of the run `whole`."""
+    states = []
+    for run in ("whole", name):
+        saved = torch.load(bench.folder / "logs" / run / "last.pt", weights_only=True)
+        moments = saved["optimizer"]["state"].values()
+        tensors = [value for state in moments for value in state.values()]
+        states.append([*saved["model"].values(), *tensors])
+    return max(float((a - b).abs().max()) for a, b in zip(*states, strict=True))
+
+
+def speed(bench: Bench) -> Iterator[str]:
+    """Times steps of each size, with and without --compile."""
+    sizes = {"tiny": TINY} if bench.small else SIZES
+    batches = (256,) if bench.small else (4096, 25_000)
+    steps = "--steps 8 --log-every 1" if bench.small else "--steps 60 --log-every 3"
+    corpus = write_words(bench.folder, pairs=300 if bench.small else 60_000)
+    yield header(
+        "size", "parameters", "tokens a side", "--compile", "tokens/s", "MFU", "peak, MiB"
+    )
+    failures = []
+    for (name, shape), compiled, tokens in product(sizes.items(), (False, True), batches):
+        flags = [*corpus, *plan.shape_flags(shape), "--batch-tokens", str(tokens)]
+        flags += ["--benchmark", *steps.split(), *["--compile"] * compiled]
+        parameters = TrainingStep(ModelConfig(**shape), 1, 1).parameters
+        setup = (name, f"{parameters / 1e6:.1f} M", f"{tokens:,}", "yes" if compiled else "no")
+        try:
+            printed = bench.train("ddp", *flags)
+        except (RuntimeError, subprocess.TimeoutExpired) as problem:
+            failures.append(str(problem))
+            yield row(*setup, "failed", "", "")
+            continue
+        numbers = re.search(r"([\d,]+) source.*MFU (\S+) of.* at most ([\d,]+) MiB", printed)
+        yield row(*setup, *numbers.groups())
+    if failures:
+        raise RuntimeError("\n".join(failures))
+
+
+def write_words(folder: Path, pairs: int) -> list[str]:
+    """Writes pairs of 8 to 50 words, each word a token of a large vocabulary; returns flags."""
+    generator = random.Random(0)
+    words = ["".join(generator.choices(ascii_lowercase, k=4)) for _ in range(30_000)]
+    corpus = folder / "words"
+    corpus.mkdir()
+    for part, count in (("train", pairs), ("valid", 20)):
+        lengths = [generator.randint(8, 50) for _ in range(count)]
+        for side in ("de", "en"):
+            lines = [" ".join(generator.choices(words, k=length)) + "\n" for length in lengths]
+            (corpus / f"{part}.{side}").write_text("".join(lines))
+    return ["--data", str(corpus)]
+
+
+def decoding(bench: Bench) -> Iterator[str]:
+    """Scores a translator on the GPU and on the CPU, greedy and with a beam."""
+    steps, sentences = (20, 20) if bench.small else (1500, 5000)
+    flags = f"--name decoding --steps {steps} --eval-every {steps} --bleu-sentences 0"
+    flags += " --average-checkpoints 1"
+    shape = [*plan.shape_flags(TINY), *SHORT] if bench.small else []
+    bench.train("ddp", *flags.split(), *shape)
+    pairs = phrasebook.pairs("train")[:sentences]
+    files = []
+    for side, texts in zip(("de", "en"), zip(*pairs)):
+        files.append(str(bench.folder / f"score.{side}"))
+        Path(files[-1]).write_text("".join(text + "\n" for text in texts), encoding="utf-8")
+    yield f"{sentences:,} sentences of the phrasebook:\n"
+    yield header("device", "precision", "beam", "BLEU", "sentences/s")
+    setups = [("cpu", "fp32")]
+    if bench.device == "cuda":
+        setups = [("cuda", "bf16"), ("cuda", "fp32"), *setups]
+    for (device, precision), beam in product(setups, ("1", "4")):
+        command = [sys.executable, str(ROOT / "translate.py"), "--score", *files]
+        command += ["--checkpoint", "logs/decoding", "--device", device]
+        command += ["--precision", precision, "--beam", beam]
+        printed = bench.run(command)
+        bleu, rate = re.search(r"BLEU (\S+).*, ([\d,]+) sentences/s", printed, re.S).groups()
+        yield row(device, precision, beam, bleu, rate)
+
+
+def memory(bench: Bench) -> Iterator[str]:
+    """Compares the peak memory of a step with the formula."""
+    name, sentences = ("speed", 8) if bench.small else ("memory", 256)
+    shape = plan.SHAPES[name]
+    flags = [*plan.write_corpus(bench.folder), *plan.shape_flags(shape)]
+    flags += ["--vocab-size", str(plan.VOCABULARY), "--max-length", str(plan.LENGTH)]
+    flags += ["--batch-size", str(sentences), "--benchmark"]
+    flags += ["--steps", "4", "--log-every", "1"]
+    hardware = HARDWARE["h100"]
+    if bench.device == "cpu":
+        hardware = replace(HARDWARE["cpu"], base_memory=base_memory())
+    config = ModelConfig(plan.VOCABULARY, **shape, max_length=plan.LENGTH)
+    yield f"{sentences} pairs of {plan.LENGTH} tokens a side in a step:\n"
+    yield header("script", "precision", "predicted, MiB", "measured, MiB", "off by")
+    cases = list(product(("ddp", "fsdp"), ("bf16", "fp32"), (False, True)))
+    if bench.small:
+        cases = [("ddp", "fp32", False)]
+    for mode, precision, recompute in cases:
+        step = TrainingStep(config, sentences, plan.LENGTH, precision, recompute)
+        step = replace(step, cpu=bench.device == "cpu")
+        predicted = Estimate(step, hardware, mode, 1, 1, 1).peak_memory / MIB
+        more = ["--precision", precision, *["--recompute"] * recompute]
+        printed = bench.train(mode, *flags, *more)
+        measured = float(re.search(r"at most ([\d,]+) MiB", printed)[1].replace(",", ""))
+        script = f"`train_{mode}.py{' --recompute' * recompute}`"
+        off_by = plan.off_by(predicted, measured)
+        yield row(script, precision, f"{predicted:,.0f}", f"{measured:,.0f}", off_by)
+
+
+def profile(bench: Bench) -> Iterator[str]:
+    """Counts what three recorded steps call, and keeps the pictures."""
+    shape = TINY if bench.small else SIZES["base"]
+    flags = [*parity.write_corpus(bench.folder), *plan.shape_flags(shape)]
+    flags += ["--name", "profile", "--profile", "--steps", "12", *SHORT]
+    bench.train("ddp", *flags)
+    run = bench.folder / "logs" / "profile"
+    with gzip.open(run / "trace-rank0.json.gz", "rt") as file:
+        events = json.load(file)["traceEvents"]
+    kinds = Counter(event["cat"] for event in events if "cat" in event)
+    calls = Counter(event["name"] for event in events if event.get("cat") == "cuda_runtime")
+    yield header("in three steps", "number")
+    for kind in ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset"):
+        yield row(kind, str(kinds[kind]))
+    for call, number in calls.most_common():
+        yield row(f"`{call}`", str(number))
+    if bench.pictures:
+        bench.pictures.mkdir(parents=True, exist_ok=True)
+        for name in ("step.png", "memory.png"):
+            shutil.copy(run / name, bench.pictures)
+        yield "\n![a step](step.png)\n![its memory](memory.png)"
+
+
+SECTIONS: dict[str, Callable[[Bench], Iterator[str]]] = {
+    "correctness": correctness,
+    "resume": resume,
+    "speed": speed,
+    "decoding": decoding,
+    "memory": memory,
+    "profile": profile,
+}
+
+
+# --- The command line -------------------------------------------------------------------------
+
+
+def run_section(name: str, bench: Bench) -> bool:
+    """Prints a section, and returns whether it went well; --write keeps it in NAME.md."""
+    lines = [f"\n## {name}\n"]
+    print(lines[0], flush=True)
+    well = True
+    try:
+        for line in SECTIONS[name](bench):
+            print(line, flush=True)
+            lines.append(line)
+    except Exception as problem:  # whatever it is, the other sections are still to come
+        well = False
+        lines.append(f"\nerror: {problem}")
+        print(lines[-1], flush=True)
+    if bench.pictures:
+        bench.pictures.mkdir(parents=True, exist_ok=True)
+        text = "\n".join(lines).lstrip() + "\n"
+        (bench.pictures / f"{name}.md").write_text(text, encoding="utf-8")
+    return well
+
+
+def main() -> None:
+    parser = make_parser(__doc__, "")
+    add = parser.add_argument
+    add("--only", metavar="NAMES", default=",".join(SECTIONS), help="sections, with commas")
+    add("--write", action="store_true", help="keep the tables in logs/reference/gpu/")
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--small", action="store_true", help="tiny models and few steps")
+    args = parser.parse_args()
+    names = args.only.split(",")
+    if unknown := set(names) - set(SECTIONS):
+        raise UserError(f"--only {args.only}: there is no {min(unknown)} in {list(SECTIONS)}")
+    find_device(args.device)
+    machine = device_name(args.device)
+    pictures = None
+    if args.write:
+        slug = re.sub(r"\W+", "-", machine).strip("-").lower()
+        pictures = ROOT / "logs" / "reference" / "gpu" / slug
+    print(f"# {machine}, PyTorch {torch.__version__}", flush=True)
+    failed = []
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            bench = Bench(args.device, args.small, Path(folder), pictures)
+            if not run_section(name, bench):
+                failed.append(name)
+    if failed:
+        print(f"\nfailed: {', '.join(failed)}")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run_main(main)
