@@ -54,8 +54,9 @@ def source_line() -> str:
     calls = traceback.format_stack()
     if node is not None:  # in a backward pass
         calls = node.metadata.get("traceback_", [])  # of the forward pass
+    pattern = rf'File "{ROOT}/(model.py|support/.*)", line .*\n *(.*?)(?:  #.*)?\n'
     for call in reversed(calls):
-        place = re.search(rf'File "{ROOT}/(model.py|support/.*)", .*\n\s*(.*?)(?:  #.*)?\n', call)
+        place = re.search(pattern, call)
         if place:
             return "{}: {}".format(*place.groups())
     return OTHER_LINES
