@@ -72,10 +72,15 @@ def run(train: Train, rank: int, world_size: int, store: dist.Store, args) -> No
         from support.distributed.delay import delayed_exchanges
 
         delay = delayed_exchanges(args.delay_ms / 1000)
+    watched: AbstractContextManager = nullcontext()
+    if args.device == "cuda" and world_size > 1:
+        from support.distributed.liveness import ended_with_others
+
+        watched = ended_with_others(store, rank, world_size)
     Signals.parent = os.getppid()
     Signals.handle(signal.SIG_DFL)
     unblock_signals()  # `spawn` has blocked them until here
-    with name_lost_processes(store, rank, world_size), name_full_gpu(rank), delay:
+    with name_lost_processes(store, rank, world_size), name_full_gpu(rank), watched, delay:
         if args.minutes and not args.saved:
             from support.distributed.trial import settle_length
 

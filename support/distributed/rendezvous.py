@@ -276,18 +276,23 @@ def check_interface() -> None:
             )
 
 
+def own_address(address: str) -> str | None:
+    """Returns the address of this machine from which it reaches `address`, or None."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 1))  # a datagram socket: nothing is sent
+            return probe.getsockname()[0]
+    except OSError:
+        return None
+
+
 def interface_to(address: str) -> str | None:
     """Returns the network interface through which this machine reaches `address`, or None.
 
     Gloo would use the interface of this machine's hostname, which often is loopback.
     """
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 1))  # a datagram socket: nothing is sent
-            own_address = probe.getsockname()[0]
-    except OSError:
-        return None
+    own = own_address(address)
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == own_address for each in addresses):
+        if own and any(each.address == own for each in addresses):
             return name
     return None

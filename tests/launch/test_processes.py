@@ -2,6 +2,8 @@
 
 import signal
 import socket
+import subprocess
+import sys
 import time
 from argparse import Namespace
 from datetime import timedelta
@@ -10,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from conftest import skip_on_windows
+from conftest import ROOT, skip_on_windows
 
 from support.common import run_folder
 from support.common.errors import UserError
@@ -211,3 +213,55 @@ def test_a_process_that_has_not_started_is_named(rank, missing):
         match=rf"^process {missing} of 2 has not started within 1 seconds \(--timeout\)$",
     ):
         restart_store(store, rank, 2, timeout=1)
+
+
+WAITING = """
+import ctypes
+import sys
+from datetime import timedelta
+
+from support.distributed import liveness
+from support.distributed.rendezvous import connect
+from support.distributed.signals import Signals
+
+liveness.GRACE = liveness.PERIOD = 0.2
+store = connect(int(sys.argv[1]), timedelta(seconds=60))
+Signals.handle(Signals.note)
+with liveness.ended_with_others(store, 0, 2):
+    store.set("waiting", "")
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    for _ in range(2):  # the second time never ends, as little as a wait for a lost GPU
+        libc.pthread_mutex_lock(mutex)
+"""
+
+
+@pytest.mark.parametrize("fate", ["alive", "left", "died"])
+def test_who_waits_for_the_dead_in_code_of_c_ends_by_a_signal(monkeypatch, fate):
+    store = rendezvous.store_on_loopback()
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    waiting = subprocess.Popen(
+        [sys.executable, "-c", WAITING, str(store.port)],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        rendezvous.wait_for(store, "waiting")
+        with socket.create_server(("127.0.0.1", 0)) as door:  # rank 1 is this process
+            store.set("door/1", f"127.0.0.1 {door.getsockname()[1]}")
+            waiting.send_signal(signal.SIGTERM)
+            with pytest.raises(subprocess.TimeoutExpired):
+                waiting.wait(1)
+            if fate == "left":
+                store.set("left/1", "")
+            if fate != "alive":
+                door.close()
+            if fate == "died":
+                assert "error: process 1 of 2 has died" in waiting.communicate(timeout=20)[1]
+                assert waiting.returncode == 1
+                return
+            with pytest.raises(subprocess.TimeoutExpired):
+                waiting.wait(1)
+    finally:
+        waiting.kill()
+        waiting.communicate()

@@ -144,33 +144,33 @@ def compare_speed(
             )
 
 
-def compare_memory(flags: list[str], modes: list[str], counts: list[int]) -> None:
+def compare_memory(
+    flags: list[str], modes: list[str], counts: list[int], with_glibc: bool
+) -> None:
     """Prints a row for each mode and number of processes.
 
-    The last column is with glibc's own settings, by which it keeps what was freed.
+    with_glibc: add a column with glibc's own settings, by which it keeps what was freed.
     """
-    print_header(
-        "script",
-        "processes",
-        "memory predicted, MiB",
-        "measured, MiB",
-        "off by",
-        "with glibc's own settings, MiB",
-    )
+    titles = ["script", "processes", "memory predicted, MiB", "measured, MiB", "off by"]
+    if with_glibc:
+        titles.append("with glibc's own settings, MiB")
+    print_header(*titles)
     hardware = base_hardware()
     for processes, mode in product(counts, modes):
         estimate = Estimate(make_step("memory"), hardware, mode, 1, processes, 1)
         predicted = estimate.peak_memory / MIB
         _, mib = run("memory", mode, processes, 4, flags, GIVE_BACK)
-        _, usual = run("memory", mode, processes, 4, flags)
-        print_row(
+        cells = [
             f"train_{mode}.py",
             str(processes),
             f"{predicted:,.0f}",
             f"{mib:,.0f}",
             off_by(predicted, mib),
-            f"{usual:,.0f}",
-        )
+        ]
+        if with_glibc:
+            _, usual = run("memory", mode, processes, 4, flags)
+            cells.append(f"{usual:,.0f}")
+        print_row(*cells)
 
 
 def compare_large(flags: list[str], modes: list[str], counts: list[int]) -> None:
@@ -213,10 +213,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", choices=("speed", "memory", "large"))
-    parser.add_argument("--modes", default="cpu,ddp,fsdp")
+    parser.add_argument("--modes", default="cpu,ddp,fsdp,tp")
     parser.add_argument("--processes", default="1,2,4")
     parser.add_argument("--delays", default="0,10,50,100", help="milliseconds")
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument(
+        "--skip-glibc", action="store_true", help="leave out memory with glibc's own settings"
+    )
     args = parser.parse_args()
     modes = args.modes.split(",")
     counts = [int(number) for number in args.processes.split(",")]
@@ -229,7 +232,7 @@ def main() -> None:
             compare_speed(flags, modes, counts, delays, args.steps)
             print()
         if args.only in (None, "memory"):
-            compare_memory(flags, modes, counts)
+            compare_memory(flags, modes, counts, not args.skip_glibc)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
 
 The modes are train_cpu.py and train_fsdp.py on three processes; train_ddp.py on two (on three,
 DDP adds up in another order in the first step after a restart than later, which changes the
-last bit); "nodes", train_ddp.py under two torchrun without a common folder; and, if asked for,
-"fsdp-nodes", the same with train_fsdp.py.
+last bit); train_tp.py on two, which share each layer; "nodes", train_ddp.py under two torchrun
+without a common folder; and, if asked for, "fsdp-nodes", the same with train_fsdp.py.
 
 Each mode trains one run without an end. At random moments one of KINDS happens, and what has
 ended is started again with the same command. When the time is over, the run trains to its last
@@ -47,7 +47,7 @@ from test_torchrun import rank_of
 
 from support.common.hardware import available_cores, device_name
 
-PROCS = {"cpu": 3, "ddp": 2, "fsdp": 3, "nodes": 2, "fsdp-nodes": 2}
+PROCS = {"cpu": 3, "ddp": 2, "fsdp": 3, "tp": 2, "nodes": 2, "fsdp-nodes": 2}
 TIMEOUT, PATIENCE, EVERY = 20, 180, 50  # seconds, seconds, steps
 FLAGS = [
     "--data",
@@ -578,7 +578,9 @@ def main() -> None:
         "--minutes", type=float, default=60, help="of disturbance, shared among the modes [60]"
     )
     parser.add_argument(
-        "--modes", default="cpu,ddp,fsdp,nodes", help="separated by commas [cpu,ddp,fsdp,nodes]"
+        "--modes",
+        default="cpu,ddp,fsdp,tp,nodes",
+        help="separated by commas [cpu,ddp,fsdp,tp,nodes]",
     )
     parser.add_argument(
         "--kinds", default="", help="a pattern: only what it matches happens [all]"

@@ -1,0 +1,99 @@
+"""Ends a process that waits on its GPU for an exchange with one that has died.
+
+When a process dies, torchrun sends SIGTERM to the others. Python runs the handler of a signal
+in the main thread, between two of its instructions. A main thread that waits inside CUDA for an
+exchange that will never end does not come to its next instruction: torchrun would wait for its
+whole --shutdown-timeout before it kills the process.
+
+The part of Python's handler that is written in C always runs. It writes a byte to a socket, on
+which a thread of `ended_with_others` waits.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import torch.distributed as dist
+
+from support.distributed.rendezvous import own_address
+
+GRACE = 5  # seconds in which the main thread can notice by itself, as it does with Gloo
+PATIENCE = 5  # seconds in which a living node answers
+PERIOD = 1  # seconds between two checks
+
+
+@contextmanager
+def ended_with_others(store: dist.Store, rank: int, world_size: int) -> Iterator[None]:
+    """Ends this process at once if, in the block, it gets a signal and another one has died.
+
+    store: one that no process of the run keeps, and that all of them reach.
+    """
+    address = own_address(os.environ["MASTER_ADDR"])
+    if address is None:
+        yield
+        return
+    # The system answers for a process as long as it lives, also while the process stands still.
+    with socket.create_server((address, 0), backlog=world_size) as door:
+        store.set(f"door/{rank}", f"{address} {door.getsockname()[1]}")
+        ours, handlers = socket.socketpair()
+        handlers.setblocking(False)
+        signal.set_wakeup_fd(handlers.fileno(), warn_on_full_buffer=False)
+        watcher = threading.Thread(
+            target=watch, args=(ours, store, rank, world_size), daemon=True
+        )
+        watcher.start()
+        try:
+            yield
+            with suppress(dist.DistError):  # torchrun has ended
+                store.set(f"left/{rank}", "")  # this process ends, but has not died
+        finally:
+            signal.set_wakeup_fd(-1)
+            handlers.close()  # ends the thread
+            watcher.join(PATIENCE)
+
+
+def watch(ours: socket.socket, store: dist.Store, rank: int, world_size: int) -> None:
+    """Waits for a signal; from then on, looks whether the other processes live."""
+    with ours:
+        if not ours.recv(1):  # the other end is closed
+            return
+        ours.settimeout(GRACE)
+        while True:
+            try:
+                if not ours.recv(1):
+                    return
+            except TimeoutError:
+                lost = [
+                    other
+                    for other in range(world_size)
+                    if other != rank and has_died(store, other)
+                ]
+                if lost:
+                    end_at_once(lost, world_size)
+            ours.settimeout(PERIOD)
+
+
+def has_died(store: dist.Store, rank: int) -> bool:
+    """Returns whether a process has ended without having left the block."""
+    try:
+        if store.check([f"left/{rank}"]) or not store.check([f"door/{rank}"]):
+            return False
+        address, port = store.get(f"door/{rank}").decode().split()
+        socket.create_connection((address, int(port)), timeout=PATIENCE).close()
+    except (OSError, dist.DistError):  # nobody answers, or the store has died with rank 0
+        return True
+    return False
+
+
+def end_at_once(lost: list[int], world_size: int) -> None:
+    """Ends this process without its main thread, which does not answer."""
+    print(
+        f"error: process {', '.join(map(str, lost))} of {world_size} has died",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
