@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import shutil
+import time
 import unicodedata
 import uuid
 import zlib
@@ -432,6 +433,7 @@ class Batches:
         self.block_starts = np.cumsum([0, *steps_of_blocks])  # the first step of each block
         self.executor = ThreadPoolExecutor(max_workers=1)
         self.prefetched: dict[tuple[int, int], Future] = {}  # by step and shard
+        self.seconds_waited = 0.0  # for shards, until the caller sets it to 0
 
     def __len__(self) -> int:
         """Returns the number of steps in an epoch: the same in each, as lengths decide it."""
@@ -464,16 +466,24 @@ class Batches:
         widths. For a GPU, the same shard of the next step is made meanwhile, in a thread, and
         the copy to the GPU does not wait for what the GPU is computing.
         """
-        if device.type != "cuda":
-            return self.make_shard(step, shard, num_shards)
+        start = time.perf_counter()
+        if device.type == "cuda":
+            batch = self.prefetch_shard(step, shard, num_shards)
+        else:
+            batch = self.make_shard(step, shard, num_shards)
+        self.seconds_waited += time.perf_counter() - start
+        return tuple(tensor.to(device, non_blocking=True) for tensor in batch)
+
+    def prefetch_shard(
+        self, step: int, shard: int, num_shards: int
+    ) -> tuple[torch.Tensor, ...]:
+        """Returns a shard in pinned memory, and has a thread make that of the next step."""
         prefetched = self.prefetched.pop((step, shard), None)
         following = self.executor.submit(self.make_shard, step + 1, shard, num_shards, True)
         self.prefetched[step + 1, shard] = following
         if prefetched is None:
-            batch = self.make_shard(step, shard, num_shards, pin_memory=True)
-        else:
-            batch = prefetched.result()
-        return tuple(tensor.to(device, non_blocking=True) for tensor in batch)
+            return self.make_shard(step, shard, num_shards, pin_memory=True)
+        return prefetched.result()
 
     def make_shard(
         self, step: int, shard: int, num_shards: int, pin_memory: bool = False

@@ -190,12 +190,15 @@ def read_metrics(run) -> list[dict]:
         return list(csv.DictReader(file))
 
 
-TIMED = {"seconds", "tokens_per_second", "mfu"}  # columns that differ between equal runs
+# Columns that differ between equal runs.
+MEASURED = {"seconds", "tokens_per_second", "mfu", "step_ms", "data_ms", "memory_mib"}
 
 
 def mathematics(rows):
-    """The rows without the columns that a clock has measured."""
-    return [{name: value for name, value in row.items() if name not in TIMED} for row in rows]
+    """The rows without the columns of measured times and memory."""
+    return [
+        {name: value for name, value in row.items() if name not in MEASURED} for row in rows
+    ]
 
 
 def write_runs(folder, checkpoint: dict, kinds: dict) -> None:

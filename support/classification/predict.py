@@ -51,10 +51,11 @@ def predict_logits(
     for first in range(0, len(examples), batch_size):
         rows = order[first : first + batch_size]
         if saved["transform"]:
-            x = normalize(np.stack([examples[row] for row in rows]), transform)
+            pixels = torch.from_numpy(np.stack([examples[row] for row in rows]))
+            x = normalize(pixels.to(device), transform)
         else:
-            x = pad([ids[row] for row in rows], model.config.pad)
-        logits[torch.from_numpy(rows)] = model(x.to(device)).cpu()
+            x = pad([ids[row] for row in rows], model.config.pad).to(device)
+        logits[torch.from_numpy(rows)] = model(x).cpu()
     return logits, num_cut
 
 

@@ -22,6 +22,7 @@ from support.classification.examples import (
     Images,
     Texts,
     class_weights,
+    normalize,
     prepare,
     read_tokenizer,
 )
@@ -246,6 +247,8 @@ class Classification:
             has_batch = first + rank < len(batches)
             rows = batches[first + rank] if has_batch else np.arange(0)
             x, label, _ = (tensor.to(device) for tensor in examples.batch(rows))
+            if self.transform:
+                x = normalize(x, self.transform)
             is_bf16 = self.args.precision == "bf16"
             with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
                 log_p = model(x).log_softmax(-1)

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import TypeVar
 
@@ -93,7 +94,37 @@ def compile_layers(model: nn.Module) -> None:
     # A size of 1 has a graph of its own, as have evaluations: more than the 8 allowed.
     torch._dynamo.config.recompile_limit = 64
     for layer in model.layers():
-        layer.forward = torch.compile(layer.forward, fullgraph=True, dynamic=True)
+        for module in layer.modules():
+            if isinstance(module, nn.Linear):
+                module.__class__ = FlatLinear
+        compiled = torch.compile(layer.forward, fullgraph=True)
+        layer.forward = partial(call_with_any_shape, compiled)
+
+
+class FlatLinear(nn.Linear):
+    """The same as nn.Linear, which sees its input as a matrix.
+
+    PyTorch 2.13 cannot compile a linear layer that train_tp.py has split if its input has more
+    dimensions, of sizes that vary.
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = super().__call__(x.flatten(0, -2))
+        return y.unflatten(0, x.shape[:-1])
+
+
+def call_with_any_shape(layer: Callable, x: Tensor, *others: Tensor) -> Tensor:
+    """Calls a compiled layer, whose graph is to serve for other batches and lengths, too.
+
+    With torch.compile's own `dynamic=True`, the sizes of the weights would count as unknown,
+    and those of train_tp.py could not be compiled.
+    """
+    d_model = x.shape[-1]
+    for tensor in (x, *others):
+        for dimension, size in enumerate(tensor.shape):
+            if size not in (1, d_model):
+                torch._dynamo.maybe_mark_dynamic(tensor, dimension)
+    return layer(x, *others)
 
 
 def fast_precision(device: str) -> str:

@@ -256,11 +256,6 @@ def settle(args: Settings, defaults: dict[str, Any]) -> None:
 def settle_mesh(args: Settings) -> None:
     """Settles --tensor. Raises UserError if the processes do not make whole rows of a mesh."""
     if isinstance(args, TpSettings):
-        if args.compile:
-            raise UserError(
-                "--compile: torch.compile cannot compile layers that are split, if the lengths "
-                "of sentences differ; drop it, or use train_fsdp.py"
-            )
         args.tensor = args.tensor or number_in_environment("LOCAL_WORLD_SIZE", 1)
     for name in ("replicas", "tensor"):
         number = getattr(args, name, 1)

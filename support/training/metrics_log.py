@@ -24,6 +24,10 @@ COLUMNS = [
     "grad_norm",
     "tokens_per_second",
     "mfu",
+    "step_ms",  # milliseconds of a step, and of those in which rank 0 waited for its batch
+    "data_ms",
+    "memory_mib",  # the peak of rank 0: PyTorch's tensors on a GPU, or the whole process
+    "reserved_mib",  # what PyTorch has taken of the GPU for its tensors; 0 on a CPU
     "valid_loss",
 ]  # the metrics of the task follow
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from support.common import checkpoint
 from support.common.errors import UserError
-from support.common.hardware import device_name, peak_memory
+from support.common.hardware import device_name, peak_memory, peak_reserved
 from support.common.run_folder import lock_folder
 from support.common.streams import ignore_lost_stdout
 from support.distributed import weights
@@ -221,7 +221,8 @@ class Run:
                 f"{self.folder}: step.png, memory.png; "
                 f"open trace-rank*.json.gz with https://ui.perfetto.dev"
             )
-        self.throughput.add(seconds, tokens, flops)
+        self.throughput.add(seconds, self.task.batches.seconds_waited, tokens, flops)
+        self.task.batches.seconds_waited = 0.0
         self.progress.tokens += tokens
         self.progress.targets += targets
         self.progress.epoch.targets += targets
@@ -266,7 +267,7 @@ class Run:
         """Works out a row of metrics.csv, of the steps since the last one."""
         progress = self.progress
         progress.seconds = time.perf_counter() - self.began
-        speed, mfu = self.throughput.end_row()
+        speeds = self.throughput.end_row()
         is_second_row = len(self.throughput.speeds) == 2  # the first steps are slower
         if self.writes and is_second_row and step < self.last:
             self.say(summary.forecast(self, step))
@@ -279,12 +280,14 @@ class Run:
             "train_loss": f"{loss:.6f}",
             "learning_rate": f"{learning_rate(step, self.args, self.last):.4e}",
             "grad_norm": f"{norm:.6f}",
-            "tokens_per_second": f"{speed:.0f}",
-            "mfu": f"{mfu:.4f}",
+            **speeds,
+            "memory_mib": round(peak_memory()),
+            "reserved_mib": round(peak_reserved()),
         }
         progress.nll = 0.0
         progress.targets = 0
         if self.bar is not None:
+            speed = self.throughput.speeds[-1]
             self.bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s", refresh=False)
 
     def epoch_of(self, step: int) -> int:

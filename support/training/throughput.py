@@ -26,13 +26,17 @@ class Throughput:
         self.reset()
 
     def reset(self) -> None:
+        self.steps = 0
         self.seconds = 0.0
+        self.seconds_waited = 0.0
         self.tokens = 0
         self.flops = 0.0
 
-    def add(self, seconds: float, tokens: int, flops: float) -> None:
-        """Adds a step."""
+    def add(self, seconds: float, seconds_waited: float, tokens: int, flops: float) -> None:
+        """Adds a step. seconds_waited: those of its seconds in which it waited for data."""
+        self.steps += 1
         self.seconds += seconds
+        self.seconds_waited += seconds_waited
         self.tokens += tokens
         self.flops += flops
 
@@ -40,14 +44,20 @@ class Throughput:
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
 
-    def end_row(self) -> tuple[float, float]:
-        """Returns tokens/s and MFU of the steps since the last call."""
+    def end_row(self) -> dict[str, str]:
+        """Returns the columns of metrics.csv that tell the speed since the last call."""
         speed = self.tokens_per_second
         mfu = self.flops / self.seconds / self.peak
         self.speeds.append(speed)
         self.mfus.append(mfu)
+        columns = {
+            "tokens_per_second": f"{speed:.0f}",
+            "mfu": f"{mfu:.4f}",
+            "step_ms": f"{1000 * self.seconds / self.steps:.2f}",
+            "data_ms": f"{1000 * self.seconds_waited / self.steps:.2f}",
+        }
         self.reset()
-        return speed, mfu
+        return columns
 
     def warm_medians(self) -> tuple[float, float]:
         """Returns the median tokens/s and MFU of all rows but the first quarter."""

@@ -171,7 +171,6 @@ def test_a_mesh_has_the_same_number_of_processes_in_each_row(monkeypatch):
         ("--tensor -1", "--tensor -1: it must be from 0"),
         ("--heads 2 --tensor 4", "--tensor 4: --heads 2 cannot be divided by it"),
         ("--d-ff 66 --tensor 4", "--tensor 4: --d-ff 66 cannot be divided by it"),
-        ("--compile", "torch.compile cannot compile layers that are split"),
     ],
 )
 def test_layers_that_cannot_be_split(monkeypatch, corpus_flags, flags, expected):

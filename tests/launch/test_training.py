@@ -182,9 +182,15 @@ def test_what_a_run_leaves(trained):
         "grad_norm",
         "tokens_per_second",
         "mfu",
+        "step_ms",
+        "data_ms",
+        "memory_mib",
+        "reserved_mib",
         "valid_loss",
         "valid_bleu",
     ]
+    for row in rows:
+        assert 0 < float(row["data_ms"]) < float(row["step_ms"]) and int(row["memory_mib"]) > 0
     assert (
         config["flags"]["steps"] == 30
         and config["world_size"] >= 1

@@ -116,7 +116,7 @@ def test_after_the_last_step_nothing_is_foretold(monkeypatch, last, expected):
         last=last,
         progress=Progress(targets=1),
         say=said.append,
-        throughput=SimpleNamespace(end_row=lambda: (1.0, 0.1), speeds=[1.0, 1.0]),
+        throughput=SimpleNamespace(end_row=dict, speeds=[1.0, 1.0]),
         writes=True,
     )
     Run.end_row(run, step=20, norm=1.0)

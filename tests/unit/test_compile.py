@@ -5,9 +5,11 @@ import torch
 from test_model import make_model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from data import Batches, Pairs, prepare
+from model import tensor_parallel_plan
 from support.common.kernels import speed_up
 from support.corpora.pairs import find_corpus
 
@@ -56,9 +58,23 @@ def with_fsdp(model):
     return model
 
 
+def with_tp(model):
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "tensor"))
+    for layer in model.layers():
+        parallelize_module(layer, mesh["tensor"], tensor_parallel_plan())
+    for module in [*model.layers(), model]:
+        fully_shard(module, mesh=mesh["data"])
+    return model
+
+
 @pytest.mark.parametrize(
     "wrap, device, recompute",  # device: whose fast parts are taken
-    [(as_it_is, "cpu", False), (with_ddp, "cuda", False), (with_fsdp, "cuda", True)],
+    [
+        (as_it_is, "cpu", False),
+        (with_ddp, "cuda", False),
+        (with_fsdp, "cuda", True),
+        (with_tp, "cuda", False),
+    ],
 )
 def test_an_epoch_has_three_graphs_at_most(graphs, batches, alone, wrap, device, recompute):
     model = make_model(vocab_size=300, max_length=128, dropout=0.1)

@@ -565,10 +565,22 @@ def test_batches_for_a_gpu_are_made_a_step_ahead(batches, monkeypatch):
 
 
 def test_a_batch_is_told_its_epoch(batches, monkeypatch):
-    monkeypatch.setattr(batches, "collate", lambda rows, widths, epoch: epoch)
+    monkeypatch.setattr(batches, "collate", lambda rows, widths, epoch: [torch.tensor(epoch)])
     epoch = len(batches)
     steps = (epoch - 1, epoch, 3 * epoch + 2)
-    assert [batches.shard(step, 0, 1, CPU) for step in steps] == [0, 1, 3]
+    assert [int(*batches.shard(step, 0, 1, CPU)) for step in steps] == [0, 1, 3]
+
+
+def test_the_time_that_a_step_waits_for_its_batch_is_counted(batches, monkeypatch):
+    def collate(rows, widths, epoch):
+        time.sleep(0.02)
+        return (torch.from_numpy(rows),)
+
+    monkeypatch.setattr(batches, "collate", collate)
+    monkeypatch.setattr(batches, "seconds_waited", 0.0)
+    for shard in range(2):
+        batches.shard(0, shard, 2, CPU)
+    assert 0.04 <= batches.seconds_waited < 2
 
 
 @pytest.mark.slow

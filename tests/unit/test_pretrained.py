@@ -616,9 +616,8 @@ def test_transformers_prepares_images_in_the_same_way(tmp_path, crop, square):
     )  # a square squeezes it
     image.fromarray(np.stack([slope] * 3, -1)).save(tmp_path / "slope.png")
     values = processor(image.open(tmp_path / "slope.png"), return_tensors="pt")["pixel_values"]
-    ours = normalize(
-        read_image(tmp_path / "slope.png", load_pretrained(tmp_path).transform)[None], transform
-    )
+    pixels = read_image(tmp_path / "slope.png", load_pretrained(tmp_path).transform)
+    ours = normalize(torch.from_numpy(pixels[None]), transform)
     assert torch.allclose(values, ours, atol=1e-5)
 
 
