@@ -68,7 +68,7 @@ class Bench:
     device: str  # "cuda", or "cpu" for trying this script
     small: bool  # tiny models and few steps
     folder: Path  # where the scripts run, and write logs/
-    pictures: Path | None = None  # where plots are kept
+    report: Path | None = None  # the folder that --write keeps
 
     def train(self, mode: str, *flags: str, device: str = "") -> str:
         """Runs train_MODE.py in one process, and returns what it prints.
@@ -280,10 +280,10 @@ def profile(bench: Bench) -> Iterator[str]:
         yield row(kind, str(kinds[kind]))
     for call, number in calls.most_common():
         yield row(f"`{call}`", str(number))
-    if bench.pictures:
-        bench.pictures.mkdir(parents=True, exist_ok=True)
+    if bench.report:
+        bench.report.mkdir(parents=True, exist_ok=True)
         for name in ("step.png", "memory.png"):
-            shutil.copy(run / name, bench.pictures)
+            shutil.copy(run / name, bench.report)
         yield "\n![a step](step.png)\n![its memory](memory.png)"
 
 
@@ -313,10 +313,10 @@ def run_section(name: str, bench: Bench) -> bool:
         well = False
         lines.append(f"\nerror: {problem}")
         print(lines[-1], flush=True)
-    if bench.pictures:
-        bench.pictures.mkdir(parents=True, exist_ok=True)
+    if bench.report:
+        bench.report.mkdir(parents=True, exist_ok=True)
         text = "\n".join(lines).lstrip() + "\n"
-        (bench.pictures / f"{name}.md").write_text(text, encoding="utf-8")
+        (bench.report / f"{name}.md").write_text(text, encoding="utf-8")
     return well
 
 
@@ -333,15 +333,15 @@ def main() -> None:
         raise UserError(f"--only {args.only}: there is no {min(unknown)} in {list(SECTIONS)}")
     find_device(args.device)
     machine = device_name(args.device)
-    pictures = None
+    report = None
     if args.write:
         slug = re.sub(r"\W+", "-", machine).strip("-").lower()
-        pictures = ROOT / "logs" / "reference" / "gpu" / slug
+        report = ROOT / "logs" / "reference" / "gpu" / slug
     print(f"# {machine}, PyTorch {torch.__version__}", flush=True)
     failed = []
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            bench = Bench(args.device, args.small, Path(folder), pictures)
+            bench = Bench(args.device, args.small, Path(folder), report)
             if not run_section(name, bench):
                 failed.append(name)
     if failed:
