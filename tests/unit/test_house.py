@@ -190,7 +190,7 @@ print(*(name for name in files if name.startswith("support.")))
 
 
 @pytest.mark.slow
-def test_training_and_translating_do_without_the_third_ring(tmp_path):
+def test_training_and_translating_do_without_the_third_ring(tmp_path, corpus_flags):
     for path in ROOT.glob("*.py"):
         shutil.copy(path, tmp_path)
     for folder in ("configs", "support"):
@@ -203,6 +203,7 @@ def test_training_and_translating_do_without_the_third_ring(tmp_path):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    run("train_cpu.py", *shlex.split("--data phrasebook --name r --steps 4"), *SMALL)
+    corpus = ["--data", "phrasebook", *corpus_flags[2:]]  # to score few sentences
+    run("train_cpu.py", *corpus, *SMALL, *shlex.split("--name r --steps 4"))
     run("train_cpu.py", *shlex.split("--resume logs/r --steps 6"))
     assert "\n" in run("translate.py", "Ein Hund läuft.")

@@ -480,8 +480,7 @@ def test_steps_in_one_plot(tmp_path):
         ("ddp", ["--delay-ms", "20"]),
         ("fsdp", ["--recompute"]),
         ("fsdp", ["--data", "kinds"]),
-        ("tp2", ["--recompute"]),
-        ("tp2", ["--accumulate", "2"]),
+        ("tp2", ["--recompute", "--accumulate", "2"]),
     ],
 )
 def test_real_runs(tmp_path, corpus_flags, mode, flags):
