@@ -550,7 +550,8 @@ def run_script(*command: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.slow
 def test_measured_rates_are_those_of_a_cpu():
-    flags = "--hardware cpu --gpus-per-node 2 --measure --layers 1 --batch-size 2 --vocab-size 300"
+    flags = "--hardware cpu --gpus-per-node 2 --measure"
+    flags += " --layers 1 --batch-size 2 --vocab-size 300"
     done = run_script("batch/plan.py", *flags.split())
     assert done.returncode == 0 and "train_cpu.py" in done.stdout, done.stderr
     hardware = measure.measure(TrainingStep(TINY, 8, 5, cpu=True), processes=2)
