@@ -249,7 +249,8 @@ def test_the_encoded_corpus_is_the_text(small_corpus, pairs, tmp_path):
         assert tgt_in[row].tolist()[: len(target)] == [data.BOS] + target[:-1]
         assert not tgt_in[row, len(target) :].any()
     assert torch.equal(tgt_out.flatten()[places], tgt_out[tgt_out != data.PAD])
-    assert read_text(folder, "valid", "tgt") == [english for _, english in pairs["valid"][:60]]
+    validation = Path(f"{small_corpus}-valid.en").read_text(encoding="utf-8").splitlines()
+    assert read_text(folder, "valid", "tgt") == validation
     assert prepare(corpus, tmp_path, 300, 256) == folder  # found again
     assert prepare(corpus, tmp_path, 310, 256) != folder
     assert not list(tmp_path.glob("partial-*"))
