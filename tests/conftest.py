@@ -193,7 +193,15 @@ def read_metrics(run) -> list[dict]:
 
 
 # Columns that differ between equal runs.
-MEASURED = {"seconds", "tokens_per_second", "mfu", "step_ms", "data_ms", "memory_mib"}
+MEASURED = {
+    "seconds",
+    "tokens_per_second",
+    "mfu",
+    "step_ms",
+    "data_ms",
+    "memory_mib",
+    "reserved_mib",
+}
 
 
 def mathematics(rows):

@@ -1,9 +1,9 @@
-"""Checks and measures on one GPU what can only be seen there: Markdown tables, ten minutes.
+"""Checks and measures on one GPU what can only be seen there: Markdown tables.
 
     python tests/measure/gpu.py                        # all sections
     python tests/measure/gpu.py --only speed,memory    # some of them
     python tests/measure/gpu.py --write                # keeps them in logs/reference/gpu/
-    python tests/measure/gpu.py --device cpu --small   # does it work? two minutes on two cores
+    python tests/measure/gpu.py --device cpu --small   # does it work? some minutes on two cores
 
 | section | shows |
 | --- | --- |

@@ -9,6 +9,7 @@ import threading
 import time
 import zlib
 from functools import partial
+from pathlib import Path
 from unicodedata import normalize
 
 import numpy as np
