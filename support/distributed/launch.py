@@ -63,7 +63,7 @@ def run(train: Train, rank: int, world_size: int, store: dist.Store, args) -> No
     """Sets up this process, calls `train`, and destroys its process group."""
     ThisProcess.rank = rank
     ThisProcess.store = store
-    configure_backends()
+    configure_backends(args.precision)
     torch.set_num_threads(args.threads)
     # Also for the groups that device meshes make, which would wait for 30 minutes.
     dist.distributed_c10d.default_pg_timeout = timedelta(seconds=args.timeout)

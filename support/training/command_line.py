@@ -249,6 +249,8 @@ def settle(args: Settings, defaults: dict[str, Any]) -> None:
         check_compiler(args.device)
     if args.precision == "auto":
         args.precision = fast_precision(args.device)
+    if args.precision == "tf32" and args.device == "cpu":
+        raise UserError("--precision tf32: only GPUs have it; use fp32")
     settle_mesh(args)
     check_task(args, defaults)
 

@@ -16,7 +16,7 @@ from model import ModelConfig, Transformer
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.common.errors import UserError
 from support.common.hardware import find_device
-from support.common.kernels import speed_up
+from support.common.kernels import configure_backends, speed_up
 from support.distributed.launch import name_full_gpu
 from support.translation.beam import Decoder
 
@@ -269,3 +269,14 @@ def test_without_a_gpu_there_is_nothing_to_measure():
     done = run_script("tests/measure/gpu.py", cwd=ROOT)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith("error: --device cuda: ")
+
+
+def test_tf32_is_for_products_of_matrices_and_only_if_asked_for():
+    before = torch.get_float32_matmul_precision()
+    try:
+        configure_backends("fp32")
+        assert torch.get_float32_matmul_precision() == "highest"
+        configure_backends("tf32")
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
