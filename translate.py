@@ -150,11 +150,12 @@ class Translator:
             bf16 = args.precision == "bf16"
             decoder = Pool(list(models), args.beam, args.n_best, procs, args.device, bf16)
         self.search = decoder.search
+        self.device = args.device
 
     def __call__(self, lines: list[str]) -> list[str]:
         """Returns each line's translation; with --n-best, lines of score, tab, translation."""
         max_tokens = self.model.config.max_length - 1  # eos is added
-        answers = translate_lines(self.bpe, lines, max_tokens, self.search)
+        answers = translate_lines(self.bpe, lines, max_tokens, self.search, self.device)
         if self.n_best == 1:
             return [texts[0][1] for texts in answers]
         return [self.format_n_best(texts) for texts in answers]

@@ -14,6 +14,8 @@ from support.classification.images import ImageTransform
 from support.common.checkpoint import load
 from support.common.errors import UserError, first_line
 
+BATCH_SIZES = {"cpu": 32, "cuda": 512}  # examples: more keep a GPU busy
+
 
 def load_classifier(path: Path) -> tuple[Classifier, dict[str, Any]]:
     """Returns a checkpoint's model, in eval mode, and what the task saved. Raises UserError."""
@@ -31,7 +33,7 @@ def load_classifier(path: Path) -> tuple[Classifier, dict[str, Any]]:
 
 @torch.inference_mode()
 def predict_logits(
-    model: Classifier, saved: dict[str, Any], examples: list, batch_size: int = 32
+    model: Classifier, saved: dict[str, Any], examples: list
 ) -> tuple[Tensor, int]:
     """Returns logits in fp32, (examples, classes), and how many texts were cut.
 
@@ -47,6 +49,7 @@ def predict_logits(
         # Texts of similar lengths are padded little.
         order = np.argsort([-len(text) for text in ids], kind="stable")
     device = next(model.parameters()).device
+    batch_size = BATCH_SIZES[device.type]
     logits = torch.empty(len(examples), model.config.classes)
     for first in range(0, len(examples), batch_size):
         rows = order[first : first + batch_size]

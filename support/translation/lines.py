@@ -5,6 +5,7 @@
 `search` decodes batches of token ids: pool.py and support/ctranslate/engine.py have one each.
 """
 
+import math
 import re
 import sys
 import unicodedata
@@ -16,6 +17,10 @@ Ids = list[int]  # a sentence's tokens
 Text = tuple[float, str]  # a translation with its score
 Search = Callable[[list[list[Ids]]], Iterable[list[list[tuple[float, Ids]]]]]
 
+# The largest batch: more keep a GPU busy, fewer stay in a CPU's caches.
+MAX_SENTENCES = {"cpu": 128, "cuda": 1024}
+MAX_TOKENS = {"cpu": 4096, "cuda": 32_768}
+
 # A sentence ends with its marks and what they close. Where marks are also used in numbers and
 # names (3.5, example.org), a space has to follow.
 CLOSING = r"""["'”’»›)\]」』】）》〉]*"""
@@ -23,14 +28,21 @@ SENTENCE_END = re.compile(rf"[.!?…]+{CLOSING}\s|[。！？｡।॥؟۔։።�
 
 
 def translate_lines(
-    bpe: BPE, lines: list[str], max_tokens: int, search: Search, quiet: bool = False
+    bpe: BPE,
+    lines: list[str],
+    max_tokens: int,
+    search: Search,
+    device: str = "cpu",
+    ranks: int = 1,
+    quiet: bool = False,
 ) -> list[list[Text]]:
     """Returns the translations of each line with their scores, best first.
 
     search: takes batches of token ids, each sorted by length, longest first, and yields for
     each batch what `beam_search` returns. A line of more than `max_tokens` tokens is split, at
     the ends of its sentences where possible, and the translations are joined; unless `quiet`, a
-    warning says so. The translation of a blank line is empty.
+    warning says so. The translation of a blank line is empty. device: "cpu" or "cuda", and
+    ranks: how many search side by side, decide how large the batches are.
     """
     pieces = []  # token ids
     line_numbers = []  # of each piece
@@ -49,7 +61,10 @@ def translate_lines(
                 pieces.append(part)
                 line_numbers.append(number)
     translations: list[list[list[Text]]] = [[] for _ in lines]  # of the pieces of each line
-    for number, hypotheses in zip(line_numbers, search_sorted(pieces, search)):
+    share = math.ceil(len(pieces) / ranks)
+    max_sentences = min(MAX_SENTENCES[device], max(1, share))
+    batches = sort_into_batches(pieces, max_sentences, MAX_TOKENS[device])
+    for number, hypotheses in zip(line_numbers, search_batches(pieces, batches, search)):
         texts = [(score, printable(bpe.decode(ids))) for score, ids in hypotheses]
         translations[number].append(texts)
     return [join_pieces(each) for each in translations]
@@ -83,9 +98,10 @@ def halve(bpe: BPE, text: str, max_tokens: int) -> list[Ids]:
     return [piece for half in halves for piece in halve(bpe, half, max_tokens)]
 
 
-def search_sorted(sentences: list[Ids], search: Search) -> list[list[tuple[float, Ids]]]:
-    """Searches in batches of sentences of similar length; returns hypotheses in given order."""
-    batches = sort_into_batches(sentences)
+def search_batches(
+    sentences: list[Ids], batches: list[list[int]], search: Search
+) -> list[list[tuple[float, Ids]]]:
+    """Searches in batches of the sentences' indices; returns hypotheses in given order."""
     results = search([[sentences[i] for i in batch] for batch in batches])
     hypotheses: list[list[tuple[float, Ids]]] = [[] for _ in sentences]
     for batch, result in zip(batches, results):
@@ -95,7 +111,9 @@ def search_sorted(sentences: list[Ids], search: Search) -> list[list[tuple[float
 
 
 def sort_into_batches(
-    sentences: list[Ids], max_sentences: int = 128, max_tokens: int = 4096
+    sentences: list[Ids],
+    max_sentences: int = MAX_SENTENCES["cpu"],
+    max_tokens: int = MAX_TOKENS["cpu"],
 ) -> list[list[int]]:
     """Returns batches of indices of sentences of similar length, the longest first.
 

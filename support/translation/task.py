@@ -204,6 +204,8 @@ class Translation:
             [sources[i] for i in lines],
             self.config.max_length - 1,
             shared_search(cast(Transformer, gather_model(model, new_model)), beam),
+            device=self.args.device,
+            ranks=dist.get_world_size(),
             quiet=True,
         )
         best = [best_first[0][1] for best_first in hypotheses]

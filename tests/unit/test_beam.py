@@ -238,6 +238,23 @@ def test_batches_are_of_like_length_longest_first():
     assert sort_into_batches([]) == []
 
 
+@pytest.mark.parametrize(
+    "device, ranks, sizes",
+    [("cpu", 1, [128, 128, 44]), ("cpu", 2, [128, 128, 44]), ("cpu", 4, [75] * 4)]
+    + [("cuda", 1, [300]), ("cuda", 2, [150, 150])],
+)
+def test_batches_are_large_on_a_gpu_and_shared_by_all_ranks(device, ranks, sizes):
+    found = []
+
+    def search(batches):
+        for batch in batches:
+            found.append(len(batch))
+            yield [[(0.0, ids)] for ids in batch]
+
+    translate_lines(Words(), ["a b d"] * 300, 4, search, device, ranks)
+    assert found == sizes
+
+
 class Words:
     """A BPE of a few words, each a token."""
 
