@@ -27,6 +27,7 @@ from conftest import SMALL, children_of, mathematics, read_metrics, workers_of
 from parity import command, title
 
 FLAGS = [*SMALL, "--eval-every", "300", "--save-every", "5"]
+STEPS = {"cpu": 400, "ddp": 400, "fsdp": 400, "tp2": 100}  # for each kill; those of TP are slow
 
 
 def train_and_kill(
@@ -119,14 +120,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    modes = ("cpu", "ddp", "fsdp", "tp2")
-    parser.add_argument("mode", nargs="?", choices=modes, help="of the script [all]")
+    parser.add_argument("mode", nargs="?", choices=STEPS, help="of the script [all]")
     parser.add_argument("kills", nargs="?", type=int, default=25, help="for each script [25]")
     args = parser.parse_args()
     kills = args.kills
-    for mode in [args.mode] if args.mode else modes:
+    for mode in [args.mode] if args.mode else STEPS:
         with tempfile.TemporaryDirectory() as folder:
-            lines = check(Path(folder), mode, 2, kills, 400 * kills, 1)
+            lines = check(Path(folder), mode, 2, kills, STEPS[mode] * kills, 1)
         for number, line in enumerate(lines, 1):
             print(f"{title(mode)}, kill {number}: {line}")
         print(
