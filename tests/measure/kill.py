@@ -104,7 +104,7 @@ def check(
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr
     lines = train_and_kill(folder, mode, procs, kills, steps, random.Random(seed), *flags)

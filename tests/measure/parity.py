@@ -1,6 +1,6 @@
 """Shows that every mode computes the same thing: one table of the largest differences.
 
-    python tests/measure/parity.py                       # 58 short runs, a quarter of an hour
+    python tests/measure/parity.py                       # 58 short runs
     python tests/measure/parity.py --lr 1e-3             # flags are passed on to all runs
     python tests/measure/parity.py --data kinds          # a text classifier
     python tests/measure/parity.py --data fashion-mnist  # an image classifier
