@@ -193,21 +193,15 @@ def read_metrics(run) -> list[dict]:
 
 
 # Columns that differ between equal runs.
-MEASURED = {
-    "seconds",
-    "tokens_per_second",
-    "mfu",
-    "step_ms",
-    "data_ms",
-    "memory_mib",
-    "reserved_mib",
-}
+TIMES = {"seconds", "tokens_per_second", "mfu", "step_ms", "data_ms"}
+MEMORY = {"memory_mib", "reserved_mib"}
 
 
 def mathematics(rows):
     """The rows without the columns of measured times and memory."""
     return [
-        {name: value for name, value in row.items() if name not in MEASURED} for row in rows
+        {name: value for name, value in row.items() if name not in TIMES | MEMORY}
+        for row in rows
     ]
 
 

@@ -38,7 +38,7 @@ def configure_backends(precision: str = "fp32") -> None:
     """Configures PyTorch's libraries for this process; call it before the first computation.
 
     precision: that of --precision. With "tf32" a GPU rounds the inputs of fp32's matrix
-    products to 10 bits after the point, and is several times as fast.
+    products to 10 bits after the point, for its faster units.
     """
     if precision == "tf32":
         torch.set_float32_matmul_precision("high")
@@ -283,9 +283,8 @@ class ByteDropout(nn.Dropout):
             return x
         if torch.is_autocast_enabled("cpu"):
             x = x.to(torch.get_autocast_dtype("cpu"))
-        if self.p > 0.99:  # 256 does not fit in a byte
-            return super().forward(x)
-        if torch.compiler.is_compiling():  # compiled code has random numbers of its own
+        # 256 does not fit in a byte; and compiled code has random numbers of its own.
+        if self.p > 0.99 or torch.compiler.is_compiling():
             return super().forward(x)
         threshold = torch.rand(*x.shape[:-1], 1).add_(256 * self.p).to(torch.uint8)
         draws = torch.empty(x.numel() // 8 + 1, dtype=torch.int64).random_(-(2**63), None)

@@ -281,7 +281,8 @@ def own_address(address: str) -> str | None:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 1))  # a datagram socket: nothing is sent
-            return probe.getsockname()[0]
+            own, _port = probe.getsockname()
+            return own
     except OSError:
         return None
 
