@@ -13,7 +13,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
@@ -84,8 +83,7 @@ def train(rank: int, world_size: int, args: Settings) -> None:
         if run.should_evaluate(step):
             run.save_best(step, model, task.evaluate(model, "valid", rank, world_size))
         if run.should_save(step, stopping):
-            states = get_state_dict(model, optimizer, options=run.state_dict_options)
-            run.save_checkpoint(step, *states)
+            run.save_checkpoint(step, model, optimizer)
 
     # --- The end
     run.finish(step, model, stopping)

@@ -13,7 +13,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
@@ -98,8 +97,7 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
         if run.should_evaluate(step):
             run.save_best(step, model, task.evaluate(model, "valid", data_rank, data_size))
         if run.should_save(step, stopping):
-            states = get_state_dict(model, optimizer, options=run.state_dict_options)
-            run.save_checkpoint(step, *states)
+            run.save_checkpoint(step, model, optimizer)
 
     # --- The end
     run.finish(step, model, stopping)

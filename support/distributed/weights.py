@@ -83,6 +83,16 @@ def load_sharded(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str
     )
 
 
+def state_dicts(
+    model: nn.Module, optimizer: torch.optim.Optimizer, sharded: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the states of model and optimizer, by the names of the weights.
+
+    sharded: each process gets its own shards; otherwise rank 0 gets all, on its CPU.
+    """
+    return get_state_dict(model, optimizer, options=SHARDED if sharded else FULL)
+
+
 def save_sharded(folder: Path, name: str, weights: dict, state: dict) -> None:
     """Writes the shards of all processes to FOLDER/NAME. Raises UserError if that fails."""
     try:

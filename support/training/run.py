@@ -21,7 +21,6 @@ from support.common.errors import UserError
 from support.common.hardware import device_name, peak_memory, peak_reserved
 from support.common.run_folder import lock_folder
 from support.common.streams import ignore_lost_stdout
-from support.distributed import weights
 from support.distributed.collectives import all_gather_objects, broadcast_object
 from support.distributed.rendezvous import agree
 from support.training import summary
@@ -30,6 +29,9 @@ from support.training.optim import learning_rate
 from support.training.settings import Settings
 from support.training.tasks import Task
 from support.training.throughput import Throughput, peak_rate
+
+# support/distributed/weights.py is imported where it is used. It takes as long to load as
+# PyTorch itself, and neither the parent of train_cpu.py nor `--help` needs it.
 
 
 @dataclass
@@ -83,7 +85,6 @@ class Run:
         self.eval_every = args.eval_every or self.epoch_steps
         self.save_every = args.save_every or self.eval_every
         self.sharded = getattr(args, "sharded", False)  # a flag of two scripts
-        self.state_dict_options = weights.SHARDED if self.sharded else weights.FULL
         self.columns = [*COLUMNS, *(f"valid_{name}" for name in task.metrics)]
         self.progress = Progress()
         self.throughput = Throughput(peak_rate(args, rank, world_size))
@@ -151,6 +152,8 @@ class Run:
 
     def restore_checkpoint(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
         """Restores last.pt in all ranks, and returns its step."""
+        from support.distributed import weights
+
         saved = None
         step = 0
         progress = {}
@@ -171,6 +174,8 @@ class Run:
 
     def load_published_weights(self, model: nn.Module, published: dict[str, Tensor]) -> None:
         """Loads the weights that the task brings along. The others stay random."""
+        from support.distributed import weights
+
         state: dict[str, Tensor] | None = weights.full_state_dict(model) | published
         if self.rank > 0:  # only rank 0 has the other weights, and sends all of them
             state = None
@@ -302,6 +307,8 @@ class Run:
         The best have the highest first metric on the validation part, and of those the lowest
         loss. A collective: rank 0 gathers the weights.
         """
+        from support.distributed import weights
+
         state = weights.full_state_dict(model)
         in_log = ("loss", *self.task.metrics)
         self.progress.evaluated = {
@@ -341,8 +348,16 @@ class Run:
         if broadcast_object(is_over):
             self.last = step
 
-    def save_checkpoint(self, step: int, model_state: dict, optimizer_state: dict) -> None:
-        """Writes last.pt, which a run goes on from; with --sharded each rank its shard."""
+    def save_checkpoint(
+        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Writes last.pt, which a run goes on from; with --sharded each rank its shard.
+
+        A collective: rank 0 gathers what the ranks have shards of.
+        """
+        from support.distributed import weights
+
+        model_state, optimizer_state = weights.state_dicts(model, optimizer, self.sharded)
         self.read_back(step)
         shards = ""
         if self.sharded:

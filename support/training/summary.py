@@ -16,7 +16,6 @@ from support.common import checkpoint
 from support.common.files import write_json
 from support.common.hardware import device_name, peak_memory
 from support.distributed.collectives import all_gather_objects
-from support.distributed.weights import load_full_state_dict
 from support.training.settings import flags_of, option
 
 # `run` is a Run (support/training/run.py), which imports this module.
@@ -122,6 +121,7 @@ def choose_weights(run, model: nn.Module) -> tuple[dict, dict[str, float]]:
     validation part is lower: the highest of many accuracies is partly luck, the loss less so. A
     collective: rank 0 reads the files.
     """
+    from support.distributed.weights import load_full_state_dict
 
     def load_and_evaluate(state: dict[str, Tensor] | None) -> dict[str, float]:
         load_full_state_dict(model, state)

@@ -27,7 +27,7 @@ from conftest import SMALL, children_of, mathematics, read_metrics, workers_of
 from parity import command, title
 
 FLAGS = [*SMALL, "--eval-every", "300", "--save-every", "5"]
-STEPS = {"cpu": 400, "ddp": 400, "fsdp": 400, "tp2": 100}  # for each kill; those of TP are slow
+STEPS = {"cpu": 400, "ddp": 400, "fsdp": 400, "tp2": 60}  # for each kill; those of TP are slow
 
 
 def train_and_kill(

@@ -1,6 +1,7 @@
 """Shows that every mode computes the same thing: one table of the largest differences.
 
-    python tests/measure/parity.py                       # 58 short runs
+    python tests/measure/parity.py                       # 64 short runs
+    python tests/measure/parity.py --scripts tp          # those of train_tp.py alone
     python tests/measure/parity.py --lr 1e-3             # flags are passed on to all runs
     python tests/measure/parity.py --data kinds          # a text classifier
     python tests/measure/parity.py --data fashion-mnist  # an image classifier
@@ -27,7 +28,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 RUNS = [  # mode and processes
     *product(("cpu", "ddp", "fsdp"), (1, 2, 3, 4)),
-    *(("tp1", procs) for procs in (1, 2)),
+    *(("tp1", procs) for procs in (1, 2, 4, 8)),
     *(("tp2", procs) for procs in (2, 4, 8)),
     *(("tp4", procs) for procs in (4, 8)),
 ]
@@ -136,7 +137,10 @@ def main() -> None:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _, given = parser.parse_known_args()
+    parser.add_argument("--scripts", default="cpu,ddp,fsdp,tp", help="[cpu,ddp,fsdp,tp]")
+    args, given = parser.parse_known_args()
+    chosen = args.scripts.split(",")
+    runs = [(mode, procs) for mode, procs in RUNS if mode.rstrip("124") in chosen]
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         flags = [*write_corpus(Path(folder)), *given]
@@ -144,7 +148,7 @@ def main() -> None:
         losses, _, scores = reference
         print(f"train_loss falls from {losses[0]:.4f} to {losses[-1]:.4f}", flush=True)
         print(f"scores that must be equal: {', '.join(scores)}", flush=True)
-        for (mode, procs), accumulate in product(RUNS, (1, 2, 4)):
+        for (mode, procs), accumulate in product(runs, (1, 2, 4)):
             these = differences(reference, run(Path(folder), mode, procs, accumulate, *flags))
             print(
                 f"{title(mode)}, processes {procs}, --accumulate {accumulate}: "
@@ -155,7 +159,7 @@ def main() -> None:
     print("\ntrain_loss, relative / weights: the largest of --accumulate 1, 2 and 4\n")
     print("| script | 1 process | 2 processes | 3 processes | 4 processes | 8 processes |")
     print("|" + " --- |" * 6)
-    for mode in dict(RUNS):
+    for mode in dict(runs):
         cells = [
             "{:.0e} / {:.0e}".format(*found[mode, procs]) if (mode, procs) in found else ""
             for procs in (1, 2, 3, 4, 8)

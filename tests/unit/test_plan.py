@@ -549,12 +549,21 @@ def run_script(*command: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
-def test_measured_rates_are_those_of_a_cpu():
+def test_measured_rates_are_those_of_a_cpu(monkeypatch, capsys):
+    measured = []
+
+    def measure_and_keep(step, processes):
+        measured.append(measure_rates(step, processes))
+        return measured[0]
+
+    measure_rates = measure.measure
+    monkeypatch.setattr(measure, "measure", measure_and_keep)
     flags = "--hardware cpu --gpus-per-node 2 --measure"
     flags += " --layers 1 --batch-size 2 --vocab-size 300"
-    done = run_script("batch/plan.py", *flags.split())
-    assert done.returncode == 0 and "train_cpu.py" in done.stdout, done.stderr
-    hardware = measure.measure(TrainingStep(TINY, 8, 5, cpu=True), processes=2)
+    monkeypatch.setattr(sys, "argv", ["plan.py", *flags.split()])
+    batch_plan.main()
+    assert "train_cpu.py" in capsys.readouterr().out
+    [hardware] = measured
     assert hardware.cpu and hardware.cores >= 1
     assert 0 < hardware.efficiency <= 1 and hardware.peak_flops > 1e9
     assert hardware.node_bandwidth > 1e7 and 0 < hardware.node_latency < 0.1

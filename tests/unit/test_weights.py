@@ -9,7 +9,6 @@ import torch
 import torch._dynamo  # slow to import: here once, not in every fork
 import torch.distributed as dist
 from test_model import CONFIG, make_batch, make_model
-from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -152,7 +151,7 @@ def test_a_checkpoint_of_copies_or_parts_goes_into_copies_and_parts(tmp_path, ma
     def part(rank):
         model = make(3)
         optimizer = take_a_step(model)
-        found, state = get_state_dict(model, optimizer, options=weights.FULL)
+        found, state = weights.state_dicts(model, optimizer, sharded=False)
         other = into(4 + rank)
         its = torch.optim.AdamW(other.parameters(), lr=1.0)
         weights.restore(other, its, {"model": found, "optimizer": state} if rank == 0 else None)
@@ -170,7 +169,7 @@ def test_every_process_saves_its_part_and_reads_it_again(tmp_path, make, into):
         model = make(3)
         optimizer = take_a_step(model)
         weights.save_sharded(
-            tmp_path, "parts", *get_state_dict(model, optimizer, options=weights.SHARDED)
+            tmp_path, "parts", *weights.state_dicts(model, optimizer, sharded=True)
         )
         other = into(4)
         its = torch.optim.AdamW(other.parameters(), lr=1.0)
@@ -227,7 +226,7 @@ def test_a_sharded_checkpoint_that_is_not_whole_is_refused_in_one_line(tmp_path,
     def part(rank):
         model = make_sharded(3)
         optimizer = take_a_step(model)
-        state = get_state_dict(model, optimizer, options=weights.SHARDED)
+        state = weights.state_dicts(model, optimizer, sharded=True)
         weights.save_sharded(tmp_path, "parts", *state)
         dist.barrier()
         if rank == 0:
@@ -257,7 +256,7 @@ def test_what_does_not_fit_the_model_is_refused_in_one_line(tmp_path):
     def part(_):
         model = make_model()
         optimizer = take_a_step(model)
-        found, state = get_state_dict(model, optimizer, options=weights.FULL)
+        found, state = weights.state_dicts(model, optimizer, sharded=False)
         wider = {name: torch.zeros(3, 3) for name in found}
         for wrong in ({"model": wider, "optimizer": state}, {"model": {}, "optimizer": state}):
             with pytest.raises(
