@@ -22,7 +22,6 @@ from support.classification.examples import (
     Images,
     Texts,
     class_weights,
-    normalize,
     prepare,
     read_tokenizer,
 )
@@ -157,9 +156,7 @@ class Classification:
         if not self.transform:
             return Texts(self.folder, part, self.config.pad)
         patches = (self.config.image_size // self.config.patch) ** 2
-        return Images(
-            self.folder, part, self.transform, self.config.num_prefix_tokens + patches
-        )
+        return Images(self.folder, part, self.config.num_prefix_tokens + patches)
 
     @property
     def unit(self) -> str:
@@ -216,7 +213,7 @@ class Classification:
     def model(self) -> Classifier:
         """Returns the model to train, with its fast parts, its weights not yet initialized."""
         args = self.args
-        model = Classifier(self.config)
+        model = Classifier(self.config, self.transform)
         freeze(model, args.freeze)
         is_bf16 = args.precision == "bf16"
         return speed_up(model, args.device, is_bf16, args.recompute, args.compile)
@@ -247,8 +244,6 @@ class Classification:
             has_batch = first + rank < len(batches)
             rows = batches[first + rank] if has_batch else np.arange(0)
             x, label, _ = (tensor.to(device) for tensor in examples.batch(rows))
-            if self.transform:
-                x = normalize(x, self.transform)
             is_bf16 = self.args.precision == "bf16"
             with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
                 log_p = model(x).log_softmax(-1)
