@@ -15,7 +15,7 @@ import torch.distributed as dist
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from data import group_by_length
+from data import evaluation_batches
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.examples import (
     ExampleBatches,
@@ -233,21 +233,16 @@ class Classification:
         model.eval()
         device = next(model.parameters()).device
         examples = self.part(part)
-        lengths = examples.lengths(np.arange(len(examples)))
-        batches = group_by_length(lengths, EVALUATION_TOKENS, np.random.default_rng(0))
+        is_bf16 = self.args.precision == "bf16"
         num_classes = len(self.classes)
         confusion = torch.zeros(num_classes**2, dtype=torch.float64, device=device)
         nll = torch.zeros(1, dtype=torch.float64, device=device)
         self.predictions = []  # (rows, probabilities) of this rank
-        # All ranks take equally many batches, because FSDP's all-gathers need all of them.
-        for first in range(0, len(batches), world_size):
-            has_batch = first + rank < len(batches)
-            rows = batches[first + rank] if has_batch else np.arange(0)
-            x, label, _ = (tensor.to(device) for tensor in examples.batch(rows))
-            is_bf16 = self.args.precision == "bf16"
+        batches = evaluation_batches(examples, EVALUATION_TOKENS, rank, world_size, device)
+        for rows, (x, label, _) in batches:
             with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
                 log_p = model(x).log_softmax(-1)
-            if not has_batch:
+            if not len(rows):
                 continue
             cells = label * num_classes + log_p.argmax(-1)
             confusion += torch.bincount(cells, minlength=num_classes**2)
