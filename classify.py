@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from support.classification.corpus import MAX_CLASSES, Labelled, Reader
 from support.classification.images import read_image
-from support.classification.labelled import MAX_CLASSES, Labelled, Reader, find_labelled
+from support.classification.labelled import find_labelled
 from support.classification.metrics import metrics_table
 from support.classification.predict import load_classifier, predict_logits
 from support.classification.splits import hold_out

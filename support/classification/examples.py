@@ -22,8 +22,8 @@ import torch
 from tokenizers import Tokenizer
 
 from data import BPE, Batches, is_encoded, make_once, map_file, name_folder
+from support.classification.corpus import Labelled, Reader, classes_of
 from support.classification.images import ImageTransform, shift_and_mirror
-from support.classification.labelled import Labelled, Reader, classes_of
 from support.classification.splits import hold_out
 from support.common.errors import UserError
 

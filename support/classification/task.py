@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from data import evaluation_batches
 from support.classification.classifier import Classifier, ClassifierConfig
+from support.classification.corpus import Labelled
 from support.classification.examples import (
     ExampleBatches,
     Images,
@@ -27,7 +28,7 @@ from support.classification.examples import (
 )
 from support.classification.flops import classifier_flops
 from support.classification.images import ImageTransform
-from support.classification.labelled import Labelled, find_labelled
+from support.classification.labelled import find_labelled
 from support.classification.metrics import compute_metrics, metrics_table, per_class
 from support.classification.starting_weights import adapt
 from support.common.checkpoint import check_corpus

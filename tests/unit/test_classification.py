@@ -22,6 +22,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from model import initialize
 from support.classification.classifier import Classifier, ClassifierConfig
+from support.classification.corpus import classes_of
 from support.classification.examples import (
     ExampleBatches,
     Images,
@@ -31,7 +32,7 @@ from support.classification.examples import (
     write_images,
 )
 from support.classification.images import ImageTransform, shift_and_mirror
-from support.classification.labelled import classes_of, find_labelled
+from support.classification.labelled import find_labelled
 from support.classification.predict import load_classifier, predict_logits
 from support.classification.splits import hold_out
 from support.common.errors import UserError
