@@ -51,7 +51,7 @@ def test_split_layers_of_a_classifier_give_the_same_curve(tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_a_split_run_that_goes_on_is_the_same_to_the_bit(tmp_path, corpus_flags):
-    """From one file and from shards, with dropout, two micro-batches and two groups of ranks."""
+    """From one file and from shards, with dropout, two micro-batches and two groups."""
     flags = [*corpus_flags, *SMALL, "--dropout", "0.1", "--accumulate", "2"]
 
     def go(*flags):

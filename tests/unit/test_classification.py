@@ -420,7 +420,7 @@ def test_classes_that_only_the_test_part_has_are_named_and_scored(tmp_path, tabl
     )
     flags = [*SHAPE, *table, "--test", str(tmp_path / "test.csv"), "--name", "sky"]
     assert (
-        "warning: 2 of the test part's 4 examples have classes that the training part lacks; "
+        "warning: 2 of the test set's 4 examples have classes that the training set lacks; "
         "no model can learn these, but they count in all figures: sky\n"
     ) in train(tmp_path, "cpu", 2, *flags)
     summary = json.loads((tmp_path / "logs/sky/summary.json").read_text())
