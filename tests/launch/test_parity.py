@@ -11,7 +11,7 @@ from conftest import SMALL, read_metrics, run_script, skip_on_windows
 skip_on_windows("torchrun asks for libuv, which PyTorch for Windows is built without")
 
 FEW = (("cpu", 2, 1), ("ddp", 2, 1), ("fsdp", 2, 2), ("tp2", 2, 1))
-MANY = (("cpu", 4, 2), ("ddp", 3, 4), ("fsdp", 3, 1), ("tp2", 4, 2))
+MANY = (("ddp", 3, 4), ("fsdp", 3, 1), ("tp2", 4, 2))
 
 
 @pytest.mark.parametrize("cases", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
