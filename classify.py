@@ -186,7 +186,7 @@ def find_part(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, s
         raise UserError(
             f"--score {part}: {corpus.name} has changed since the model was trained on it"
         )
-    return parts[part], f" of the {part} part"
+    return parts[part], f" of the {part} set"
 
 
 def find_file(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, str]:
@@ -204,7 +204,7 @@ def find_file(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, s
         print(corpus.left_out_line(), file=sys.stderr)
     parts = [name for name in PARTS if name in corpus.parts]  # train, valid, test
     part = parts[-1]
-    description = f" of the {part} part" if len(corpus.parts) > 1 else ""
+    description = f" of the {part} set" if len(corpus.parts) > 1 else ""
     if part == "train" and path.resolve() == Path(flags.get("data", "")).resolve():
         description = ", including those that the model was trained on"
     return corpus.parts[part], description

@@ -98,7 +98,7 @@ def prepare(
     corpus: has a `name`, a `checksum()`, and `parts`, readers of sentence pairs for train,
     valid and test. bpe: a serialized one, or None to train one of `vocab_size` tokens. The
     folder, in `cache`, is named by a hash of all this, so that a later call finds it. Without a
-    validation part, some pairs are held out of training: see `hold_out`. Raises UserError.
+    validation set, some pairs are held out of training: see `hold_out`. Raises UserError.
     """
     description = [FORMAT, corpus.name, corpus.checksum(), vocab_size, max_length]
     trained = name_folder(cache, corpus.name, [*description, None])
@@ -188,7 +188,7 @@ def encode(
         if not counts["pairs"]:
             hint = " (--valid names another)" if part == "valid" else ""
             raise UserError(
-                f"{corpus.name}: no sentence pair in the {part} part{hint} "
+                f"{corpus.name}: no sentence pair in the {part} set{hint} "
                 f"({counts['empty']:,} with an empty side, {counts['too_long']:,} longer than "
                 f"--max-length {max_length})"
             )
@@ -237,7 +237,7 @@ def count_pairs(corpus, part: str) -> int:
     count = sum(1 for _ in corpus.parts[part]())
     if not count:
         files = ", ".join(map(str, corpus.files))
-        raise UserError(f"the {part} part of {corpus.name} is empty: {files}")
+        raise UserError(f"the {part} set of {corpus.name} is empty: {files}")
     return count
 
 
@@ -247,7 +247,7 @@ def encode_part(
     """Writes flat arrays, PATH.src.ids and PATH.src.offsets, the same for tgt; returns counts.
 
     Pairs with an empty side, or with more than `max_length` tokens, are left out. The parts
-    that are translated and scored later, all but the training part, are kept as text too. There
+    that are translated and scored later, all but the training set, are kept as text too. There
     a pair that is left out is a pair of empty lines: lines keep their numbers.
     """
     dtype = np.dtype(np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32)

@@ -1,4 +1,4 @@
-"""Trains on the CPU cores of one machine: processes sum their gradients with one all-reduce.
+"""Trains on the CPU cores of one machine; one all-reduce sums the gradients of all processes.
 
     python train_cpu.py --data multi30k --procs 2
 
@@ -32,7 +32,7 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
     with rank_0_first():  # it prepares the data for the other ranks
         task = find_task(args)
 
-    # --- Model and optimizer: the same in every rank, from the same seed or checkpoint
+    # --- Model and optimizer: the same on every rank, from the same seed or checkpoint
     model = task.model().to(device)
     initialize(model, args.seed)
     parameters = [weight for weight in model.parameters() if weight.requires_grad]
@@ -46,9 +46,9 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
     for parameter, view in zip(parameters, gradients.split(sizes)):
         parameter.grad = view.view_as(parameter)
 
-    # --- The loop: each turn is one step of all ranks
-    max_norm = args.clip or math.inf  # 0: the norm is measured, nothing is clipped
-    num_shards = world_size * args.accumulate  # a micro-batch each
+    # --- The loop: each iteration is one step of all ranks
+    max_norm = args.clip or math.inf  # --clip 0 measures the norm and clips nothing
+    num_shards = world_size * args.accumulate  # each shard is a micro-batch
     stopping = False
     while step < run.last and not stopping:
         seed_step(args.seed, step, rank)  # dropout differs between ranks

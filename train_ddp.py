@@ -1,4 +1,4 @@
-r"""Trains under torchrun: each process, a GPU's or a core's, has a copy of the model (DDP).
+r"""Trains with torchrun, on GPUs or CPUs: each process has a copy of the model (DDP).
 
     torchrun --standalone --nproc-per-node 2 train_ddp.py --data multi30k
     torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
@@ -41,7 +41,7 @@ def train(rank: int, world_size: int, args: Settings) -> None:
     with rank_0_first():  # it prepares the data for the other ranks
         task = find_task(args)
 
-    # --- Model and optimizer: the same in every rank, from the same seed or checkpoint
+    # --- Model and optimizer: the same on every rank, from the same seed or checkpoint
     model = task.model().to(device)
     initialize(model, args.seed)
     parameters = [weight for weight in model.parameters() if weight.requires_grad]
@@ -51,9 +51,9 @@ def train(rank: int, world_size: int, args: Settings) -> None:
     step = run.restore(model, optimizer)
     ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
 
-    # --- The loop: each turn is one step of all ranks
-    max_norm = args.clip or math.inf  # 0: the norm is measured, nothing is clipped
-    num_shards = world_size * args.accumulate  # a micro-batch each
+    # --- The loop: each iteration is one step of all ranks
+    max_norm = args.clip or math.inf  # --clip 0 measures the norm and clips nothing
+    num_shards = world_size * args.accumulate  # each shard is a micro-batch
     stopping = False
     while step < run.last and not stopping:
         seed_step(args.seed, step, rank)  # dropout differs between ranks

@@ -1,4 +1,4 @@
-r"""Trains under torchrun: each process, a GPU's or a core's, has a shard of the model (FSDP).
+r"""Trains with torchrun, on GPUs or CPUs: each process has a shard of the model (FSDP).
 
     torchrun --standalone --nproc-per-node 2 train_fsdp.py --data multi30k
     torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
@@ -42,10 +42,10 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
     with rank_0_first():  # it prepares the data for the other ranks
         task = find_task(args)
 
-    # --- Model and optimizer: the same in every rank, from the same seed or checkpoint
-    with torch.device("meta"):  # shapes without memory, as yet
+    # --- Model and optimizer: the same on every rank, from the same seed or checkpoint
+    with torch.device("meta"):  # shapes, but no memory yet
         model = task.model()
-    # --replicas N: N rows of ranks; each row holds the model once, each rank a shard of it.
+    # --replicas N: N groups of ranks; each group holds the whole model, each rank a shard.
     mesh_shape = (args.replicas, world_size // args.replicas)
     mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=("replicate", "shard"))
     mesh = mesh if args.replicas > 1 else mesh["shard"]
@@ -54,7 +54,7 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
     precision = MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=torch.float32)
     for module in [*model.layers(), model]:  # layer by layer; the rest of the model comes last
         fully_shard(module, mesh=mesh, mp_policy=precision)
-    model.to_empty(device=device)  # room for the shards, which initialize() fills
+    model.to_empty(device=device)  # allocates the shards, which initialize() fills
     initialize(model, args.seed)
     parameters = [weight for weight in model.parameters() if weight.requires_grad]
     groups = parameter_groups(model, args)
@@ -62,9 +62,9 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
     run = Run(args, task, rank, world_size)
     step = run.restore(model, optimizer)
 
-    # --- The loop: each turn is one step of all ranks
-    max_norm = args.clip or math.inf  # 0: the norm is measured, nothing is clipped
-    num_shards = world_size * args.accumulate  # a micro-batch each
+    # --- The loop: each iteration is one step of all ranks
+    max_norm = args.clip or math.inf  # --clip 0 measures the norm and clips nothing
+    num_shards = world_size * args.accumulate  # each shard is a micro-batch
     stopping = False
     while step < run.last and not stopping:
         seed_step(args.seed, step, rank)  # dropout differs between ranks

@@ -1,4 +1,4 @@
-r"""Trains under torchrun: the processes of a node share each layer (TP), the nodes the model.
+r"""Trains with torchrun, on GPUs or CPUs: tensor parallelism within a node, FSDP across nodes.
 
     torchrun --standalone --nproc-per-node 2 train_tp.py --data multi30k
     torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
@@ -43,10 +43,10 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
     with rank_0_first():  # it prepares the data for the other ranks
         task = find_task(args)
 
-    # --- Model and optimizer: the same in every rank, from the same seed or checkpoint
-    with torch.device("meta"):  # shapes without memory, as yet
+    # --- Model and optimizer: the same on every rank, from the same seed or checkpoint
+    with torch.device("meta"):  # shapes, but no memory yet
         model = task.model()
-    # --tensor N: rows of N ranks; a row has a batch of its own, each rank a part of each layer.
+    # --tensor N: TP groups of N ranks compute each layer together; FSDP shards across groups.
     mesh_shape = (world_size // args.tensor, args.tensor)
     mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=("data", "tensor"))
     data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
@@ -57,7 +57,7 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
     precision = MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=torch.float32)
     for module in [*model.layers(), model]:  # layer by layer; the rest of the model comes last
         fully_shard(module, mesh=mesh["data"], mp_policy=precision)
-    model.to_empty(device=device)  # room for the shards, which initialize() fills
+    model.to_empty(device=device)  # allocates the shards, which initialize() fills
     initialize(model, args.seed)
     parameters = [weight for weight in model.parameters() if weight.requires_grad]
     groups = parameter_groups(model, args)
@@ -65,12 +65,12 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
     run = Run(args, task, rank, world_size)
     step = run.restore(model, optimizer)
 
-    # --- The loop: each turn is one step of all ranks
-    max_norm = args.clip or math.inf  # 0: the norm is measured, nothing is clipped
-    num_shards = data_size * args.accumulate  # a micro-batch each
+    # --- The loop: each iteration is one step of all ranks
+    max_norm = args.clip or math.inf  # --clip 0 measures the norm and clips nothing
+    num_shards = data_size * args.accumulate  # each shard is a micro-batch
     stopping = False
     while step < run.last and not stopping:
-        seed_step(args.seed, step, data_rank)  # dropout differs between rows of ranks
+        seed_step(args.seed, step, data_rank)  # dropout differs between TP groups
         lr = learning_rate(step + 1, args, run.last)
         targets = task.batches.targets(step)  # tokens to predict, in all shards of the step
         nll = torch.zeros((), dtype=torch.float64, device=device)
@@ -91,7 +91,7 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
         optimizer.zero_grad()
         step += 1
         stopping = stop_requested()  # if one rank is asked to stop, all stop
-        run.record(step, nll / args.tensor, targets, norm)  # a row's ranks have the same nll
+        run.record(step, nll / args.tensor, targets, norm)  # nll is equal within a TP group
 
         # --- Evaluate and save: all ranks take part, rank 0 writes
         if run.should_evaluate(step):

@@ -40,7 +40,7 @@ class Labelled:
     classes: list[str] = field(default_factory=list)  # in their order; [] if that is unknown
     files: list[Path] = field(default_factory=list)
     layout: list = field(default_factory=list)  # of each part: columns of a table, or folders
-    headless: File | None = None  # the training part's table, if perhaps it has no header
+    headless: File | None = None  # the training set's table, if perhaps it has no header
     left_out: Counter[str] = field(default_factory=Counter)  # files in class folders, by ending
     transform: ImageTransform | None = None  # how images are read
 
@@ -56,7 +56,7 @@ class Labelled:
         """Adds a part. Raises UserError if its modality is not that of the other parts."""
         if self.modality not in ("", modality):
             raise UserError(
-                f"{files[0]}: {modality}s for the {part} part, but {self.name} has "
+                f"{files[0]}: {modality}s for the {part} set, but {self.name} has "
                 f"{self.modality}s"
             )
         self.modality = modality
@@ -104,7 +104,7 @@ def classes_of(corpus: Labelled) -> list[str]:
     seems to be a header.
     """
     if "train" not in corpus.parts:
-        raise UserError(f"{corpus.name}: no training part, only {', '.join(corpus.parts)}")
+        raise UserError(f"{corpus.name}: no training set, only {', '.join(corpus.parts)}")
     counts = Counter(corpus.read_labels("train"))
     check_classes(corpus, counts)
     check_header(corpus, counts)
@@ -113,7 +113,7 @@ def classes_of(corpus: Labelled) -> list[str]:
         names_of_part = set(corpus.read_labels(part))
         if names_of_part and names_of_part.isdisjoint(counts):
             raise UserError(
-                f"{corpus.name}: the {part} part has no class that the training part has, but "
+                f"{corpus.name}: the {part} set has no class that the training set has, but "
                 f"such as {min(names_of_part)!r}"
             )
         names |= names_of_part
@@ -127,13 +127,13 @@ def classes_of(corpus: Labelled) -> list[str]:
 def check_classes(corpus: Labelled, counts: Counter) -> None:
     """Raises UserError for too few or too many classes.
 
-    counts: the examples of each class in the training part.
+    counts: the examples of each class in the training set.
     """
     if not counts:
-        raise UserError(f"{corpus.name}: the training part has no example")
+        raise UserError(f"{corpus.name}: the training set has no example")
     if len(counts) == 1:
         raise UserError(
-            f"{corpus.name}: the training part has only the class {min(counts)!r}; at least "
+            f"{corpus.name}: the training set has only the class {min(counts)!r}; at least "
             f"two classes are needed"
         )
     if len(counts) > MAX_CLASSES:
@@ -146,7 +146,7 @@ def check_header(corpus: Labelled, counts: Counter) -> None:
     """Raises UserError if the first row of a table seems to be a header, not an example.
 
     Its class occurs only once then, other classes more often. counts: the examples of each
-    class in the training part.
+    class in the training set.
     """
     if not corpus.headless:
         return

@@ -45,7 +45,7 @@ def prepare(
     """Encodes a labelled corpus into a folder that any number of processes can map.
 
     tokenizer: a serialized one, or "": then a byte-level BPE of `vocab_size` is trained, on
-    lower case. Without a validation part some examples are held out
+    lower case. Without a validation set some examples are held out
     (support/classification/splits.py). Raises UserError.
     """
 
@@ -104,14 +104,14 @@ def encode_corpus(
             counts = write_images(examples, folder / part)
         if not counts["examples"]:
             hint = "; pass one with --valid" if is_held_out and part == "valid" else ""
-            raise UserError(f"{corpus.name}: the {part} part has no example{hint}")
+            raise UserError(f"{corpus.name}: the {part} set has no example{hint}")
         meta["parts"][part] = counts
     decoded.unlink(missing_ok=True)
     return meta
 
 
 def decode_once(corpus: Labelled, path: Path) -> Labelled:
-    """Returns a corpus of images with its training part read from one file, which it writes.
+    """Returns a corpus of images with its training set read from one file, which it writes.
 
     To choose what is held out, the part is read several times, and to decode images takes long.
     """
@@ -164,7 +164,7 @@ def write_texts(
 ) -> dict:
     """Writes PATH.ids, .offsets and .labels; returns counts.
 
-    Raises UserError if all texts of the training part are empty.
+    Raises UserError if all texts of the training set are empty.
     """
     counts = {"examples": 0, "cut": 0, "tokens": 0}
     has_text = False
@@ -186,7 +186,7 @@ def write_texts(
             counts["cut"] += cut
             counts["tokens"] += int(lengths.sum())
     if path.name == "train" and counts["examples"] and not has_text:
-        raise UserError("the texts of the training part are all empty")
+        raise UserError("the texts of the training set are all empty")
     return counts
 
 

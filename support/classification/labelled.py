@@ -145,7 +145,7 @@ def add_idx(corpus: Labelled, folder: Path, size: int) -> None:
     for part, (images, labels) in find_idx(folder).items():
         if not images or not labels:
             raise UserError(
-                f"{folder}: the {part} part has only {images or labels}; both images and "
+                f"{folder}: the {part} set has only {images or labels}; both images and "
                 f"labels are needed"
             )
         if not corpus.transform:

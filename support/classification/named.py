@@ -91,7 +91,7 @@ CLASSES = {
         "Ankle boot",
     ],
 }
-FASHION_MEAN, FASHION_STD = 0.28604, 0.35302  # of the training part's pixels, from 0 to 1
+FASHION_MEAN, FASHION_STD = 0.28604, 0.35302  # of the training set's pixels, from 0 to 1
 IMDB_TEXT = re.compile(r"aclImdb/(train|test)/(neg|pos)/[^/]+\.txt")  # others have no class
 
 

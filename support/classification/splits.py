@@ -14,14 +14,14 @@ import numpy as np
 from data import choose_held_out, hash_text
 from support.classification.corpus import Labelled, Reader
 
-VALID_EXAMPLES = 2000  # held out of training where there is no validation part
+VALID_EXAMPLES = 2000  # held out of training where there is no validation set
 ONE_IN = 20  # but at most one example in so many
 
 
 def hold_out(corpus: Labelled) -> tuple[dict[str, Reader], int]:
-    """Returns the readers of all parts, and how many examples the training part has.
+    """Returns the readers of all parts, and how many examples the training set has.
 
-    Without a validation part, some of these examples are held out as one. A hash of the example
+    Without a validation set, some of these examples are held out as one. A hash of the example
     chooses them, so that equal examples stay together (`choose_held_out` in data.py).
     """
     if "train" not in corpus.parts:
@@ -59,7 +59,7 @@ def hash_example(example: str | np.ndarray) -> int:
 def select(
     corpus: Labelled, held_out: set[int], is_held_out: bool
 ) -> Iterator[tuple[Any, str]]:
-    """Yields those examples of the training part that are held out, or those that are not."""
+    """Yields those examples of the training set that are held out, or those that are not."""
     for example, name in corpus.parts["train"]():
         if (hash_example(example) in held_out) == is_held_out:
             yield example, name

@@ -179,7 +179,7 @@ class Classification:
         return "\n".join(lines)
 
     def untrained_classes(self) -> list[str]:
-        """Returns a warning for each part with classes that the training part lacks."""
+        """Returns a warning for each part with classes that the training set lacks."""
         trained = np.unique(self.part("train").labels)
         lines = []
         for part in self.meta["parts"]:
@@ -188,8 +188,8 @@ class Classification:
             if len(unknown):
                 names = ", ".join(self.classes[label] for label in np.unique(unknown))
                 lines.append(
-                    f"warning: {len(unknown):,} of the {part} part's {len(labels):,} examples "
-                    f"have classes that the training part lacks; no model can learn these, "
+                    f"warning: {len(unknown):,} of the {part} set's {len(labels):,} examples "
+                    f"have classes that the training set lacks; no model can learn these, "
                     f"but they count in all figures: {names[:120]}"
                 )
         return lines
@@ -259,7 +259,7 @@ class Classification:
     def report(
         self, model: nn.Module, rank: int, world_size: int, folder: Path
     ) -> tuple[dict[str, Any], str]:
-        """Scores the test part, or without one the validation part.
+        """Scores the test set, or without one the validation set.
 
         Writes predictions.csv to `folder`; its rows are numbered from 0, as the part has them.
         Returns entries for summary.json and text to show.
@@ -283,7 +283,7 @@ class Classification:
             "per_class": per_class(self.confusion, self.classes),
         }
         lines = [
-            f"the {part} part, {len(labels):,} examples:",
+            f"the {part} set, {len(labels):,} examples:",
             "",
             metrics_table(self.confusion, self.classes),
             "",

@@ -102,7 +102,7 @@ def find_class_folders(folder: Path) -> dict[str, Path]:
     """Returns the folder of each part that has a folder for each class.
 
     The parts are folders named train, valid and test, or SOMETHING-train and so on. Without
-    them the folder itself is the training part, but if it has train.de and train.en, too, it
+    them the folder itself is the training set, but if it has train.de and train.en, too, it
     is a corpus to translate.
     """
     parts = {}

@@ -107,7 +107,7 @@ def read_phrasebook(part: str, src: str) -> Iterator[Pair]:
 def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
     """Returns the corpus of a folder with train.de, train.en and more parts. Raises UserError.
 
-    Multi30k is known by the name of its test part, so a copy of it has the same settings.
+    Multi30k is known by the name of its test set, so a copy of it has the same settings.
     """
     corpus = Corpus(own_name(folder, ("phrasebook",)), {}, (src, tgt))
     for part, names in PARTS.items():

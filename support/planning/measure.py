@@ -163,8 +163,11 @@ def take_timings(step: TrainingStep, processes: int) -> Timings:
 
 def base_memory() -> float:
     """Returns the bytes that a process needs to train a tiny model: Python and PyTorch."""
-    # What a training script imports counts, too.
-    command = "import train_fsdp; from support.planning.measure import print_base; print_base()"
+    # What a training process imports counts, too.
+    command = (
+        "import train_fsdp, support.distributed.weights; "
+        "from support.planning.measure import print_base; print_base()"
+    )
     done = subprocess.run(
         [sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -320,7 +320,7 @@ class Run:
     def save_best(self, step: int, model: nn.Module, metrics: dict[str, float]) -> None:
         """Saves the weights of an evaluation: the best in best.pt, the latest in step-N.pt.
 
-        The best have the highest first metric on the validation part, and of those the lowest
+        The best have the highest first metric on the validation set, and of those the lowest
         loss. A collective: rank 0 gathers the weights.
         """
         from support.distributed import weights

@@ -244,7 +244,7 @@ class RunSettings:
     )
     bleu_sentences: int = flag(
         2000,
-        "at most so many sentences, spread over the validation part, give BLEU during training",
+        "at most so many sentences, spread over the validation set, give BLEU during training",
         (0, LARGE),
         task=TRANSLATE,
         changeable=True,

@@ -68,7 +68,7 @@ def epoch_seconds(run, tokens_per_second: float) -> float:
 
 
 def finish(run, model: nn.Module) -> None:
-    """Scores the best weights on the test part, and writes summary.json. A collective.
+    """Scores the best weights on the test set, and writes summary.json. A collective.
 
     `model` is left with the best weights.
     """
@@ -118,7 +118,7 @@ def choose_weights(run, model: nn.Module) -> tuple[dict, dict[str, float]]:
     """Loads the weights that the run keeps, and returns their checkpoint and their metrics.
 
     They are those of best.pt, or the mean of the last evaluations' weights if its loss on the
-    validation part is lower: the highest of many accuracies is partly luck, the loss less so. A
+    validation set is lower: the highest of many accuracies is partly luck, the loss less so. A
     collective: rank 0 reads the files.
     """
     from support.distributed.weights import load_full_state_dict

@@ -64,7 +64,7 @@ class Task(Protocol):
     def report(
         self, model: nn.Module, rank: int, world_size: int, folder: Path
     ) -> tuple[dict[str, Any], str]:
-        """Scores the test part. Returns entries of summary.json, and text to show."""
+        """Scores the test set. Returns entries of summary.json, and text to show."""
 
     def saved(self) -> dict[str, Any]:
         """Returns what the checkpoint holds of the task: numbers and text, as in JSON."""
@@ -148,7 +148,7 @@ def config_for_amount(kind: str, examples: Iterable) -> Path | None:
     """Returns the file for so many examples: KIND-to-N.yaml with the smallest N, or KIND.yaml.
 
     kind: pairs, texts, images, pretrained-texts or pretrained-images. examples: of the training
-    part; no more of them are read than the largest N.
+    set; no more of them are read than the largest N.
     """
     limits = {}  # the file for at most so many examples
     for path in CONFIGS.glob(f"{kind}-to-*.yaml"):

@@ -35,7 +35,7 @@ def beam_search(
 
     Returns the `n_best` hypotheses of each sentence, best first, as (score, ids). The score is
     the log-probability in nats over length ** length_penalty, where eos counts too (Wu et al.,
-    2016). On Multi30k's validation part a penalty of 2 was best; with 1, translations were 5 %
+    2016). On Multi30k's validation set a penalty of 2 was best; with 1, translations were 5 %
     too short. The length is at most 2 * source + 8, and at most max_length. The result for a
     sentence does not depend on the others of its batch. Raises ValueError for an impossible
     beam.

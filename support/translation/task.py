@@ -207,7 +207,7 @@ class Translation:
     def report(
         self, model: nn.Module, rank: int, world_size: int, folder: Path
     ) -> tuple[dict[str, Any], str]:
-        """Scores the test part, or without one the validation part, as translate.py translates.
+        """Scores the test set, or without one the validation set, as translate.py translates.
 
         Writes translations.txt to `folder`. The line of a pair that is not scored is empty
         there. Returns entries for summary.json and text to show.
@@ -222,7 +222,7 @@ class Translation:
         scored = self.scored_lines(part)
         lines = [
             f"BLEU {self.bleu.value:.1f}, chrF {self.chrf.value:.1f} "
-            f"on {len(scored):,} sentences of the {part} part, beam {BEAM}",
+            f"on {len(scored):,} sentences of the {part} set, beam {BEAM}",
             f"BLEU's signature: {self.bleu.signature}",
             f"chrF's signature: {self.chrf.signature}",
             "",

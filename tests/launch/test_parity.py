@@ -11,7 +11,7 @@ from conftest import SMALL, read_metrics, run_script, skip_on_windows
 skip_on_windows("torchrun asks for libuv, which PyTorch for Windows is built without")
 
 FEW = (("cpu", 2, 1), ("ddp", 2, 1), ("fsdp", 2, 2), ("tp2", 2, 1))
-MANY = (("cpu", 4, 2), ("ddp", 3, 4), ("fsdp", 3, 1), ("tp2", 4, 2))
+MANY = (("ddp", 3, 4), ("fsdp", 3, 1), ("tp2", 4, 2))
 
 
 @pytest.mark.parametrize("cases", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
@@ -51,7 +51,7 @@ def test_split_layers_of_a_classifier_give_the_same_curve(tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_a_split_run_that_goes_on_is_the_same_to_the_bit(tmp_path, corpus_flags):
-    """From one file and from shards, with dropout, two micro-batches and two rows of ranks."""
+    """From one file and from shards, with dropout, two micro-batches and two groups."""
     flags = [*corpus_flags, *SMALL, "--dropout", "0.1", "--accumulate", "2"]
 
     def go(*flags):

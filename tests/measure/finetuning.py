@@ -7,7 +7,7 @@ All other flags are those of train_cpu.py, with its presets for tables. Needs `p
 transformers accelerate`. The Trainer runs after this project, with its own defaults: one
 process with a thread per core, batches of 8 as they come, padded to their longest, AdamW at
 5e-5 (--trainer-lr), fp32; then, if the CPU is fast in bf16, the same with bf16=True. Prints a
-table: samples per second in training, and the accuracy on rows of the test part. This project
+table: samples per second in training, and the accuracy on rows of the test set. This project
 holds out one row in 20 to validate, and trains on the rest.
 """
 
@@ -160,7 +160,7 @@ def main() -> None:
         folder = Path(name)
         corpus = find_labelled(given.data, test=given.test, text=given.text, label=given.label)
         if "test" not in corpus.parts:
-            sys.exit(f"error: {given.data} has no test part: name one with --test")
+            sys.exit(f"error: {given.data} has no test set: name one with --test")
         classes = write_rows(folder, corpus, given.rows)
         mine = [
             *shlex.split("--data train.csv --test test.csv --text text --label class"),
@@ -207,9 +207,7 @@ def main() -> None:
             report(*found[-1])
     print(
         f"\n{device_name('cpu')}, {available_cores()} cores\n\n"
-        "| | samples/s in training | ours is faster by | accuracy, test part |\n|"
-        + " --- |"
-        * 4
+        "| | samples/s in training | ours is faster by | accuracy, test set |\n|" + " --- |" * 4
     )
     for name, speed, right in found:
         print(f"| {name} | {speed:.1f} | {found[0][1] / speed:.1f} | {100 * right:.1f} % |")

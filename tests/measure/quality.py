@@ -6,7 +6,7 @@
 All other flags are those of train_cpu.py. The runs are logs/NAME/1, logs/NAME/2 and so on, one
 after the other. The same command resumes where it was stopped, and does not train a finished
 run again. Prints a table with means and standard deviations: BLEU with a beam of 4, the best of
-the validation part, and that of the test part, by the run itself and by translate.py --score.
+the validation set, and that of the test set, by the run itself and by translate.py --score.
 """
 
 import argparse
@@ -54,11 +54,11 @@ def train(name: str, seed: int, flags: list[str]) -> Path:
 
 
 def score(run: Path, flags: dict) -> float:
-    """BLEU of the test part as translate.py gives it."""
+    """BLEU of the test set as translate.py gives it."""
     names = ("data", "valid", "test", "src", "tgt")
     corpus = find_corpus(*(flags[name] for name in names))
     if "test" not in corpus.parts:
-        raise UserError(f"{corpus.name} has no test part: name one with --test")
+        raise UserError(f"{corpus.name} has no test set: name one with --test")
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, side) for side in ("src", "tgt")]
         for path, sentences in zip(paths, zip(*corpus.parts["test"]())):

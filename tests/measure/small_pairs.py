@@ -4,7 +4,7 @@
         --joeynmt PYTHON
 
 CORPUS is a folder with train.en and train.fr, dev.en and dev.fr, test.en and test.fr. The first
---pairs of its training part are used. PYTHON is the interpreter of an environment with JoeyNMT
+--pairs of its training set are used. PYTHON is the interpreter of an environment with JoeyNMT
 2.3. Both programs train at the same time, with one core each: train_cpu.py with the settings
 that it chooses and --minutes, JoeyNMT with its recipe for IWSLT14, on text that our vocabulary
 has divided into tokens. JoeyNMT is stopped after as many minutes and tested with the best of
@@ -144,7 +144,7 @@ def train_joeynmt(python: str, folder: Path) -> subprocess.Popen:
 
 
 def test_joeynmt(python: str, folder: Path, bpe: BPE, references: list[str], tgt: str) -> str:
-    """Returns the BLEU of JoeyNMT's translations of the test part, as text."""
+    """Returns the BLEU of JoeyNMT's translations of the test set, as text."""
     if not (folder / "model" / "best.ckpt").exists():
         return "no checkpoint"
     command = [python, "-m", "joeynmt", "test", folder / "joeynmt.yaml", "-o", folder / "out"]

@@ -159,7 +159,7 @@ def test_the_run_that_minutes_choose_can_be_repeated(tmp_path, corpus_flags, scr
         assert done.stdout.count("settings: ") == 1  # the trial says nothing
         return tmp_path / "logs" / name
 
-    first = train("first", "--minutes", "0.6")
+    first = train("first", "--minutes", "0.3")
     flags = json.loads((first / "config.json").read_text())["flags"]
     length = ["--steps", str(flags["steps"])] if flags["steps"] else []
     second = train("second", "--epochs", str(flags["epochs"]), *length)

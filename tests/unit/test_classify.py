@@ -285,7 +285,7 @@ def test_score_takes_the_examples_that_were_held_out(folder, answer, examples, t
     )
     for part, number in (("valid", len(held_out)), ("train", count - len(held_out))):
         assert (
-            f"\n{number} texts of the {part} part, "
+            f"\n{number} texts of the {part} set, "
             in answer("--checkpoint", tmp_path / "run", "--score", part).out
         )
     with pytest.raises(UserError, match="--score test: .* has only the parts train, valid"):
@@ -318,7 +318,7 @@ def test_of_a_folder_with_parts_the_one_to_test_on_is_scored(answer, tmp_path):
         if part != "train":
             named = "valid" if part == "dev" else part
             found = answer("--score", tmp_path / "all").out
-            assert f"\n{len(texts)} texts of the {named} part, " in found
+            assert f"\n{len(texts)} texts of the {named} set, " in found
     with pytest.raises(
         UserError, match="no label, such as .* is among the model's classes"
     ):  # the columns that it was trained on are another table's

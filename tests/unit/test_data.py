@@ -115,7 +115,7 @@ WRONG = {  # name: (files, what the answer says)
     "empty": ({"empty.de": b"", "empty.en": b""}, "empty", "is empty"),
     "blank": (
         {"blank.de": b" \n\n", "blank.en": b"a\nb\n"},
-        "no sentence pair in the train part",
+        "no sentence pair in the train set",
         "with an empty side",
     ),
     "long": ({"long.de": b"ein " * 500, "long.en": b"a"}, "1 longer than --max-length"),

@@ -79,7 +79,7 @@ def test_columns_by_name_several_are_joined(tmp_path):
 
 def test_texts_that_are_all_empty_are_refused(tmp_path):
     write_tree(tmp_path, {f"all/{name}/{i}.txt": "" for name in "ab" for i in range(3)})
-    with pytest.raises(UserError, match="the texts of the training part are all empty"):
+    with pytest.raises(UserError, match="the texts of the training set are all empty"):
         corpus = find_labelled(str(tmp_path / "all"))
         prepare(corpus, corpus.checksum(), tmp_path, "", 16, None, 100)
 
@@ -710,11 +710,11 @@ def test_class_folders_without_parts_and_others_to_validate_on(tmp_path):
     )
     corpus = find_labelled(f"{tmp_path}/all", valid=f"{tmp_path}/dev")
     assert read(corpus) == [("x", "a"), ("y", "b")] and read(corpus, "valid") == [("z", "b")]
-    assert "the test part has no class that the training part has, but such as 'c'" in refusal(
+    assert "the test set has no class that the training set has, but such as 'c'" in refusal(
         read_all, tmp_path / "all", test=f"{tmp_path}/t"
     )
     answer = refusal(find_labelled, f"{tmp_path}/all", valid=f"{tmp_path}/p")
-    assert "images for the valid part, but all has texts" in answer
+    assert "images for the valid set, but all has texts" in answer
     assert "both/a: a class without any image" in refusal(find_labelled, f"{tmp_path}/both")
     assert "neither a table" in refusal(find_labelled, f"{tmp_path}/all/a")
     assert "no such file or folder" in refusal(find_labelled, f"{tmp_path}/none", label="label")
@@ -724,7 +724,7 @@ def test_a_folder_with_a_test_part_alone_is_found_but_nothing_to_train_on(tmp_pa
     write_tree(tmp_path, {"test/a/1.txt": "x", "test/b/1.txt": "y"})
     corpus = find_labelled(str(tmp_path))
     assert read(corpus, "test") == [("x", "a"), ("y", "b")]
-    assert "no training part, only test" in refusal(classes_of, corpus)
+    assert "no training set, only test" in refusal(classes_of, corpus)
 
 
 def test_the_runs_of_this_project_are_no_class(tmp_path, monkeypatch):
