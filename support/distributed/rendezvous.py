@@ -126,12 +126,7 @@ def share_settings(
         expected, settings = json.loads(store.get("settings"))
         args = command_line.settings(**settings)
         with publish(store, f"checked/{rank}"):
-            for name in own:
-                if own[name] != expected[name]:
-                    raise UserError(
-                        f"process {rank}, on {socket.gethostname()}, differs from process 0 in "
-                        f"its {name}: {own[name]} instead of {expected[name]}"
-                    )
+            check_equal(rank, socket.gethostname(), own, expected)
             # This node may have fewer GPUs, or no compiler.
             find_device(args.device, args.DEVICES)
             if args.compile:
@@ -153,13 +148,18 @@ def agree(**facts: str) -> None:
     """Raises UserError, naming who differs, unless all ranks state the same. A collective."""
     stated = all_gather_objects((socket.gethostname(), facts))
     _, expected = stated[0]
-    for rank, (host, other) in enumerate(stated):
-        for name in facts:
-            if other[name] != expected[name]:
-                raise UserError(
-                    f"process {rank}, on {host}, differs from process 0 in its {name}: "
-                    f"{other[name][:60]} instead of {expected[name][:60]}"
-                )
+    for rank, (host, own) in enumerate(stated):
+        check_equal(rank, host, own, expected)
+
+
+def check_equal(rank: int, host: str, own: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Raises UserError for the first thing in which a process differs from process 0."""
+    for name in own:
+        if own[name] != expected[name]:
+            raise UserError(
+                f"process {rank}, on {host}, differs from process 0 in its {name}: "
+                f"{own[name]} instead of {expected[name]}"
+            )
 
 
 def restart_store(

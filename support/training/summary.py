@@ -81,22 +81,18 @@ def finish(run, model: nn.Module) -> None:
     if not run.writes:
         return
     seconds = time.perf_counter() - run.began
+    epochs = list(run.progress.epochs)
+    if run.progress.epoch.seconds:  # the last epoch is not whole
+        epochs.append(run.epoch_record(run.last))
     content: dict[str, Any] = {
         "steps": run.last,
         "tokens": run.progress.tokens,
         "wall_seconds": round(seconds, 1),
-    }
-    content |= median_speed(run.folder / "metrics.csv")
-    content |= {
+        **median_speed(run.folder / "metrics.csv"),
         "best_step": best["step"],
         "averaged_checkpoints": best["averaged"],
-    }
-    content |= {f"valid_{name}": round(value, 4) for name, value in valid.items()}
-    content |= test_metrics
-    epochs = list(run.progress.epochs)
-    if run.progress.epoch.seconds:  # the last epoch is not whole
-        epochs.append(run.epoch_record(run.last))
-    content |= {
+        **{f"valid_{name}": round(value, 4) for name, value in valid.items()},
+        **test_metrics,
         "training_examples": len(run.task.batches.examples),
         "peak_memory_mib": {
             "largest_process": round(max(memory)),
