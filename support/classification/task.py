@@ -18,14 +18,8 @@ from torch import Tensor, nn
 from data import evaluation_batches
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.corpus import Labelled
-from support.classification.examples import (
-    ExampleBatches,
-    Images,
-    Texts,
-    class_weights,
-    prepare,
-    read_tokenizer,
-)
+from support.classification.encoding import prepare, read_tokenizer
+from support.classification.examples import ExampleBatches, Images, Texts, class_weights
 from support.classification.flops import classifier_flops
 from support.classification.images import ImageTransform
 from support.classification.labelled import find_labelled
