@@ -19,27 +19,40 @@ from support.classification.images import shift_and_mirror
 from support.common.errors import UserError
 
 
-class Texts:
-    """One part of an encoded corpus of texts."""
+class Examples:
+    """The labels of one part of an encoded corpus. Each example has one target: its label."""
 
-    def __init__(self, folder: Path, part: str, pad: int = 0):
-        self.pad = pad
-        self.ids = map_file(folder / f"{part}.ids", np.int32)
-        if not len(self.ids):  # all texts are empty
-            self.ids = np.zeros(1, np.int32)
-        self.offsets = map_file(folder / f"{part}.offsets", np.int64)
+    def __init__(self, folder: Path, part: str):
         self.labels = map_file(folder / f"{part}.labels", np.int32)
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    def targets(self, rows: np.ndarray) -> int:
+        """Returns the targets of the examples `rows`."""
+        return len(rows)
+
+    def label_and_weight(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns label and weight, (rows,) int64 and fp32; without rows one of weight 0."""
+        if not len(rows):
+            return torch.zeros(1, dtype=torch.int64), torch.zeros(1)
+        return torch.from_numpy(self.labels[rows].astype(np.int64)), torch.ones(len(rows))
+
+
+class Texts(Examples):
+    """One part of an encoded corpus of texts."""
+
+    def __init__(self, folder: Path, part: str, pad: int = 0):
+        super().__init__(folder, part)
+        self.pad = pad
+        self.ids = map_file(folder / f"{part}.ids", np.int32)
+        if not len(self.ids):  # all texts are empty
+            self.ids = np.zeros(1, np.int32)
+        self.offsets = map_file(folder / f"{part}.offsets", np.int64)
+
     def lengths(self, rows: np.ndarray) -> list[np.ndarray]:
         """Returns the tokens of the texts `rows`, (rows,); an empty text counts as one."""
         return [np.maximum(self.offsets[rows + 1] - self.offsets[rows], 1)]
-
-    def targets(self, rows: np.ndarray) -> int:
-        """Returns the targets of the texts `rows`: one each."""
-        return len(rows)
 
     def batch(self, rows: np.ndarray, width: int = 0) -> tuple[torch.Tensor, ...]:
         """Returns (ids, label, weight): (rows, width) int64, (rows,) int64, (rows,) fp32.
@@ -48,40 +61,28 @@ class Texts:
         rows it returns a single text of padding whose weight is 0.
         """
         if not len(rows):
-            empty = torch.full((1, width or 1), self.pad)
-            return empty, torch.zeros(1, dtype=torch.int64), torch.zeros(1)
+            return torch.full((1, width or 1), self.pad), *self.label_and_weight(rows)
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         column = np.arange(width or int(lengths.max(initial=1)))[None]
         positions = np.minimum(starts[:, None] + column, len(self.ids) - 1)
         ids = np.where(column < lengths[:, None], self.ids[positions], self.pad)
-        return (
-            torch.from_numpy(ids.astype(np.int64)),
-            torch.from_numpy(self.labels[rows].astype(np.int64)),
-            torch.ones(len(rows)),
-        )
+        return torch.from_numpy(ids.astype(np.int64)), *self.label_and_weight(rows)
 
 
-class Images:
+class Images(Examples):
     """One part of an encoded corpus of images; tokens: how many a model makes of an image."""
 
     def __init__(self, folder: Path, part: str, tokens: int):
+        super().__init__(folder, part)
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         shape = meta["parts"][part]["shape"]
         self.pixels = map_file(folder / f"{part}.pixels", np.uint8).reshape(-1, *shape)
-        self.labels = map_file(folder / f"{part}.labels", np.int32)
         self.tokens = tokens
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def lengths(self, rows: np.ndarray) -> list[np.ndarray]:
         """Returns the tokens of the images `rows`, (rows,)."""
         return [np.full(len(rows), self.tokens)]
-
-    def targets(self, rows: np.ndarray) -> int:
-        """Returns the targets of the images `rows`: one each."""
-        return len(rows)
 
     def batch(
         self, rows: np.ndarray, width: int = 0, moves: np.ndarray | None = None
@@ -94,15 +95,11 @@ class Images:
         """
         if not len(rows):
             black = torch.zeros(1, *self.pixels.shape[1:], dtype=torch.uint8)
-            return black, torch.zeros(1, dtype=torch.int64), torch.zeros(1)
+            return black, *self.label_and_weight(rows)
         pixels = self.pixels[rows]
         if moves is not None:
             pixels = shift_and_mirror(pixels, moves)
-        return (
-            torch.from_numpy(pixels),
-            torch.from_numpy(self.labels[rows].astype(np.int64)),
-            torch.ones(len(rows)),
-        )
+        return torch.from_numpy(pixels), *self.label_and_weight(rows)
 
 
 def class_weights(labels: np.ndarray, classes: int, balanced: bool) -> np.ndarray:
