@@ -7,7 +7,6 @@ Example:
     batches = ExampleBatches(train, batch_tokens, seed, batch_size, weights)
 """
 
-import json
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import torch
 from data import Batches, map_file
 from support.classification.images import shift_and_mirror
 from support.common.errors import UserError
+from support.common.files import read_json
 
 
 class Examples:
@@ -75,7 +75,7 @@ class Images(Examples):
 
     def __init__(self, folder: Path, part: str, tokens: int):
         super().__init__(folder, part)
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        meta = read_json(folder / "meta.json")
         shape = meta["parts"][part]["shape"]
         self.pixels = map_file(folder / f"{part}.pixels", np.uint8).reshape(-1, *shape)
         self.tokens = tokens
