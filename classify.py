@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from support.classification.images import ImageTransform, read_image
-from support.classification.labelled import MAX_CLASSES, Labelled, Reader, find_labelled
+from support.classification.corpus import MAX_CLASSES, Labelled, Reader
+from support.classification.images import read_image
+from support.classification.labelled import find_labelled
 from support.classification.metrics import metrics_table
 from support.classification.predict import load_classifier, predict_logits
 from support.classification.splits import hold_out
@@ -120,11 +121,8 @@ class Predictor:
         self.model.to(args.device)
         speed_up(self.model, args.device, bf16=False)
         self.classes = self.saved["classes"]
-        self.modality = "text"
-        self.transform = None
-        if self.saved["transform"]:
-            self.modality = "image"
-            self.transform = ImageTransform(**self.saved["transform"])
+        self.transform = self.model.transform
+        self.modality = "image" if self.transform else "text"
         self.num_examples = 0
         self.num_cut = 0  # texts that were longer than the model allows
 

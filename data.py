@@ -501,3 +501,20 @@ class Batches:
     ) -> tuple[torch.Tensor, ...]:
         """Makes tensors of examples; a classifier's may look different in each epoch."""
         return self.examples.batch(rows, *widths)
+
+
+def evaluation_batches(
+    examples, batch_tokens: int, rank: int, world_size: int, device: torch.device
+) -> Iterator[tuple[np.ndarray, list[torch.Tensor]]]:
+    """Yields the batches of a rank in an evaluation: which examples, and their tensors.
+
+    Each example is in one batch of one rank. All ranks take equally many batches, because
+    FSDP's all-gathers need all of them: in the last one a rank may have no example.
+    """
+    lengths = examples.lengths(np.arange(len(examples)))
+    batches = group_by_length(lengths, batch_tokens, np.random.default_rng(0))
+    no_rows = np.arange(0)
+    for first in range(0, len(batches), world_size):
+        own = first + rank
+        rows = batches[own] if own < len(batches) else no_rows
+        yield rows, [tensor.to(device) for tensor in examples.batch(rows)]

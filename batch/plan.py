@@ -9,8 +9,8 @@ For DDP, FSDP, FSDP within each node (--replicas), and tensor parallelism within
 FSDP across, it prints the memory of the largest process by part, the seconds of a step,
 tokens/s, MFU, hours, the fewest GPUs that hold the model, and the best --accumulate; and for
 the fastest mode the lines of its SBATCH file. Every sentence counts as --max-length tokens
-long. The assumptions are the numbers at the top of support/planning/estimate.py and
-support/planning/footprint.py.
+long. The assumptions are the numbers at the top of the files of support/planning/, above all
+of machines.py.
 """
 
 import argparse
@@ -25,16 +25,15 @@ from support.common.errors import UserError, make_parser, run_main
 from support.common.kernels import fast_precision
 from support.common.text_table import aligned
 from support.planning.estimate import (
-    HARDWARE,
     MAX_GPUS,
     MODE_NAMES,
     Estimate,
-    Hardware,
     best,
     can_split,
     fewest_gpus,
 )
 from support.planning.footprint import TrainingStep
+from support.planning.machines import HARDWARE, Hardware
 from support.training.command_line import add_flag
 from support.training.config_file import read_config
 from support.training.settings import Settings, check_limits, flag, flags_of, option

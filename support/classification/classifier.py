@@ -4,6 +4,9 @@ Example:
     model = Classifier(ClassifierConfig(classes=4, vocab_size=8000))
     loss, nll = model(ids, label, weight)              # sums over the batch's examples
     logits = model(ids)                                # (batch, classes)
+
+    model = Classifier(ClassifierConfig(classes=4, patch=4, image_size=32), transform)
+    logits = model(pixels)                             # bytes, which it normalizes
 """
 
 import math
@@ -15,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model import EncoderLayer, LayerConfig, sinusoids
+from support.classification.images import ImageTransform
 
 
 @dataclass
@@ -61,9 +65,11 @@ class Classifier(nn.Module):
     arxiv.org/abs/2010.11929.
     """
 
-    def __init__(self, config: ClassifierConfig):
+    def __init__(self, config: ClassifierConfig, transform: ImageTransform | None = None):
+        """transform: how it normalizes images that are given as bytes."""
         super().__init__()
         self.config = config
+        self.transform = transform
         d_model = config.d_model
         if config.patch:
             self.stem = make_stem(config)
@@ -101,9 +107,11 @@ class Classifier(nn.Module):
     def embed(self, x: Tensor) -> Tensor:
         """Returns (batch, length, d_model), without dropout.
 
-        x: (batch, length) ids or (batch, channels, height, width) pixels.
+        x: (batch, length) ids or (batch, channels, height, width) pixels: see `forward`.
         """
         if self.config.patch:
+            if self.transform and x.dtype == torch.uint8:
+                x = normalize(x, self.transform)
             x = self.stem(x)
             x = F.unfold(x, self.patch, stride=self.patch).transpose(1, 2)
             x = self.embedding(x)  # (batch, patches, d_model)
@@ -120,7 +128,7 @@ class Classifier(nn.Module):
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns (batch, length, d_model), and (batch, length): False where there is padding.
 
-        x: (batch, length) ids or (batch, channels, height, width) pixels.
+        x: (batch, length) ids or (batch, channels, height, width) pixels: see `forward`.
         """
         y = self.embed(x)
         if self.config.patch:
@@ -155,9 +163,10 @@ class Classifier(nn.Module):
     ) -> tuple[Tensor, Tensor] | Tensor:
         """Returns (loss, nll) of a batch, sums over its examples.
 
-        x: (batch, length) ids or (batch, channels, height, width) pixels; label: (batch,);
-        weight: (batch,), factors of the examples' losses. Where it is 0, nll leaves out the
-        example, too. Without label it returns the logits in fp32, (batch, classes).
+        x: (batch, length) ids or (batch, channels, height, width) pixels, which are bytes, or
+        normalized and in fp32; label: (batch,); weight: (batch,), factors of the examples'
+        losses. Where it is 0, nll leaves out the example, too. Without label it returns the
+        logits in fp32, (batch, classes).
         """
         y, is_token = self.encode(x)
         logits = self.head(self.pool(y, is_token)).float()
@@ -168,6 +177,15 @@ class Classifier(nn.Module):
         smoothing = self.config.label_smoothing
         loss = (1 - smoothing) * nll - smoothing * log_p.mean(-1)
         return (loss * weight).sum(), (nll * (weight > 0)).sum().detach()
+
+
+def normalize(pixels: Tensor, transform: ImageTransform) -> Tensor:
+    """Returns images of bytes, (images, channels, height, width), normalized and in fp32."""
+    values = pixels.float()
+    # Python's numbers need no copy to the device, for which a GPU would have to be waited for.
+    for channel, mean, std in zip(values.unbind(1), transform.mean, transform.std):
+        channel.sub_(255 * mean).div_(255 * std)
+    return values
 
 
 def make_stem(config: ClassifierConfig) -> nn.Sequential:

@@ -3,7 +3,7 @@
 Example:
     folder = prepare(corpus, corpus.checksum(), cache, tokenizer, max_length, transform, 8000)
     train = Texts(folder, "train")                     # or Images
-    x, label, weight = train.batch(rows)               # images as bytes: see `normalize`
+    x, label, weight = train.batch(rows)               # images as bytes: a quarter of fp32
     weights = class_weights(train.labels, classes=4, balanced=False)
     batches = ExampleBatches(train, batch_tokens, seed, batch_size, weights)
 """
@@ -22,8 +22,8 @@ import torch
 from tokenizers import Tokenizer
 
 from data import BPE, Batches, is_encoded, make_once, map_file, name_folder
+from support.classification.corpus import Labelled, Reader, classes_of
 from support.classification.images import ImageTransform, shift_and_mirror
-from support.classification.labelled import Labelled, Reader, classes_of
 from support.classification.splits import hold_out
 from support.common.errors import UserError
 
@@ -248,12 +248,11 @@ class Texts:
 class Images:
     """One part of an encoded corpus of images; tokens: how many a model makes of an image."""
 
-    def __init__(self, folder: Path, part: str, transform: ImageTransform, tokens: int):
+    def __init__(self, folder: Path, part: str, tokens: int):
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         shape = meta["parts"][part]["shape"]
         self.pixels = map_file(folder / f"{part}.pixels", np.uint8).reshape(-1, *shape)
         self.labels = map_file(folder / f"{part}.labels", np.int32)
-        self.transform = transform
         self.tokens = tokens
 
     def __len__(self) -> int:
@@ -287,18 +286,6 @@ class Images:
             torch.from_numpy(self.labels[rows].astype(np.int64)),
             torch.ones(len(rows)),
         )
-
-
-def normalize(pixels: torch.Tensor, transform: ImageTransform) -> torch.Tensor:
-    """Returns images as a model takes them, in fp32 on the device that has their bytes.
-
-    pixels: (images, channels, height, width) bytes: a GPU receives a quarter of what fp32 has.
-    """
-    values = pixels.float()
-    # Python's numbers need no copy to the device, for which a GPU would have to be waited for.
-    for channel, mean, std in zip(values.unbind(1), transform.mean, transform.std):
-        channel.sub_(255 * mean).div_(255 * std)
-    return values
 
 
 def class_weights(labels: np.ndarray, classes: int, balanced: bool) -> np.ndarray:
@@ -345,15 +332,6 @@ class ExampleBatches(Batches):
         # FSDP with bf16 rounds the model's inputs, so all scripts use the rounded weights.
         self.weights = torch.from_numpy(weights).bfloat16().float()
         self.moves = lru_cache(maxsize=1)(self.draw_moves)
-
-    def shard(
-        self, step: int, shard: int, num_shards: int, device: torch.device
-    ) -> tuple[torch.Tensor, ...]:
-        """Returns (x, label, weight) on `device`, where images are normalized."""
-        x, label, weight = super().shard(step, shard, num_shards, device)
-        if isinstance(self.examples, Images):
-            x = normalize(x, self.examples.transform)
-        return x, label, weight
 
     def draw_moves(self, epoch: int) -> np.ndarray:
         """Returns (examples, 3): pixels down, pixels to the right, and 1 if it is mirrored."""

@@ -2,23 +2,16 @@
 
 Example:
     corpus = find_labelled("agnews")  # or another name, a folder, a table
-    classes = classes_of(corpus)
-    for text, name in corpus.parts["train"](): ...      # of images: (array, name)
 """
 
-import hashlib
-import json
-import re
-import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from support.classification.corpus import Labelled, Reader
 from support.classification.images import (
     ImageTransform,
     idx_image_size,
@@ -49,81 +42,8 @@ from support.corpora.class_folders import (
 )
 from support.corpora.download import sha256
 from support.corpora.pairs import PARTS, find_file, find_part_tables, own_name
-from support.corpora.tables import class_name, column_name, column_names, find_table, read_lines
+from support.corpora.tables import class_name, find_table, read_lines
 from support.corpora.task_type import CLASSIFICATION_CORPORA, find_idx, find_numbered
-
-MAX_CLASSES = 5000
-LARGE_CORPUS = 4 << 30  # bytes of images, above which their files are not read for a checksum
-
-Reader = Callable[[], Iterable[tuple[Any, str]]]  # yields (text or array, class name)
-
-
-@dataclass
-class Labelled:
-    """A labelled corpus that was found but not read."""
-
-    name: str
-    modality: str = ""  # "text" or "image"
-    parts: dict[str, Reader] = field(default_factory=dict)  # train, valid and test
-    # Of each part a reader of the class names alone, where that is quicker.
-    labels: dict[str, Callable[[], Iterable[str]] | None] = field(default_factory=dict)
-    classes: list[str] = field(default_factory=list)  # in their order; [] if that is unknown
-    files: list[Path] = field(default_factory=list)
-    layout: list = field(default_factory=list)  # of each part: columns of a table, or folders
-    headless: File | None = None  # the training set's table, if perhaps it has no header
-    left_out: Counter[str] = field(default_factory=Counter)  # files in class folders, by ending
-    transform: ImageTransform | None = None  # how images are read
-
-    def add(
-        self,
-        part: str,
-        modality: str,
-        read: Reader,
-        files: list[Path],
-        layout: Iterable = (),
-        labels: Callable[[], Iterable[str]] | None = None,
-    ) -> None:
-        """Adds a part. Raises UserError if its modality is not that of the other parts."""
-        if self.modality not in ("", modality):
-            raise UserError(
-                f"{files[0]}: {modality}s for the {part} set, but {self.name} has "
-                f"{self.modality}s"
-            )
-        self.modality = modality
-        self.parts[part] = read
-        self.files += files
-        self.layout += [part, *layout]
-        self.labels[part] = labels
-
-    def read_labels(self, part: str) -> Iterable[str]:
-        """Returns the class of each example of a part, if possible without reading the rest."""
-        read_labels = self.labels.get(part)
-        if read_labels:
-            return read_labels()
-        return (name for _, name in self.parts[part]())
-
-    def left_out_line(self) -> str:
-        """Returns a line that says which files are no examples; "" if all are."""
-        if not self.left_out:
-            return ""
-        counts = [f"{count:,} {kind}" for kind, count in self.left_out.most_common()]
-        return f"{self.name}: left out: {', '.join(counts)}"
-
-    def checksum(self) -> str:
-        """Returns a SHA-256 of the contents of the files, and of how they are read."""
-        is_large = False
-        transform: dict[str, Any] = {}
-        if self.modality == "image" and self.transform:
-            is_large = sum(file.stat().st_size for file in self.files) > LARGE_CORPUS
-            # Normalization comes later: what is stored does not depend on it.
-            transform = vars(self.transform) | {"mean": 0, "std": 0}
-        contents: list[Any]
-        if is_large:
-            contents = [[file.name, file.stat().st_size] for file in self.files]
-        else:
-            contents = [sha256(file) for file in dict.fromkeys(self.files)]
-        description = [sorted(self.parts), self.classes, self.layout, transform, contents]
-        return hashlib.sha256(json.dumps(description).encode()).hexdigest()
 
 
 def find_labelled(
@@ -185,71 +105,6 @@ def find_data(
         if (folder / "imdb.vocab").is_file():
             corpus.name = "imdb"
     return corpus
-
-
-def classes_of(corpus: Labelled) -> list[str]:
-    """Returns the classes of all parts: in the corpus's order, or sorted.
-
-    Names that are all numbers are sorted by value. Reads the labels of all parts. Raises
-    UserError for a single class, for too many, for a part with other classes only, and for what
-    seems to be a header.
-    """
-    if "train" not in corpus.parts:
-        raise UserError(f"{corpus.name}: no training set, only {', '.join(corpus.parts)}")
-    counts = Counter(corpus.read_labels("train"))
-    check_classes(corpus, counts)
-    check_header(corpus, counts)
-    names = set(counts)
-    for part in corpus.parts.keys() - {"train"}:
-        names_of_part = set(corpus.read_labels(part))
-        if names_of_part and names_of_part.isdisjoint(counts):
-            raise UserError(
-                f"{corpus.name}: the {part} set has no class that the training set has, but "
-                f"such as {min(names_of_part)!r}"
-            )
-        names |= names_of_part
-    if corpus.classes:
-        return corpus.classes
-    if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in names):
-        return sorted(names, key=lambda name: (float(name), name))
-    return sorted(names)
-
-
-def check_classes(corpus: Labelled, counts: Counter) -> None:
-    """Raises UserError for too few or too many classes.
-
-    counts: the examples of each class in the training set.
-    """
-    if not counts:
-        raise UserError(f"{corpus.name}: the training set has no example")
-    if len(counts) == 1:
-        raise UserError(
-            f"{corpus.name}: the training set has only the class {min(counts)!r}; at least "
-            f"two classes are needed"
-        )
-    if len(counts) > MAX_CLASSES:
-        raise UserError(
-            f"{corpus.name}: {len(counts):,} classes; does --label name the right column?"
-        )
-
-
-def check_header(corpus: Labelled, counts: Counter) -> None:
-    """Raises UserError if the first row of a table seems to be a header, not an example.
-
-    Its class occurs only once then, other classes more often. counts: the examples of each
-    class in the training set.
-    """
-    if not corpus.headless:
-        return
-    first = next(iter(counts))  # the class of the first example
-    only_first_is_unique = counts[first] == 1 and max(counts.values()) > 1
-    if not only_first_is_unique:
-        return
-    if column_name(first) in column_names(corpus.headless):  # else a header was passed over
-        raise UserError(
-            f"{corpus.name}: the class {first!r} occurs in the first row only. If that row is "
-            f"a header, pass --label {shlex.quote(first)}; if not, put a header above it"
-        )
 
 
 # --- The forms of corpora ---------------------------------------------------------------------

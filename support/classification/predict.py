@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from support.classification.classifier import Classifier, ClassifierConfig
-from support.classification.examples import encode_texts, normalize
+from support.classification.examples import encode_texts
 from support.classification.images import ImageTransform
 from support.common.checkpoint import load
 from support.common.errors import UserError, first_line
@@ -22,7 +22,8 @@ def load_classifier(path: Path) -> tuple[Classifier, dict[str, Any]]:
     checkpoint = load(path)
     saved = checkpoint["task"]
     try:
-        model = Classifier(ClassifierConfig(**saved["config"]))
+        transform = ImageTransform(**saved["transform"]) if saved["transform"] else None
+        model = Classifier(ClassifierConfig(**saved["config"]), transform)
         model.load_state_dict(checkpoint["model"])
     except Exception as problem:  # a damaged checkpoint raises exceptions of many types
         raise UserError(
@@ -41,9 +42,7 @@ def predict_logits(
     """
     num_cut = 0
     order = np.arange(len(examples))
-    if saved["transform"]:
-        transform = ImageTransform(**saved["transform"])
-    else:
+    if not model.transform:
         tokenizer = Tokenizer.from_str(saved["tokenizer"])
         ids, num_cut = encode_texts(tokenizer, examples, model.config.max_length)
         # Texts of similar lengths are padded little.
@@ -53,12 +52,11 @@ def predict_logits(
     logits = torch.empty(len(examples), model.config.classes)
     for first in range(0, len(examples), batch_size):
         rows = order[first : first + batch_size]
-        if saved["transform"]:
-            pixels = torch.from_numpy(np.stack([examples[row] for row in rows]))
-            x = normalize(pixels.to(device), transform)
+        if model.transform:
+            x = torch.from_numpy(np.stack([examples[row] for row in rows]))
         else:
-            x = pad([ids[row] for row in rows], model.config.pad).to(device)
-        logits[torch.from_numpy(rows)] = model(x).cpu()
+            x = pad([ids[row] for row in rows], model.config.pad)
+        logits[torch.from_numpy(rows)] = model(x.to(device)).cpu()
     return logits, num_cut
 
 

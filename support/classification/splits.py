@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from data import choose_held_out, hash_text
-from support.classification.labelled import Labelled, Reader
+from support.classification.corpus import Labelled, Reader
 
 VALID_EXAMPLES = 2000  # held out of training where there is no validation set
 ONE_IN = 20  # but at most one example in so many

@@ -15,20 +15,20 @@ import torch.distributed as dist
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from data import group_by_length
+from data import evaluation_batches
 from support.classification.classifier import Classifier, ClassifierConfig
+from support.classification.corpus import Labelled
 from support.classification.examples import (
     ExampleBatches,
     Images,
     Texts,
     class_weights,
-    normalize,
     prepare,
     read_tokenizer,
 )
 from support.classification.flops import classifier_flops
 from support.classification.images import ImageTransform
-from support.classification.labelled import Labelled, find_labelled
+from support.classification.labelled import find_labelled
 from support.classification.metrics import compute_metrics, metrics_table, per_class
 from support.classification.starting_weights import adapt
 from support.common.checkpoint import check_corpus
@@ -157,9 +157,7 @@ class Classification:
         if not self.transform:
             return Texts(self.folder, part, self.config.pad)
         patches = (self.config.image_size // self.config.patch) ** 2
-        return Images(
-            self.folder, part, self.transform, self.config.num_prefix_tokens + patches
-        )
+        return Images(self.folder, part, self.config.num_prefix_tokens + patches)
 
     @property
     def unit(self) -> str:
@@ -216,7 +214,7 @@ class Classification:
     def model(self) -> Classifier:
         """Returns the model to train, with its fast parts, its weights not yet initialized."""
         args = self.args
-        model = Classifier(self.config)
+        model = Classifier(self.config, self.transform)
         freeze(model, args.freeze)
         is_bf16 = args.precision == "bf16"
         return speed_up(model, args.device, is_bf16, args.recompute, args.compile)
@@ -236,23 +234,16 @@ class Classification:
         model.eval()
         device = next(model.parameters()).device
         examples = self.part(part)
-        lengths = examples.lengths(np.arange(len(examples)))
-        batches = group_by_length(lengths, EVALUATION_TOKENS, np.random.default_rng(0))
+        is_bf16 = self.args.precision == "bf16"
         num_classes = len(self.classes)
         confusion = torch.zeros(num_classes**2, dtype=torch.float64, device=device)
         nll = torch.zeros(1, dtype=torch.float64, device=device)
         self.predictions = []  # (rows, probabilities) of this rank
-        # All ranks take equally many batches, because FSDP's all-gathers need all of them.
-        for first in range(0, len(batches), world_size):
-            has_batch = first + rank < len(batches)
-            rows = batches[first + rank] if has_batch else np.arange(0)
-            x, label, _ = (tensor.to(device) for tensor in examples.batch(rows))
-            if self.transform:
-                x = normalize(x, self.transform)
-            is_bf16 = self.args.precision == "bf16"
+        batches = evaluation_batches(examples, EVALUATION_TOKENS, rank, world_size, device)
+        for rows, (x, label, _) in batches:
             with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
                 log_p = model(x).log_softmax(-1)
-            if not has_batch:
+            if not len(rows):
                 continue
             cells = label * num_classes + log_p.argmax(-1)
             confusion += torch.bincount(cells, minlength=num_classes**2)

@@ -13,10 +13,14 @@ READERS_TIMEOUT = 10  # seconds: how long a reader may keep a file from being re
 
 
 def write_json(path: Path, content: dict) -> None:
+    """Writes a JSON file, as `write_text` does."""
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
     """Writes under another name, then renames: a reader finds the whole file or none."""
-    partial = path.with_suffix(".partial")
-    text = json.dumps(content, indent=1, ensure_ascii=False)
-    partial.write_text(text + "\n", encoding="utf-8")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # of this process alone
+    partial.write_text(text, encoding="utf-8", newline="\n")
     replace(partial, path)
 
 

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from multiprocessing import resource_tracker
 
@@ -67,20 +67,22 @@ def run(train: Train, rank: int, world_size: int, store: dist.Store, args) -> No
     torch.set_num_threads(args.threads)
     # Also for the groups that device meshes make, which would wait for 30 minutes.
     dist.distributed_c10d.default_pg_timeout = timedelta(seconds=args.timeout)
-    delay: AbstractContextManager = nullcontext()
-    if args.delay_ms and not args.netem:
-        from support.distributed.delay import delayed_exchanges
-
-        delay = delayed_exchanges(args.delay_ms / 1000)
-    watched: AbstractContextManager = nullcontext()
-    if args.device == "cuda" and world_size > 1:
-        from support.distributed.liveness import ended_with_others
-
-        watched = ended_with_others(store, rank, world_size)
     Signals.parent = os.getppid()
     Signals.handle(signal.SIG_DFL)
     unblock_signals()  # `spawn` has blocked them until here
-    with name_lost_processes(store, rank, world_size), name_full_gpu(rank), watched, delay:
+    with (
+        name_lost_processes(store, rank, world_size),
+        name_full_gpu(rank),
+        ExitStack() as stack,
+    ):
+        if args.device == "cuda" and world_size > 1:
+            from support.distributed.liveness import ended_with_others
+
+            stack.enter_context(ended_with_others(store, rank, world_size))
+        if args.delay_ms and not args.netem:
+            from support.distributed.delay import delayed_exchanges
+
+            stack.enter_context(delayed_exchanges(args.delay_ms / 1000))
         if args.minutes and not args.saved:
             from support.distributed.trial import settle_length
 

@@ -4,16 +4,16 @@
     estimate = best(step, HARDWARE["h100"], "fsdp", nodes=2, per_node=8)
     estimate.fits, estimate.accumulate, estimate.seconds, estimate.computing, estimate.exchange
 
-Rates are FLOPs or bytes a second, bandwidths are those of one direction. Networks that other
-jobs use as well, GPUs that are slower than others, and padding are left out.
+Padding is left out, and so is what support/planning/machines.py does not know of GPUs and
+networks.
 """
 
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from support.common.hardware import PEAKS
 from support.planning.footprint import FP32, TrainingStep, memory
+from support.planning.machines import Hardware, Network
 
 # HSDP shards the model within each node: train_fsdp.py --replicas NODES.
 MODE_NAMES = {
@@ -23,95 +23,11 @@ MODE_NAMES = {
     "hsdp": "FSDP --replicas",
     "tp": "TP and FSDP",  # train_tp.py, each layer split over the GPUs of a node
 }
-USABLE = 0.9  # of a GPU's memory, a guess: CUDA, NCCL and gaps between tensors take the rest
 FIRST_BUCKET = 2**20  # bytes of DDP's first bucket: PyTorch's default
 BUCKET = 25 * 2**20  # and of the others
 LOSS_BYTES = 16  # the sums of loss and targets, all-reduced once a step
 ADAM_BYTES = 7 * FP32  # read and written for a parameter, its gradient and two moments
 MAX_GPUS = 1024
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """A GPU with the node and network that it comes with; or a core of a CPU."""
-
-    memory: float  # bytes
-    peak_flops: float  # FLOP/s of the data sheet, without sparsity
-    memory_bandwidth: float  # bytes/s of its own memory
-    node_bandwidth: float  # bytes/s from a GPU to the others of its node
-    adapter_bandwidth: float  # bytes/s of one network adapter
-    adapters: int  # of a node; a GPU uses one
-    node_latency: float = 3.4e-6  # s: NVLink, ring, in NCCL (src/graph/tuning.cc, Simple)
-    network_latency: float = 14e-6  # s: the same for a network
-    # The share of peak_flops that computing alone reaches. Published figures are MFU, which
-    # includes the exchanges. On H100: Llama 3 0.38 to 0.43 (arxiv.org/abs/2407.21783);
-    # torchtitan's benchmarks 0.33, and 0.39 with torch.compile, at 500 of 700 W; llm-foundry's
-    # benchmarks 0.35 to 0.46 (FSDP, bf16, up to 13 billion parameters and 4,096 tokens, nothing
-    # recomputed).
-    efficiency: float = 0.4
-    # The share of a bandwidth that is reached. NCCL assumes 20 of an NVLink's 25 GB/s, 12 of
-    # the 16 of PCIe 3.0 x 16, and 12 of a network's 12.5 (src/graph/topo.h). The gain of
-    # NVLink SHARP is left out.
-    bandwidth_efficiency: float = 0.8
-    # Seconds the CPU takes to start a layer's kernels, forward and backward: some 80 kernels
-    # and 100 views, 10 and 2 us each, a rule of thumb for which no source was found.
-    launch: float = 1e-3
-    precision: str = "bf16"  # that peak_flops is for
-    cpu: bool = False
-    cores: int = 0  # that a node's processes share; 0: one for each
-    base_memory: float = 0.0  # bytes of Python and PyTorch, where they count
-    # An all-gather and a reduce-scatter take so many times as long as half an all-reduce: with
-    # Gloo longer, with NCCL the same.
-    gather_factor: float = 1.0
-    scatter_factor: float = 1.0
-
-    @property
-    def usable_memory(self) -> float:
-        """Bytes that are available to training."""
-        return self.memory if self.cpu else self.memory * USABLE
-
-
-# From NVIDIA's data sheets of H200 SXM, H100 SXM, A100 SXM, V100 SXM2 and L4. Their GB count as
-# 1e9 bytes, though CUDA finds up to 7 % more. NVLink and PCIe are given there for both
-# directions; here is half of it. Adapters are those of NVIDIA's DGX H200 and H100 (8 x NDR,
-# 400 Gb/s), DGX A100 (8 x HDR, 200 Gb/s) and DGX-1 (4 x EDR, 100 Gb/s).
-HARDWARE = {
-    # memory, peak_flops, memory_bandwidth, node_bandwidth, adapter_bandwidth, adapters
-    "h200": Hardware(141e9, PEAKS["NVIDIA H200"], 4.8e12, 450e9, 50e9, 8),
-    "h100": Hardware(80e9, PEAKS["NVIDIA H100 80GB HBM3"], 3.35e12, 450e9, 50e9, 8),
-    # MFU of A100 is higher: 0.45 to 0.64 in llm-foundry's benchmarks, 0.51 to 0.61 in
-    # torchtitan's.
-    "a100-80": Hardware(
-        80e9, PEAKS["NVIDIA A100-SXM4-80GB"], 2.039e12, 300e9, 25e9, 8, efficiency=0.55
-    ),
-    "a100-40": Hardware(
-        40e9, PEAKS["NVIDIA A100-SXM4-40GB"], 1.555e12, 300e9, 25e9, 8, efficiency=0.55
-    ),
-    # It has no bf16: support/common/kernels.py trains in fp32 on it, outside its tensor cores.
-    # For it and for the L4 no published MFU was found; they get the H100's efficiency.
-    "v100": Hardware(32e9, 15.7e12, 0.9e12, 150e9, 12.5e9, 4, precision="fp32"),
-    # PCIe 4.0 x 16 and NCCL's latency over it; Google Cloud's G2 machines have at most 100
-    # Gb/s.
-    "l4": Hardware(24e9, PEAKS["NVIDIA L4"], 0.3e12, 32e9, 12.5e9, 1, node_latency=5.7e-6),
-    # A core of an AMD EPYC with bf16, with about the MFU of the runs in logs/reference/;
-    # memory, bandwidths and latencies are guesses, the two factors were measured once.
-    # --measure replaces everything but the network between nodes.
-    "cpu": Hardware(
-        memory=4e9,
-        peak_flops=220e9,
-        memory_bandwidth=5e9,
-        node_bandwidth=2e9,
-        adapter_bandwidth=1.25e9,
-        adapters=1,
-        node_latency=1e-4,
-        network_latency=2e-4,
-        efficiency=0.5,
-        launch=0.0,
-        cpu=True,
-        gather_factor=2.3,
-        scatter_factor=2.9,
-    ),
-}
 
 
 @dataclass
@@ -134,6 +50,7 @@ class Estimate:
         step = self.step
         hardware = self.hardware
         self.gpus = self.nodes * self.per_node
+        self.network = Network(hardware, self.nodes, self.per_node)
         shards = {"fsdp": self.gpus, "hsdp": self.per_node, "tp": self.nodes}
         self.shards = shards.get(self.mode, 0)  # that FSDP gathers
         data_size = self.gpus // step.tensor  # processes that have different sentences
@@ -159,12 +76,12 @@ class Estimate:
     def exchange(self) -> float:
         """Seconds of a step in which computing waits for exchanges."""
         if self.mode == "cpu":  # one all-reduce after the backward pass
-            seconds = self.all_reduce(FP32 * self.step.parameters) + self.step.delay
+            seconds = self.network.all_reduce(FP32 * self.step.parameters) + self.step.delay
         elif self.mode == "ddp":
             seconds = self.ddp_exchange()
         else:
             seconds = self.fsdp_exchange() + self.tensor_exchange()
-        return seconds + self.all_reduce(LOSS_BYTES) + self.step.delay
+        return seconds + self.network.all_reduce(LOSS_BYTES) + self.step.delay
 
     @property
     def seconds(self) -> float:
@@ -180,58 +97,13 @@ class Estimate:
         """The backward pass's share of computing."""
         return 1 - self.step.forward_flops / self.step.hardware_flops
 
-    # One exchange. `among` says which processes take part: "all"; those of one "node"; or one
-    # on each node, "across" the nodes, while the other processes of the node do the same.
-
-    def members(self, among: str) -> tuple[int, int]:
-        """Returns (nodes, processes on each) of those that take part."""
-        nodes = 1 if among == "node" else self.nodes
-        per_node = 1 if among == "across" else self.per_node
-        return nodes, per_node
-
-    def transfer(self, size: float, among: str) -> float:
-        """Returns the seconds to pass `size` bytes around a ring, without latency.
-
-        Each of n processes sends (n - 1) / n of them, and the slowest link decides.
-        """
-        nodes, per_node = self.members(among)
-        bandwidth = math.inf
-        if per_node > 1:
-            bandwidth = self.hardware.node_bandwidth
-        if nodes > 1:
-            adapters = min(self.per_node, self.hardware.adapters)
-            sharing = self.per_node if among == "across" else 1
-            bandwidth = min(bandwidth, self.hardware.adapter_bandwidth * adapters / sharing)
-        processes = nodes * per_node
-        sent = (processes - 1) / processes * size
-        return sent / (self.hardware.bandwidth_efficiency * bandwidth)
-
-    def all_reduce(self, size: float, among: str = "all") -> float:
-        """Returns the seconds of an all-reduce of `size` bytes: twice around the ring.
-
-        Between nodes NCCL uses trees where that has less latency.
-        """
-        nodes, per_node = self.members(among)
-        node_latency = (per_node - 1) * self.hardware.node_latency
-        network_latency = math.ceil(math.log2(nodes)) * self.hardware.network_latency
-        return 2 * (self.transfer(size, among) + (node_latency + network_latency))
-
-    def all_gather(self, size: float, among: str = "all") -> float:
-        """Returns the seconds of an all-gather, or reduce-scatter, of `size` bytes in all."""
-        nodes, per_node = self.members(among)
-        node_latency = (nodes * per_node - nodes) * self.hardware.node_latency
-        network_latency = (nodes - 1) * self.hardware.network_latency
-        return self.transfer(size, among) + (node_latency + network_latency)
-
-    # The exchanges of a step.
-
     def ddp_exchange(self) -> float:
         """Seconds of DDP's exchanges that the last backward pass does not hide.
 
         A bucket is all-reduced once its gradients are there, while the backward pass continues.
         """
         sizes = bucket_sizes(self.step.tensors)
-        times = [self.all_reduce(size) for size in sizes]
+        times = [self.network.all_reduce(size) for size in sizes]
         delays = len(sizes) * self.step.delay
         if self.hardware.cpu:  # exchanging takes the cores' time, so nothing is hidden
             return sum(times) + delays
@@ -251,19 +123,21 @@ class Estimate:
         """
         step = self.step
         hardware = self.hardware
+        network = self.network
         among = {"hsdp": "node", "tp": "across"}.get(self.mode, "all")
         gather = [
-            hardware.gather_factor * self.all_gather(step.compute_bytes * unit, among)
+            hardware.gather_factor * network.all_gather(step.compute_bytes * unit, among)
             for unit in step.units
         ]
         scatter = [
-            hardware.scatter_factor * self.all_gather(FP32 * unit, among) for unit in step.units
+            hardware.scatter_factor * network.all_gather(FP32 * unit, among)
+            for unit in step.units
         ]
         nothing = [0.0] * len(step.units)
         across = nothing
         if self.mode == "hsdp":
-            across = [self.all_reduce(FP32 * n / self.shards, "across") for n in step.units]
-        norm = self.all_reduce(FP32)  # each process has a part of the gradient's norm
+            across = [network.all_reduce(FP32 * n / self.shards, "across") for n in step.units]
+        norm = network.all_reduce(FP32)  # each process has a part of the gradient's norm
         waits = norm + (self.fsdp_exchanges() + 1) * step.delay
         if hardware.cpu:  # nothing is hidden; the root is gathered once, each layer twice
             gathered = self.accumulate * (2 * sum(gather) - gather[0])
@@ -277,7 +151,7 @@ class Estimate:
         if step.tensor == 1:
             return 0.0
         size = step.compute_bytes * step.config.d_model * self.sentences * step.length
-        seconds = self.all_reduce(size, "node") + step.delay
+        seconds = self.network.all_reduce(size, "node") + step.delay
         return self.accumulate * step.config.layers * self.sums_of_layers() * seconds
 
     def sums_of_layers(self) -> int:

@@ -27,8 +27,9 @@ from support.common.hardware import available_cores, matrix_rate, peak_memory
 from support.common.kernels import configure_backends, speed_up
 from support.common.paths import ROOT
 from support.distributed.rendezvous import connect, store_on_loopback
-from support.planning.estimate import ADAM_BYTES, HARDWARE, Estimate, Hardware
+from support.planning.estimate import ADAM_BYTES
 from support.planning.footprint import FP32, TrainingStep
+from support.planning.machines import HARDWARE, Hardware, Network
 
 REPEATS = 7
 EXCHANGED = 2**22  # numbers: 16 MiB, some of DDP's buckets
@@ -192,7 +193,7 @@ def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Ha
     sentence = max(fastest, sentence)
     overhead = max(0.0, timings.step - step.sentences * sentence)
     machine_memory = psutil.virtual_memory().total
-    network = HARDWARE["cpu"]  # guesses: one machine cannot measure it
+    guesses = HARDWARE["cpu"]  # of a network, which one machine cannot measure
     hardware = Hardware(
         memory=machine_memory / processes,
         peak_flops=timings.peak_flops,
@@ -200,9 +201,9 @@ def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Ha
         memory_bandwidth=ADAM_BYTES * step.parameters / timings.adam,
         node_bandwidth=1.0,
         bandwidth_efficiency=1.0,
-        adapter_bandwidth=network.adapter_bandwidth,
-        adapters=network.adapters,
-        network_latency=network.network_latency,
+        adapter_bandwidth=guesses.adapter_bandwidth,
+        adapters=guesses.adapters,
+        network_latency=guesses.network_latency,
         launch=overhead / 2 / step.config.layers,
         precision=step.precision,
         cpu=True,
@@ -215,8 +216,8 @@ def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Ha
     seconds = max(timings.all_reduce - timings.latency, 1e-6)
     node_latency = timings.latency / 2 / (processes - 1)
     hardware = replace(hardware, node_latency=node_latency, node_bandwidth=sent / seconds)
-    estimate = Estimate(step, hardware, "fsdp", 1, processes, 1)
-    half_all_reduce = estimate.all_gather(FP32 * max(step.units))
+    network = Network(hardware, nodes=1, per_node=processes)
+    half_all_reduce = network.all_gather(FP32 * max(step.units))
     return replace(
         hardware,
         gather_factor=timings.all_gather / half_all_reduce,

@@ -11,8 +11,9 @@ from support.common.figures import (
     VERMILLION,
     new_figure,
 )
-from support.planning.estimate import MAX_GPUS, MODE_NAMES, Hardware, best, can_split
+from support.planning.estimate import MAX_GPUS, MODE_NAMES, best, can_split
 from support.planning.footprint import TrainingStep
+from support.planning.machines import Hardware
 
 # Colour and marker of each mode: the markers are for print.
 MODE_STYLES = {

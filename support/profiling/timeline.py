@@ -90,22 +90,9 @@ def find_step(events: list[Event], number: int, world_size: int, tensor: int = 1
         """Returns when the GPU, if any, starts on what is launched from this time on."""
         return min((event.start for launch, event in kernels if launch >= time), default=time)
 
-    marks = [
-        event
-        for event in inside
-        if event.name in PHASES and event.category == "user_annotation"
-    ]
-    starts = [step.start] + [mark.start for mark in marks[1:]]
-    ends = [*starts[1:], step.end]
-    phases = [
-        (mark.name, execution_time(start), execution_time(end))
-        for mark, start, end in zip(marks, starts, ends)
-    ]
-    backward_passes = [
-        range(start, end)
-        for mark, start, end in zip(marks, starts, ends)
-        if mark.name == "backward"
-    ]
+    marked = marked_phases(step, inside)
+    phases = [(name, execution_time(start), execution_time(end)) for name, start, end in marked]
+    backward_passes = [range(start, end) for name, start, end in marked if name == "backward"]
     exchanges = []
     if world_size > 1:  # one rank alone exchanges nothing
         exchanges = find_exchanges(inside, nccl, backward_passes, world_size, tensor)
@@ -117,6 +104,21 @@ def find_step(events: list[Event], number: int, world_size: int, tensor: int = 1
     delays = [event for event in inside if event.name == DELAY]
     stalls = find_stalls(busy, exchanges, delays)
     return Step(phases[0][1], phases[-1][2], phases, stalls, exchanges)
+
+
+def marked_phases(step: Event, inside: list[Event]) -> list[tuple[str, int, int]]:
+    """Returns the phases that the CPU went through in a step: name, start and end of each.
+
+    The first begins with the step. Each of the others begins at its mark.
+    """
+    marks = [
+        event
+        for event in inside
+        if event.name in PHASES and event.category == "user_annotation"
+    ]
+    starts = [step.start] + [mark.start for mark in marks[1:]]
+    ends = [*starts[1:], step.end]
+    return [(mark.name, start, end) for mark, start, end in zip(marks, starts, ends)]
 
 
 def is_nccl(event: Event) -> bool:
@@ -196,14 +198,12 @@ def find_exchanges(
             continue
         collective = COLLECTIVES[event.name]
         unit = fsdp_layer(outer)
-        numbers = input_size = count_numbers(event, 0)
+        tensors = [count_numbers(event, 0)]
         group_size = world_size
         is_strided = False
-        if collective != "all-reduce":  # the two tensors are the whole and a shard
-            input_size = count_numbers(event, 1)
-            sizes = (numbers, input_size)
-            numbers = max(sizes)
-            shards = group_size = numbers // min(sizes)
+        if collective != "all-reduce":  # it has two tensors: the whole and a shard
+            tensors.append(count_numbers(event, 1))
+            shards = group_size = max(tensors) // min(tensors)
             is_strided = tensor > 1
         elif unit:  # the ranks that have the same shard sum its gradients
             group_size = world_size // shards
@@ -215,9 +215,9 @@ def find_exchanges(
             buckets += 1
             unit = f"bucket {buckets}"
         within = [other for other in events[i : i + 5] if other.start < event.end]
-        carrier = find_carrier(event, input_size, gloo, nccl)
-        size = numbers * bytes_per_number([carrier, *within])
+        carrier = find_carrier(event, tensors[-1], gloo, nccl)  # the last one goes in
         start = start_of(carrier, within)
+        size = max(tensors) * bytes_per_number([carrier, *within])
         # Gloo implements a reduce-scatter as an all-reduce.
         is_all_reduce = collective == "all-reduce" or carrier.name == "gloo:all_reduce"
         passes = 2 if is_all_reduce else 1

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from support.common.errors import UserError
-from support.common.files import replace, write_json
+from support.common.files import write_json, write_text
 
 COLUMNS = [
     "step",
@@ -76,10 +76,7 @@ class MetricsLog:
             self.remove_later_files(step, last)
             path = self.folder / "metrics.csv"
             rows = self.rows_until(path, step)
-            partial = self.folder / "metrics.partial"
-            text = "\n".join([",".join(self.columns), *rows]) + "\n"
-            partial.write_text(text, encoding="utf-8", newline="\n")
-            replace(partial, path)
+            write_text(path, "\n".join([",".join(self.columns), *rows]) + "\n")
             self.metrics = path.open("a", buffering=1, encoding="utf-8", newline="\n")
             self.about["saved"] = step > 0
             write_json(self.folder / "config.json", self.about)

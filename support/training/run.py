@@ -65,6 +65,15 @@ class Progress:
         """Returns the progress that a checkpoint holds."""
         return Progress(**saved | {"epoch": EpochSums(**saved["epoch"])})
 
+    def count(self, examples: int, tokens: int, targets: int, seconds: float) -> None:
+        """Counts a step; its nll is added when it is read back from the device."""
+        self.tokens += tokens
+        self.targets += targets
+        self.epoch.examples += examples
+        self.epoch.tokens += tokens
+        self.epoch.targets += targets
+        self.epoch.seconds += seconds
+
 
 class Run:
     """Counts what a run does, in every rank; rank 0 also keeps logs/RUN/ and shows progress."""
@@ -105,8 +114,8 @@ class Run:
         new run begins at step 0. All ranks must have the same data.
         """
         saved_task = self.task.saved()
-        digest = hashlib.sha256(json.dumps(saved_task, sort_keys=True).encode()).hexdigest()
-        agree(data=digest)
+        content = json.dumps(saved_task, sort_keys=True)
+        agree(data=hashlib.sha256(content.encode()).hexdigest())
         self.open_folder(model, saved_task["config"])
         step = 0
         if self.args.saved:
@@ -116,24 +125,11 @@ class Run:
             self.task.weights = None  # the model has them now
         self.progress.wandb_id = self.progress.wandb_id or uuid.uuid4().hex[:8]
         if self.args.profile:
-            from support.profiling.profiler import Profile
-
-            self.profile = Profile(
-                self.args,
-                self.folder,
-                self.rank,
-                self.world_size,
-                self.last,
-                model,
-                optimizer,
-                step,
-            )
+            self.start_profile(model, optimizer, step)
         if self.log:
             self.log.open(self.args, step, self.last, self.progress.wandb_id)
         if self.rank == 0 and sys.stderr.isatty():
-            from tqdm import tqdm
-
-            self.bar = tqdm(total=self.last, initial=step, unit="step", dynamic_ncols=True)
+            self.show_bar(step)
         self.began = time.perf_counter() - self.progress.seconds
         self.begin_step()
         return step
@@ -181,6 +177,23 @@ class Run:
             state = None
         weights.load_full_state_dict(model, state)
 
+    def start_profile(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
+    ) -> None:
+        """Begins to record the steps after `step`, for --profile."""
+        from support.profiling.profiler import Profile
+
+        ranks = (self.rank, self.world_size)
+        self.profile = Profile(
+            self.args, self.folder, *ranks, self.last, model, optimizer, step
+        )
+
+    def show_bar(self, step: int) -> None:
+        """Shows a progress bar in the terminal, at `step`."""
+        from tqdm import tqdm
+
+        self.bar = tqdm(total=self.last, initial=step, unit="step", dynamic_ncols=True)
+
     def begin_step(self) -> None:
         """Starts the clock of the next step."""
         if self.profile:
@@ -217,23 +230,13 @@ class Run:
         ends_epoch = step % self.epoch_steps == 0
         if self.should_log(step) or ends_epoch or self.should_save(step, stopping=False):
             self.read_back(step)
-        if self.profile and self.args.device == "cuda":
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - self.step_began
-        if self.profile and self.profile.end_step(step, seconds):
-            self.profile = None
-            self.say(
-                f"{self.folder}: step.png, memory.png; "
-                f"open trace-rank*.json.gz with https://ui.perfetto.dev"
-            )
+        if self.profile:
+            seconds = self.end_profiled_step(step)
+        else:
+            seconds = time.perf_counter() - self.step_began
         self.throughput.add(seconds, self.task.batches.seconds_waited, tokens, flops)
         self.task.batches.seconds_waited = 0.0
-        self.progress.tokens += tokens
-        self.progress.targets += targets
-        self.progress.epoch.targets += targets
-        self.progress.epoch.tokens += tokens
-        self.progress.epoch.examples += examples
-        self.progress.epoch.seconds += seconds
+        self.progress.count(examples, tokens, targets, seconds)
         if self.should_log(step):
             self.end_row(step, float(norm))
         if self.bar is not None:
@@ -243,6 +246,19 @@ class Run:
         if self.args.trial_seconds:
             self.stop_if_trial_is_over(step)
         self.begin_step()
+
+    def end_profiled_step(self, step: int) -> float:
+        """Returns the seconds of a step, and ends the recording if it is the last one."""
+        if self.args.device == "cuda":
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - self.step_began
+        if self.profile.end_step(step, seconds):
+            self.profile = None
+            self.say(
+                f"{self.folder}: step.png, memory.png; "
+                f"open trace-rank*.json.gz with https://ui.perfetto.dev"
+            )
+        return seconds
 
     def read_back(self, step: int) -> None:
         """Adds up the losses that are still on the devices, over all ranks."""

@@ -2,14 +2,13 @@
 
 import contextlib
 import json
-import os
 import socket
 import statistics
 from pathlib import Path
 
 import torch
 
-from support.common.files import replace
+from support.common.files import write_json
 from support.common.hardware import PEAKS, device_name, matrix_rate
 from support.common.paths import CACHE
 from support.distributed.collectives import all_gather_objects, broadcast_object
@@ -40,13 +39,9 @@ class Throughput:
         self.tokens += tokens
         self.flops += flops
 
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
-
     def end_row(self) -> dict[str, str]:
         """Returns the columns of metrics.csv that tell the speed since the last call."""
-        speed = self.tokens_per_second
+        speed = self.tokens / self.seconds
         mfu = self.flops / self.seconds / self.peak
         self.speeds.append(speed)
         self.mfus.append(mfu)
@@ -100,8 +95,5 @@ def read_rates(path: Path) -> dict[str, float]:
 def keep_rate(path: Path, setup: str, rate: float) -> None:
     """Adds a measured rate to the file; if it cannot be written, it is measured again."""
     with contextlib.suppress(OSError):
-        rates = read_rates(path) | {setup: rate}
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(rates, indent=1), encoding="utf-8")
-        replace(partial, path)
+        write_json(path, read_rates(path) | {setup: rate})

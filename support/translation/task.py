@@ -10,13 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data import BPE, Batches, Pairs, group_by_length, prepare, read_bpe, read_text
+from data import BPE, Batches, Pairs, evaluation_batches, prepare, read_bpe, read_text
 from model import ModelConfig, Transformer
 from support.common.checkpoint import check_corpus, load
 from support.common.errors import UserError, first_line
@@ -165,16 +164,10 @@ class Translation:
         """Returns nll, right tokens and targets of a part, each summed over all ranks."""
         pairs = Pairs(self.folder, part)
         device = next(model.parameters()).device
-        lengths = pairs.lengths(np.arange(len(pairs)))
-        batches = group_by_length(lengths, EVALUATION_TOKENS, np.random.default_rng(0))
-        no_rows = np.arange(0)
+        is_bf16 = self.args.precision == "bf16"
         sums = torch.zeros(3, dtype=torch.float64, device=device)
-        # All ranks take equally many batches, because FSDP's all-gathers need all of them.
-        for first in range(0, len(batches), world_size):
-            rows = batches[first + rank] if first + rank < len(batches) else no_rows
-            batch = (tensor.to(device) for tensor in pairs.batch(rows))
-            src, tgt_in, tgt_out, places = batch
-            is_bf16 = self.args.precision == "bf16"
+        batches = evaluation_batches(pairs, EVALUATION_TOKENS, rank, world_size, device)
+        for _, (src, tgt_in, tgt_out, places) in batches:
             with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
                 logits = model(src, tgt_in).flatten(0, 1)[places]  # (tokens, vocabulary)
             target = tgt_out.flatten()[places]

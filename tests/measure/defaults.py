@@ -21,7 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from support.classification.labelled import Labelled, find_labelled
+from support.classification.corpus import Labelled
+from support.classification.labelled import find_labelled
 from support.common.errors import run_main
 
 

@@ -28,7 +28,8 @@ sys.path.insert(0, str(ROOT))
 
 import torch
 
-from support.classification.labelled import Labelled, classes_of, find_labelled
+from support.classification.corpus import Labelled, classes_of
+from support.classification.labelled import find_labelled
 from support.common.hardware import available_cores, device_name
 from support.common.kernels import fast_precision
 

@@ -44,8 +44,9 @@ from model import ModelConfig
 from support.common.errors import UserError, make_parser, run_main
 from support.common.hardware import device_name, find_device
 from support.corpora import phrasebook
-from support.planning.estimate import HARDWARE, Estimate
+from support.planning.estimate import Estimate
 from support.planning.footprint import TrainingStep
+from support.planning.machines import HARDWARE
 from support.planning.measure import base_memory
 
 DEFAULT = {"layers": 3, "d_model": 256, "heads": 4, "d_ff": 1024}

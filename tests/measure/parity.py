@@ -1,7 +1,7 @@
 """Shows that every mode computes the same thing: one table of the largest differences.
 
     python tests/measure/parity.py                       # 64 short runs
-    python tests/measure/parity.py --scripts tp          # those of train_tp.py alone
+    python tests/measure/parity.py --modes tp2,tp4       # train_tp.py with --tensor 2 and 4
     python tests/measure/parity.py --lr 1e-3             # flags are passed on to all runs
     python tests/measure/parity.py --data kinds          # a text classifier
     python tests/measure/parity.py --data fashion-mnist  # an image classifier
@@ -137,10 +137,10 @@ def main() -> None:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--scripts", default="cpu,ddp,fsdp,tp", help="[cpu,ddp,fsdp,tp]")
+    modes = ",".join(dict(RUNS))
+    parser.add_argument("--modes", default=modes, help=f"separated by commas [{modes}]")
     args, given = parser.parse_known_args()
-    chosen = args.scripts.split(",")
-    runs = [(mode, procs) for mode, procs in RUNS if mode.rstrip("124") in chosen]
+    runs = [(mode, procs) for mode, procs in RUNS if mode in args.modes.split(",")]
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         flags = [*write_corpus(Path(folder)), *given]

@@ -28,8 +28,9 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from parity import command
 
 from model import ModelConfig
-from support.planning.estimate import HARDWARE, Estimate, Hardware
+from support.planning.estimate import Estimate
 from support.planning.footprint import TrainingStep
+from support.planning.machines import HARDWARE, Hardware
 from support.planning.measure import base_memory, measure
 
 LENGTH = 32  # tokens of a sentence

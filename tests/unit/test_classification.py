@@ -22,6 +22,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from model import initialize
 from support.classification.classifier import Classifier, ClassifierConfig
+from support.classification.corpus import classes_of
 from support.classification.examples import (
     ExampleBatches,
     Images,
@@ -31,7 +32,7 @@ from support.classification.examples import (
     write_images,
 )
 from support.classification.images import ImageTransform, shift_and_mirror
-from support.classification.labelled import classes_of, find_labelled
+from support.classification.labelled import find_labelled
 from support.classification.predict import load_classifier, predict_logits
 from support.classification.splits import hold_out
 from support.common.errors import UserError
@@ -255,18 +256,19 @@ def test_images_move_and_are_mirrored():
     assert not shift_and_mirror(pixels, np.array([[5, 0, 0], [0, -9, 1]])).any()
 
 
-def test_images_are_bytes_until_they_are_on_the_device(tmp_path):
+def test_images_are_bytes_until_the_model_normalizes_them(tmp_path):
     images = np.random.default_rng(1).integers(0, 256, (5, 3, 4, 4), dtype=np.uint8)
     counts = write_images(((image, 0) for image in images), tmp_path / "train")
     (tmp_path / "meta.json").write_text(json.dumps({"parts": {"train": counts}}))
     transform = ImageTransform(4, mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7])
-    examples = Images(tmp_path, "train", transform, tokens=1)
+    examples = Images(tmp_path, "train", tokens=1)
     batches = ExampleBatches(examples, 5, 1, 0, np.ones(1), crop=1, flip=True)
-    sent = batches.make_shard(0, 0, 1)[0]
-    found = batches.shard(0, 0, 1, torch.device("cpu"))[0]
+    pixels = batches.shard(0, 0, 1, torch.device("cpu"))[0]
+    assert pixels.dtype == torch.uint8 and examples.batch(np.arange(0))[0].dtype == torch.uint8
     mean, std = (torch.tensor(value).view(3, 1, 1) for value in (transform.mean, transform.std))
-    assert sent.dtype == torch.uint8 and examples.batch(np.arange(0))[0].dtype == torch.uint8
-    torch.testing.assert_close(found, (sent / 255 - mean) / std)
+    config = ClassifierConfig(2, patch=4, image_size=4, d_model=8, heads=2, d_ff=8, layers=1)
+    initialize(model := Classifier(config, transform), seed=1)
+    torch.testing.assert_close(model.eval()(pixels), model((pixels / 255 - mean) / std))
 
 
 def test_texts_are_cut_and_counted():

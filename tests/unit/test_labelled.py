@@ -12,13 +12,10 @@ import pytest
 from test_data import Quiet, Server
 
 from support.classification import named
+from support.classification.corpus import classes_of
 from support.classification.examples import prepare
-from support.classification.labelled import (
-    ImageTransform,
-    classes_of,
-    find_labelled,
-    read_image,
-)
+from support.classification.images import ImageTransform, read_image
+from support.classification.labelled import find_labelled
 from support.common.errors import UserError
 from support.corpora import download, phrasebook
 from support.corpora.download import sha256

@@ -31,7 +31,6 @@ from support.distributed import delay as network_delay
 from support.distributed.weights import clip_gradients
 from support.planning import measure
 from support.planning.estimate import (
-    HARDWARE,
     Estimate,
     best,
     bucket_sizes,
@@ -45,6 +44,7 @@ from support.planning.footprint import (
     layer_activations,
     memory,
 )
+from support.planning.machines import HARDWARE, Network
 
 spec = importlib.util.spec_from_file_location("batch_plan", ROOT / "batch" / "plan.py")
 batch_plan = importlib.util.module_from_spec(spec)
@@ -230,20 +230,19 @@ def test_the_smallest_number_that_holds_it_is_the_fewest_gpus(large, mode, gigab
 
 
 def test_exchanges_by_hand():
-    step = TrainingStep(TINY, 64, 5)
-    two = Estimate(step, H100, "ddp", 1, 2, 1)
+    two = Network(H100, 1, 2)
     # Half of it leaves each of two GPUs twice, at 0.8 of 450 GB/s.
     assert two.all_reduce(360e9) == pytest.approx(1 + 2 * 3.4e-6)
-    sixteen = Estimate(step, H100, "fsdp", 2, 8, 1)
+    sixteen = Network(H100, 2, 8)
     # Eight adapters of 50 GB/s are the slowest link; 14 hops within nodes, 1 between them.
     assert sixteen.all_gather(320e9) == pytest.approx(15 / 16 + 14 * 3.4e-6 + 14e-6)
     assert sixteen.all_gather(360e9, "node") == pytest.approx(7 / 8 + 7 * 3.4e-6)
     # Each GPU of a node has an eighth of its network, and talks to one other.
     assert sixteen.all_reduce(40e9, "across") == pytest.approx(1 + 2 * 14e-6)
     # A single GPU of a node cannot use eight adapters.
-    pair = Estimate(step, H100, "ddp", 2, 1, 1)
+    pair = Network(H100, 2, 1)
     assert pair.all_reduce(40e9) == pytest.approx(1 + 2 * 14e-6)
-    assert Estimate(step, H100, "ddp", 1, 1, 1).exchange == 0
+    assert Estimate(TrainingStep(TINY, 64, 5), H100, "ddp", 1, 1, 1).exchange == 0
 
 
 @pytest.mark.parametrize("seconds, shown", [(0.5, 0.5), (1, 1), (3, 5)])
@@ -253,7 +252,7 @@ def test_buckets_hide_under_the_backward_pass(monkeypatch, seconds, shown):
     step.tensors = [2**23, 2**23]
     estimate = Estimate(step, H100, "ddp", 1, 2, 1)
     estimate.micro_batch_seconds = 3.0
-    monkeypatch.setattr(Estimate, "all_reduce", lambda self, size: seconds)
+    monkeypatch.setattr(Network, "all_reduce", lambda self, size: seconds)
     assert estimate.ddp_exchange() == pytest.approx(shown)
 
 

@@ -13,8 +13,7 @@ from test_checkpoint import Code
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from model import initialize
-from support.classification.classifier import Classifier, ClassifierConfig
-from support.classification.examples import normalize
+from support.classification.classifier import Classifier, ClassifierConfig, normalize
 from support.classification.images import ImageTransform, read_image
 from support.common.errors import UserError
 from support.pretrained.export import export
