@@ -1,4 +1,4 @@
-"""Classifies with a trained model: at a prompt, one text or image, a file, or a test set.
+"""Classifies with a trained model: a prompt, a text or image, a file, or a test set to score.
 
 Examples:
     python classify.py                          # a prompt, until q
@@ -74,7 +74,9 @@ def parse_arguments() -> argparse.Namespace:
         help="column of the classes in --score's file [as in training]",
     )
     parser.add_argument(
-        "--export", metavar="FOLDER", help="write the model in the format of transformers"
+        "--export",
+        metavar="FOLDER",
+        help="write the model in the format of Hugging Face's transformers",
     )
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run [auto]"

@@ -102,7 +102,7 @@ def prepare(
     """
     description = [FORMAT, corpus.name, corpus.checksum(), vocab_size, max_length]
     trained = name_folder(cache, corpus.name, [*description, None])
-    # A run that goes on brings the BPE that was trained here.
+    # A resumed run brings the BPE that was trained here.
     if is_encoded(trained) and bpe in (None, read_bpe(trained)):
         return trained
     folder = name_folder(cache, corpus.name, [*description, bpe])

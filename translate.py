@@ -1,4 +1,4 @@
-"""Translates with a trained model: a sentence, a file, what is typed, or a test set to score.
+"""Translates with a trained model: a prompt, a sentence, a file, or a test set to score.
 
 Examples:
     python translate.py                                   # a prompt, until q
@@ -6,7 +6,7 @@ Examples:
     python translate.py < in.de > out.en                  # as many lines out as in
     python translate.py --score test.de test.en           # BLEU and chrF, with signatures
     python translate.py --checkpoint A --checkpoint B …   # an ensemble of several models
-    python translate.py --attention out.png "Ein Hund."   # a plot of what each word attends to
+    python translate.py --attention out.png "Ein Hund."   # plots what each word attends to
     python translate.py --engine ctranslate2 < in.de      # in int8: pip install ctranslate2
 """
 
@@ -50,8 +50,8 @@ def parse_arguments() -> argparse.Namespace:
         help="a .pt file or a run's folder; several with one vocabulary form an ensemble "
         "[best.pt of the newest translator in logs/]",
     )
-    add("--beam", type=int, default=4, help="hypotheses kept while searching; 1 is greedy [4]")
-    add("--n-best", type=int, default=1, help="translations to print, with their scores [1]")
+    add("--beam", type=int, default=4, help="hypotheses in beam search; 1 is greedy [4]")
+    add("--n-best", type=int, default=1, help="translations of each line, with scores [1]")
     add(
         "--score",
         nargs=2,

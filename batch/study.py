@@ -7,7 +7,7 @@
 
 Flags that a study does not know are passed on to the training script. The runs are kept in
 logs/NAME/, with the table runs.csv and the plots. Ctrl-C, a failure or a time limit ends a
-study. Started again with the same flags, it goes on where it stopped, and does not repeat
+study. Started again with the same flags, it resumes where it stopped, and does not repeat
 finished runs.
 """
 
@@ -132,9 +132,9 @@ def study_delay(args: argparse.Namespace) -> list[Run]:
 
     As root, where the kernel has netem, two processes are two nodes on a slow network
     (netem.sh). Elsewhere, or with --no-netem, --delay-ms makes each process wait before each
-    exchange. A study goes on only in the way it was started. With --accumulate 4 a step is four
-    micro-batches of the same size and one exchange of gradients: a quarter of the waiting for
-    the same sentences.
+    collective. A study is resumed only with the method that it was started with. With
+    --accumulate 4 a step is four micro-batches of the same size and one exchange of gradients:
+    a quarter of the waiting for the same sentences.
     """
     is_possible = sys.platform == "linux" and args.device == "cpu" and args.processes == 2
     uses_netem = args.netem and is_possible
@@ -227,7 +227,7 @@ def add_flags(parser: argparse.ArgumentParser, study: str) -> None:
 
 
 def find_command(args: argparse.Namespace, run: Run) -> list[str]:
-    """Returns the command that starts a run, or goes on with it; without its prefix."""
+    """Returns the command that starts or resumes a run; without its prefix."""
     if run.mode == "cpu":
         start = f"python train_cpu.py --procs {run.processes}"
     else:
@@ -264,7 +264,7 @@ def call(command: list[str]) -> int:
 
 
 def train(args: argparse.Namespace, run: Run) -> None:
-    """Trains a run, or goes on with it. Raises UserError if it fails."""
+    """Trains or resumes a run. Raises UserError if it fails."""
     folder = LOGS / args.name / run.name
     folder.mkdir(parents=True, exist_ok=True)
     command = find_command(args, run)
@@ -275,7 +275,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
     if status:
         raise UserError(
             f"{folder} ended with status {status}; started again with the same flags, "
-            f"{args.name} goes on"
+            f"{args.name} resumes"
         )
 
 
@@ -326,7 +326,7 @@ def main() -> None:
     try:
         train_and_plot(args, runs, task)
     except SystemExit as end:
-        print(f"{args.name} is stopped; started again, it goes on", file=sys.stderr)
+        print(f"{args.name} is stopped; started again, it resumes", file=sys.stderr)
         job = os.environ.get("SLURM_JOB_ID")
         is_near_limit = sys.platform != "win32" and end.code == 128 + signal.SIGUSR1
         if job and is_near_limit:

@@ -1,4 +1,4 @@
-"""Adapts published weights to a corpus: its classes, its lengths, another pooling."""
+"""Adapts pretrained weights to a corpus: its classes, its lengths, another pooling."""
 
 from dataclasses import replace
 
@@ -64,7 +64,7 @@ def check_length(pretrained, args, tokenizer: str) -> None:
 
 
 def adapted_config(config: ClassifierConfig, args, num_classes: int) -> ClassifierConfig:
-    """Returns the published shape with the flags of this run. Raises UserError."""
+    """Returns the pretrained shape with the flags of this run. Raises UserError."""
     kwargs = {
         "classes": num_classes,
         "dropout": args.dropout,
@@ -82,7 +82,7 @@ def adapted_config(config: ClassifierConfig, args, num_classes: int) -> Classifi
 
 
 def order_of_classes(pretrained, args, classes: list[str]) -> list[int]:
-    """Returns where each class is in the published last layer; [] if it is made for others."""
+    """Returns where each class is in the pretrained last layer; [] if it is made for others."""
     if args.pool == "mean":  # it was trained on another pooling
         return []
     if not all(name in pretrained.labels for name in classes):

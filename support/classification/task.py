@@ -32,8 +32,8 @@ from support.common.paths import CACHE
 from support.distributed.collectives import sum_over_data
 
 EVALUATION_TOKENS = 4096  # in a batch of an evaluation
-FEW_EXAMPLES = 10_000  # to train on; with so few of them published weights do better
-PUBLISHED_WEIGHTS = {"text": "a BERT of their language", "image": "a ViT or a DeiT"}
+FEW_EXAMPLES = 10_000  # to train on; with so few of them pretrained weights do better
+PRETRAINED_WEIGHTS = {"text": "a BERT of their language", "image": "a ViT or a DeiT"}
 
 
 class Classification:
@@ -45,7 +45,7 @@ class Classification:
     def __init__(self, args, saved: dict[str, Any] | None, pretrained=None):
         """args: the run's settings; saved: what its checkpoint, if any, holds of the task.
 
-        pretrained: published weights to begin with (support/pretrained/load.py), if any.
+        pretrained: pretrained weights to begin with (support/pretrained/load.py), if any.
         """
         self.args = args
         self.weights: dict[str, Tensor] | None = None
@@ -189,13 +189,13 @@ class Classification:
         return lines
 
     def advice(self) -> str:
-        """Returns a line that advises a new run to begin with published weights, or ""."""
+        """Returns a line that advises a new run to begin with pretrained weights, or ""."""
         examples = self.meta["parts"]["train"]["examples"]
         if self.args.pretrained or self.args.saved or examples > FEW_EXAMPLES:
             return ""
         return (
-            f"few {self.unit}: published weights would do better, such as "
-            f"{PUBLISHED_WEIGHTS[self.meta['modality']]}: --pretrained FOLDER"
+            f"few {self.unit}: pretrained weights would do better, such as "
+            f"{PRETRAINED_WEIGHTS[self.meta['modality']]}: --pretrained FOLDER"
         )
 
     def size(self, step: int) -> tuple[int, int, float]:
@@ -305,7 +305,7 @@ class Classification:
                 writer.writerow([row, *names, *(f"{value:.6f}" for value in values)])
 
     def saved(self) -> dict[str, Any]:
-        """Returns what classify.py, and a run that goes on, need besides the weights."""
+        """Returns what classify.py, and a resumed run, need besides the weights."""
         return {
             "kind": "classification",
             "config": asdict(self.config),

@@ -197,7 +197,7 @@ def load_run(folder: Path, sharded: bool) -> dict:
 
 
 def check_corpus(checksum: str, saved: dict, data: str, folder: str) -> None:
-    """Raises UserError unless a run that goes on has the corpus that it was started with.
+    """Raises UserError unless a resumed run has the corpus that it was started with.
 
     checksum: of the corpus that --data and other flags name now; saved: what the checkpoint
     holds of the task; folder: of the run.

@@ -50,8 +50,8 @@ def make_folder(folder: Path, corpus: str) -> str:
             was_saved = read_json(config).get("saved", False)
         if was_saved or (folder / "summary.json").is_file():
             raise UserError(
-                f"{folder} is a run whose checkpoint last.pt is missing. It cannot go on, and "
-                f"is not overwritten: choose another --name"
+                f"{folder} is a run whose checkpoint last.pt is missing. It cannot be resumed, "
+                f"and is not overwritten: choose another --name"
             )
         return str(folder)
     except OSError as problem:

@@ -281,7 +281,7 @@ def forward_signals(workers: mp.ProcessContext, early: list[int]) -> list[int]:
 
 
 def report_failure(problem: Exception, exit_codes: list[int | None], folder: str) -> None:
-    """Exits with a line that says which process has died, and how the run goes on."""
+    """Exits with a line that says which process has died, and how to resume the run."""
     if 2 in exit_codes:  # that process has printed its error
         sys.exit(2)
     message = str(problem)
@@ -291,7 +291,7 @@ def report_failure(problem: Exception, exit_codes: list[int | None], folder: str
     hint = "nothing was saved"
     if os.path.exists(f"{folder}/last.pt"):
         script = os.path.basename(sys.argv[0])
-        hint = f"go on with: python {script} --resume {folder}"
+        hint = f"resume with: python {script} --resume {folder}"
     sys.exit(f"error: {message}; {hint}")
 
 
@@ -302,7 +302,7 @@ def torchrun(train: Train, command_line: CommandLine) -> None:
     """Calls `train` in this process, one of those that torchrun has started.
 
     Rank 0 completes the settings and sends them to all. When a process has died, torchrun
-    --max-restarts starts all of them again, and they go on with their run. Exits as `spawn`
+    --max-restarts starts all of them again, and they resume their run. Exits as `spawn`
     does.
     """
     with exit_on_user_error():

@@ -100,7 +100,7 @@ class Estimate:
     def ddp_exchange(self) -> float:
         """Seconds of DDP's exchanges that the last backward pass does not hide.
 
-        A bucket is all-reduced once its gradients are there, while the backward pass goes on.
+        A bucket is all-reduced once its gradients are there, while the backward pass continues.
         """
         sizes = bucket_sizes(self.step.tensors)
         times = [self.network.all_reduce(size) for size in sizes]

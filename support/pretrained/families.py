@@ -1,4 +1,4 @@
-"""How families of published models name the parameters and fields that a Classifier has."""
+"""How families of pretrained models name the parameters and fields that a Classifier has."""
 
 from dataclasses import dataclass
 from typing import Any

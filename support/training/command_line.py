@@ -98,11 +98,9 @@ class CommandLine:
     def flags_of_resumed_run(
         self, given: dict[str, Any], stored: dict[str, Any]
     ) -> dict[str, Any]:
-        """Returns all flags of a run that goes on. stored: those it began with."""
+        """Returns all flags of a resumed run. stored: those it began with."""
         if given.get("minutes"):
-            raise UserError(
-                "--minutes is for a new run: --epochs says how long this one goes on"
-            )
+            raise UserError("--minutes is for a new run: --epochs says how long this one is")
         known = flags_of(self.settings)
         kept = {
             name: value
@@ -136,7 +134,7 @@ class CommandLine:
         return flags, config
 
     def refuse_shape(self, given: dict[str, Any]) -> None:
-        """Raises UserError for flags that give published weights another shape."""
+        """Raises UserError for flags that give pretrained weights another shape."""
         for name, field in flags_of(self.settings).items():
             if name in given and field.metadata["is_shape"]:
                 source = "" if name in self.given else f"--config {given['config']}: "
@@ -154,8 +152,8 @@ def parse_arguments(doc: str | None, settings: type[Settings]) -> CommandLine:
         usage="%(prog)s [FLAGS]",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Defaults are in brackets. A corpus that has a file in configs/ begins with\n"
-        "its values, and so do all classifiers. A run names that file in its first line.",
+        epilog="Defaults are in brackets. A file in configs/, which depends on the corpus,\n"
+        "overrides them. The first line of a run names it.",
     )
     for heading, fields in groups_of(settings).items():
         group = parser.add_argument_group(heading)
@@ -206,9 +204,7 @@ def check_encoding(given: dict[str, Any]) -> None:
 def find_folder(given: dict[str, Any], restarted: str) -> Path:
     """Returns the folder of the run, or LOGS if it has no name yet."""
     if given.get("resume") and given.get("name"):
-        raise UserError(
-            "--resume and --name: one of them is enough; --name goes on with a run, too"
-        )
+        raise UserError("--resume and --name: one of them is enough; --name resumes a run, too")
     resume = given.get("resume") or restarted
     if resume:
         return Path(resume)
@@ -218,7 +214,7 @@ def find_folder(given: dict[str, Any], restarted: str) -> Path:
 def refuse_changes(
     settings: type[Settings], requested: dict[str, Any], stored: dict[str, Any], folder: Path
 ) -> None:
-    """Raises UserError for a flag that would make a run that goes on another run."""
+    """Raises UserError for a flag that would make a resumed run another run."""
     for name, field in flags_of(settings).items():
         if name not in requested or field.metadata["changeable"]:
             continue

@@ -33,7 +33,7 @@ COLUMNS = [
 
 
 class MetricsLog:
-    """The log of one run, written by rank 0. A run that goes on appends to it."""
+    """The log of one run, written by rank 0. A resumed run appends to it."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ from support.training.throughput import Throughput, peak_rate
 
 @dataclass
 class EpochSums:
-    """Sums over the steps of the epoch that is going on."""
+    """Sums over the steps of the current epoch."""
 
     nll: float = 0.0
     targets: int = 0
@@ -105,10 +105,10 @@ class Run:
         self.profile: Any = None
         self.say(summary.beginning(self))
 
-    # --- Beginning and going on
+    # --- Starting and resuming
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Restores the checkpoint that the run goes on from in all ranks, and returns its step.
+        """Restores the checkpoint that the run resumes from on all ranks, and returns its step.
 
         Rank 0 reads it and sends the weights; with --sharded each rank reads its own shard. A
         new run begins at step 0. All ranks must have the same data.
@@ -121,7 +121,7 @@ class Run:
         if self.args.saved:
             step = self.restore_checkpoint(model, optimizer)
         elif self.task.weights:
-            self.load_published_weights(model, self.task.weights)
+            self.load_pretrained_weights(model, self.task.weights)
             self.task.weights = None  # the model has them now
         self.progress.wandb_id = self.progress.wandb_id or uuid.uuid4().hex[:8]
         if self.args.profile:
@@ -168,11 +168,11 @@ class Run:
         self.stop_if_no_better(step)
         return step
 
-    def load_published_weights(self, model: nn.Module, published: dict[str, Tensor]) -> None:
+    def load_pretrained_weights(self, model: nn.Module, pretrained: dict[str, Tensor]) -> None:
         """Loads the weights that the task brings along. The others stay random."""
         from support.distributed import weights
 
-        state: dict[str, Tensor] | None = weights.full_state_dict(model) | published
+        state: dict[str, Tensor] | None = weights.full_state_dict(model) | pretrained
         if self.rank > 0:  # only rank 0 has the other weights, and sends all of them
             state = None
         weights.load_full_state_dict(model, state)
@@ -367,7 +367,7 @@ class Run:
     def save_checkpoint(
         self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Writes last.pt, which a run goes on from; with --sharded each rank its shard.
+        """Writes last.pt, which a run resumes from; with --sharded each rank its shard.
 
         A collective: rank 0 gathers what the ranks have shards of.
         """
@@ -443,7 +443,7 @@ class Run:
         shown = [name for name in self.columns if name in evaluated]
         parts += [f"{name.replace('_', ' ')} {round(evaluated[name], 4):.4g}" for name in shown]
         parts.append(f"{int(row['tokens_per_second']):,} tokens/s")
-        parts.append(f"{summary.minutes(seconds)} gone")
+        parts.append(f"{summary.minutes(seconds)} elapsed")
         parts.append(f"{summary.minutes(remaining)} left")
         self.say(", ".join(parts))
 
@@ -467,7 +467,7 @@ class Run:
     # --- The end
 
     def finish(self, step: int, model: nn.Module, stopping: bool) -> None:
-        """Says how a stopped run goes on, or scores and sums up one that has ended."""
+        """Says how to resume a stopped run, or scores and sums up one that has ended."""
         if self.args.benchmark:
             summary.benchmark(self)
         elif stopping:

@@ -2,8 +2,7 @@
 
 A training script calls `parse_arguments(__doc__, Settings)` of support/training/command_line.py
 and gets its flags as one object of this class, `args` in the scripts. Flags that a single
-script has are in a class derived from it. A corpus begins with the values in configs/, not with
-the defaults.
+script has are in a class derived from it. The values in configs/ override the defaults here.
 """
 
 import dataclasses
@@ -31,7 +30,7 @@ def flag(
     """Describes a flag.
 
     limits: the smallest and the largest value; choices: the words that it can be. task: the
-    only task that has a use for it. is_shape: part of the model's shape, which published
+    only task that has a use for it. is_shape: part of the model's shape, which pretrained
     weights (--pretrained) bring along. changeable: another value may be given when a run goes
     on. remembered: --resume takes the value that the run was started with. copied: --config
     takes it from another run's config.json.
@@ -97,7 +96,7 @@ class ModelSettings:
     d_model: int = flag(256, "width of the model", (1, 65_536), is_shape=True)
     heads: int = flag(4, "attention heads", is_shape=True)
     d_ff: int = flag(1024, "width inside the feed-forward layers", (1, 10**6), is_shape=True)
-    dropout: float = flag(0.1, "share of activations that are dropped in training")
+    dropout: float = flag(0.1, "dropout probability")
     norm: str = flag(
         "pre",
         "layer norm before each sub-layer, or after it",
@@ -115,7 +114,7 @@ class ModelSettings:
         is_shape=True,
     )
     pretrained: str = flag(
-        "", "begin with the weights in this Hugging Face folder (BERT, ViT, ...)", task=CLASSIFY
+        "", "start from the weights in this Hugging Face folder (BERT, ViT, ...)", task=CLASSIFY
     )
     pool: str = flag(
         "pretrained",
@@ -123,9 +122,7 @@ class ModelSettings:
         choices=("pretrained", "mean"),
         task=CLASSIFY,
     )
-    freeze: int = flag(
-        0, "layers, from the lowest, that do not learn", (0, 1000), task=CLASSIFY
-    )
+    freeze: int = flag(0, "number of lowest layers to freeze", (0, 1000), task=CLASSIFY)
 
 
 @dataclass
@@ -143,7 +140,7 @@ class OptimizerSettings:
     steps: int = flag(0, "number of steps, instead of --epochs", (0, LARGE), changeable=True)
     minutes: float = flag(
         0.0,
-        "as many epochs as fit in so many minutes, after a trial of some steps; 0: --epochs",
+        "train for as many epochs as fit in this time, found by a short trial; 0: --epochs",
         (0, LARGE),
         changeable=True,
         remembered=False,
@@ -166,14 +163,12 @@ class OptimizerSettings:
         False, "give all classes the same weight in the loss, also rare ones", task=CLASSIFY
     )
     token_dropout: float = flag(
-        0.0, "share of a text's tokens that are hidden in training", (0, 0.9), task=CLASSIFY
+        0.0, "probability of hiding a token of a text in training", (0, 0.9), task=CLASSIFY
     )
-    crop: int = flag(0, "move images by up to this many pixels", (0, 1000), task=CLASSIFY)
+    crop: int = flag(0, "shift images by up to this many pixels", (0, 1000), task=CLASSIFY)
     flip: str = flag("no", "mirror half of the images", choices=("no", "yes"), task=CLASSIFY)
-    label_smoothing: float = flag(
-        0.1, "share of the target that is spread over all tokens or classes"
-    )
-    clip: float = flag(1.0, "largest norm of the gradient; 0: no limit", (0, LARGE))
+    label_smoothing: float = flag(0.1, "probability that is spread over all tokens or classes")
+    clip: float = flag(1.0, "maximum norm of the gradient; 0: no clipping", (0, LARGE))
     average_checkpoints: int = flag(
         5,
         "at the end, also try the mean of the weights of the last N evaluations",
@@ -218,7 +213,7 @@ class SpeedSettings:
     )
     hardware_tflops: float = flag(
         0.0,
-        "peak of a process's GPU or cores, for MFU; 0: known, or measured",
+        "peak of a process's GPU or cores, for MFU; 0: look up or measure",
         (0, LARGE),
         changeable=True,
         remembered=False,
@@ -233,18 +228,16 @@ class RunSettings:
     config: str = flag(
         "", "take flags from this YAML or JSON file", changeable=True, copied=False
     )
-    name: str = flag(
-        "", "start the run logs/NAME, or go on with it", changeable=True, copied=False
-    )
+    name: str = flag("", "start the run logs/NAME, or resume it", changeable=True, copied=False)
     resume: str = flag(
-        "", "go on with the run in this folder, logs/RUN", changeable=True, copied=False
+        "", "resume the run in this folder, logs/RUN", changeable=True, copied=False
     )
     eval_every: int = flag(
         0, "steps between evaluations; 0: every epoch", (0, LARGE), changeable=True
     )
     bleu_sentences: int = flag(
         2000,
-        "at most so many sentences, spread over the validation set, give BLEU during training",
+        "sentences of the validation set, at most, that give BLEU during training",
         (0, LARGE),
         task=TRANSLATE,
         changeable=True,
@@ -262,15 +255,15 @@ class RunSettings:
         copied=False,
     )
     tensorboard: bool = flag(
-        False, "also write the metrics for TensorBoard to logs/RUN/", changeable=True
+        False, "also write metrics for TensorBoard to logs/RUN/", changeable=True
     )
     wandb: str = flag(
-        "", "also send the metrics to this project of Weights & Biases", changeable=True
+        "", "also send metrics to this project of Weights & Biases", changeable=True
     )
     timeout: int = flag(600, "seconds to wait for another process", (1, 10**7), changeable=True)
     delay_ms: float = flag(
         0.0,
-        "milliseconds to wait before each exchange between processes, as in a slow network",
+        "milliseconds to wait before each collective, as in a slow network",
         (0, 10**6),
         changeable=True,
         remembered=False,
@@ -292,7 +285,7 @@ class Settings(RunSettings, SpeedSettings, OptimizerSettings, ModelSettings, Cor
     DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "cuda")  # where the script can train
 
     folder: str = ""  # of the run; none with --benchmark
-    saved: dict | None = None  # what the task left in the checkpoint that the run goes on from
+    saved: dict | None = None  # what the task left in the checkpoint that the run resumes from
     base_config: str = ""  # the file in configs/ that the run began with
     threads: int = 1  # of this process
     trial_seconds: float = 0.0  # after which a trial ends; 0: the run is none
@@ -346,7 +339,7 @@ class TpSettings(ShardedSettings):
 
     tensor: int = flag(
         0,
-        "processes that share each layer; 0: all of a node",
+        "processes that compute each layer together; 0: all of a node",
         (0, 10_000),
         changeable=True,
         remembered=False,

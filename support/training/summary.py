@@ -156,7 +156,7 @@ def median_speed(path: Path) -> dict[str, float]:
 
 
 def how_to_resume(run, step: int) -> str:
-    """Returns the command with which a stopped run goes on, and what it does not remember."""
+    """Returns the command that resumes a stopped run, and what it does not remember."""
     is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     usual = {"replicas": 1, "device": "cuda" if is_torchrun else "cpu"}
     flags = ""
@@ -175,7 +175,7 @@ def how_to_resume(run, step: int) -> str:
             command = "torchrun ..."
     script = Path(sys.argv[0]).name
     return (
-        f"stopped and saved at step {step}; go on with: "
+        f"stopped and saved at step {step}; resume with: "
         f"{command} {script} --resume {run.folder}{flags}"
     )
 

@@ -24,7 +24,7 @@ CONFIGS = ROOT / "configs"
 class Task(Protocol):
     """What is trained, on which data, and how it is evaluated."""
 
-    weights: dict[str, Tensor] | None  # published weights to begin with, by name
+    weights: dict[str, Tensor] | None  # pretrained weights to begin with, by name
 
     @property
     def config(self) -> LayerConfig:

@@ -8,7 +8,7 @@ from support.common.errors import UserError
 
 
 class Trackers:
-    """The trackers of a run. A resumed run goes on in the records that it began.
+    """The trackers of a run. A resumed run continues the records that it began.
 
     After a crash, the steps since the checkpoint are repeated with the same values: TensorBoard
     drops the first ones, W&B the second. W&B takes its key from the environment or from its own

@@ -245,7 +245,7 @@ class Translation:
         return summary, "\n".join(lines)
 
     def saved(self) -> dict[str, Any]:
-        """Returns what translate.py, and a run that goes on, need besides the weights."""
+        """Returns what translate.py, and a resumed run, need besides the weights."""
         return {
             "kind": "translation",
             "config": asdict(self.config),

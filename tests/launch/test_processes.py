@@ -99,7 +99,7 @@ def test_who_was_killed_is_named(monkeypatch, tmp_path, killed, saved):
     assert ended.value.code == (
         f"error: process {killed} of 3 was killed (SIGKILL); "
         + (
-            f"go on with: python train_cpu.py --resume {folder}"
+            f"resume with: python train_cpu.py --resume {folder}"
             if saved
             else "nothing was saved"
         )

@@ -111,7 +111,7 @@ def test_a_stopped_run_says_how_it_goes_on(monkeypatch, nodes, flags, expected):
     args = FsdpSettings(**{"device": ""} | flags)
     run = SimpleNamespace(args=args, world_size=4, folder="logs/r")
     said = run_summary.how_to_resume(run, 7)
-    assert said == f"stopped and saved at step 7; go on with: {expected}"
+    assert said == f"stopped and saved at step 7; resume with: {expected}"
 
 
 def test_flags_that_are_remembered_can_be_taken_back(tmp_path, monkeypatch):

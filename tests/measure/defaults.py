@@ -111,11 +111,11 @@ def main() -> None:
         "classes",
         "words",
         "TF-IDF",
-        "from nothing",
+        "from scratch",
         "minutes",
     ]
     if args.pretrained:
-        header += ["from published weights", "minutes"]
+        header += ["from pretrained weights", "minutes"]
     rows = [row_of(corpus, args, flags) for corpus in args.corpora]
     for row in [header, ["---"] * len(header), *rows]:
         print("| " + " | ".join(row) + " |")

@@ -43,7 +43,7 @@ def has_ended(run: Path, given: dict) -> bool:
 
 
 def train(name: str, seed: int, flags: list[str]) -> Path:
-    """Trains logs/NAME/SEED, or goes on with it, and returns it."""
+    """Trains logs/NAME/SEED, or resumes it, and returns it."""
     run = Path("logs", name.removeprefix("logs/"), str(seed))
     how = [*flags, "--name", f"{name}/{seed}", "--seed", str(seed)]
     if not has_ended(run, given_flags(how)):

@@ -82,14 +82,14 @@ DIED = re.compile(
 )
 KILLED = re.compile(
     r"error: process (\d+) of (\d+) was killed \(SIGKILL\); "
-    r"(nothing was saved|go on with: python train_cpu.py --resume logs/run)$"
+    r"(nothing was saved|resume with: python train_cpu.py --resume logs/run)$"
 )
 NOT_WRITTEN = re.compile(
     r"error: logs/run\S*: (?:the checkpoint )?cannot be written .*?"
     r"(; the previous one is intact)?$"
 )
 STOPPED = re.compile(
-    r"stopped and saved at step (\d+); go on with: "
+    r"stopped and saved at step (\d+); resume with: "
     r"(?:python|torchrun [-\w. ]+) train_\w+\.py --resume logs/run(?: --device cpu)?$"
 )
 STEP = re.compile(

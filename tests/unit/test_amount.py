@@ -124,7 +124,7 @@ def test_after_the_last_step_nothing_is_foretold(monkeypatch, last, expected):
 
 
 def test_minutes_are_for_a_new_run(monkeypatch, trained):
-    """A run that goes on keeps the length that --minutes gave it."""
+    """A resumed run keeps the length that --minutes gave it."""
     monkeypatch.chdir(trained)
     monkeypatch.setattr(
         "sys.argv", ["train_cpu.py", "--resume", "logs/first", "--minutes", "3"]

@@ -433,9 +433,9 @@ def first_lines(tmp_path, monkeypatch):
 def test_few_examples_call_for_published_weights(
     first_lines, monkeypatch, table, images, published
 ):
-    expected = "few texts: published weights would do better, such as a BERT of their language"
+    expected = "few texts: pretrained weights would do better, such as a BERT of their language"
     assert expected in first_lines(*table)
-    assert "few images: published weights" in first_lines(*images)
+    assert "few images: pretrained weights" in first_lines(*images)
     assert "would do better" not in first_lines(
         *table, "--pretrained", published[0], "--max-length", "32"
     )

@@ -159,7 +159,7 @@ def test_a_file_cannot_give_published_weights_another_shape(tmp_path, monkeypatc
         tmp_path, "a.yaml", json.dumps(record)
     )  # a record has them, though nothing looks at them
     assert parse_arguments("", CpuSettings).complete().pretrained == "bert"
-    record["flags"]["pretrained"] = ""  # nor of a run from nothing, beside --pretrained
+    record["flags"]["pretrained"] = ""  # nor of a run from scratch, beside --pretrained
     write(tmp_path, "a.yaml", json.dumps(record))
     monkeypatch.setattr(
         sys, "argv", ["train_cpu.py", "--config", "a.yaml", "--pretrained", "bert"]

@@ -1,4 +1,4 @@
-"""Published weights compute the same here and in transformers, loaded or exported."""
+"""Pretrained weights compute the same here and in transformers, loaded or exported."""
 
 import importlib.util
 import json

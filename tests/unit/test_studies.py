@@ -230,7 +230,7 @@ def test_a_stopped_study_goes_on(folder, corpus_flags):
     status, output, errors = finish(study)
     assert (status, errors) == (
         130,
-        "study-learning-rate is stopped; started again, it goes on\n",
+        "study-learning-rate is stopped; started again, it resumes\n",
     )
     assert (logs / "lr-0.002" / "last.pt").exists() and not list(logs.glob("*.png"))
 
