@@ -11,6 +11,7 @@ networks.
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from support.planning.footprint import FP32, TrainingStep, memory
 from support.planning.machines import Hardware, Network
@@ -28,6 +29,14 @@ BUCKET = 25 * 2**20  # and of the others
 LOSS_BYTES = 16  # the sums of loss and targets, all-reduced once a step
 ADAM_BYTES = 7 * FP32  # read and written for a parameter, its gradient and two moments
 MAX_GPUS = 1024
+
+
+class Stage(NamedTuple):
+    """A part of a micro-batch on an FSDP rank, in which one unit computes."""
+
+    gather: float = 0.0  # seconds of the unit's all-gather, while the stage before computes
+    compute: float = 0.0  # seconds, once the unit is gathered
+    reduced: int | None = None  # the unit whose gradients are reduced meanwhile
 
 
 @dataclass
@@ -189,31 +198,25 @@ class Estimate:
         forward = [(1 - self.backward_share) * seconds for seconds in compute]
         backward = [self.backward_share * seconds for seconds in compute]
         root, *layers = range(len(compute))
-        # Times at which each is free again; `started`: when the current unit began to compute.
+        stages = [Stage(gather[root])]
+        stages += [Stage(gather[layer], forward[layer]) for layer in layers]
+        # The projection to the vocabulary comes last, and first in the backward pass.
+        stages += [Stage(compute=forward[root]), Stage(compute=backward[root])]
+        above = None
+        for layer in reversed(layers):
+            stages.append(Stage(gather[layer], backward[layer], above))
+            above = layer
+        stages += [Stage(reduced=above), Stage(reduced=root)]
+        # Times at which each is free again; `started`: when the last stage began to compute.
         device = started = node_links = network = 0.0
-        for unit in (root, *layers):
-            node_links = max(node_links, started) + gather[unit]
-            started = max(device, node_links)
-            device = started
-            if unit != root:
-                device += forward[unit]
-        device += forward[root]  # the projection to the vocabulary comes last,
-        started = device
-        device += backward[root]  # and first in the backward pass
-        for unit in (*reversed(layers), root):
-            node_links = max(node_links, started)
-            if unit != root:
-                node_links += gather[unit]
+        for stage in stages:
+            node_links = max(node_links, started) + stage.gather
             gathered = node_links
-            above = unit + 1
-            if above < len(compute):
-                node_links = max(node_links, device) + scatter[above]
-                network = max(node_links, network) + across[above]
-            if unit != root:
-                started = max(device, gathered)
-                device = started + backward[unit]
-        node_links = max(node_links, device) + scatter[root]
-        network = max(node_links, network) + across[root]
+            if stage.reduced is not None:
+                node_links = max(node_links, device) + scatter[stage.reduced]
+                network = max(node_links, network) + across[stage.reduced]
+            started = max(device, gathered)
+            device = started + stage.compute
         return network - self.micro_batch_seconds
 
 
