@@ -31,9 +31,9 @@ def flag(
 
     limits: the smallest and the largest value; choices: the words that it can be. task: the
     only task that has a use for it. is_shape: part of the model's shape, which pretrained
-    weights (--pretrained) bring along. changeable: another value may be given when a run goes
-    on. remembered: --resume takes the value that the run was started with. copied: --config
-    takes it from another run's config.json.
+    weights (--pretrained) bring along. remembered: --resume takes the value that the run was
+    started with. copied: --config takes it from another run's config.json. changeable: another
+    value may be given when a run is resumed, as for all that is not remembered or not copied.
     """
     return dataclasses.field(
         default=default,
@@ -43,7 +43,7 @@ def flag(
             "choices": choices,
             "task": task,
             "is_shape": is_shape,
-            "changeable": changeable,
+            "changeable": changeable or not remembered or not copied,
             "remembered": remembered,
             "copied": copied,
         },
@@ -142,7 +142,6 @@ class OptimizerSettings:
         0.0,
         "train for as many epochs as fit in this time, found by a short trial; 0: --epochs",
         (0, LARGE),
-        changeable=True,
         remembered=False,
         copied=False,
     )
@@ -204,7 +203,6 @@ class SpeedSettings:
     profile: bool = flag(
         False,
         "record three steps: step.png, memory.png and traces",
-        changeable=True,
         remembered=False,
         copied=False,
     )
@@ -215,7 +213,6 @@ class SpeedSettings:
         0.0,
         "peak of a process's GPU or cores, for MFU; 0: look up or measure",
         (0, LARGE),
-        changeable=True,
         remembered=False,
         copied=False,
     )
@@ -225,13 +222,9 @@ class SpeedSettings:
 class RunSettings:
     """run"""
 
-    config: str = flag(
-        "", "take flags from this YAML or JSON file", changeable=True, copied=False
-    )
-    name: str = flag("", "start the run logs/NAME, or resume it", changeable=True, copied=False)
-    resume: str = flag(
-        "", "resume the run in this folder, logs/RUN", changeable=True, copied=False
-    )
+    config: str = flag("", "take flags from this YAML or JSON file", copied=False)
+    name: str = flag("", "start the run logs/NAME, or resume it", copied=False)
+    resume: str = flag("", "resume the run in this folder, logs/RUN", copied=False)
     eval_every: int = flag(
         0, "steps between evaluations; 0: every epoch", (0, LARGE), changeable=True
     )
@@ -250,7 +243,6 @@ class RunSettings:
         "auto",
         "where to train",
         choices=("auto", "cpu", "cuda"),
-        changeable=True,
         remembered=False,
         copied=False,
     )
@@ -265,14 +257,12 @@ class RunSettings:
         0.0,
         "milliseconds to wait before each collective, as in a slow network",
         (0, 10**6),
-        changeable=True,
         remembered=False,
         copied=False,
     )
     netem: bool = flag(
         False,
         "batch/netem.sh already delays the network: do not wait in the process as well",
-        changeable=True,
         remembered=False,
         copied=False,
     )
@@ -313,10 +303,7 @@ class ShardedSettings(Settings):
     """run"""
 
     sharded: bool = flag(
-        False,
-        "save last.pt in shards, one for each process",
-        changeable=True,
-        remembered=False,
+        False, "save last.pt in shards, one for each process", remembered=False
     )
 
 
@@ -328,7 +315,6 @@ class FsdpSettings(ShardedSettings):
         1,
         "model replicas for hybrid sharding (HSDP); typically the number of nodes",
         (1, 10_000),
-        changeable=True,
         remembered=False,
     )
 
@@ -341,7 +327,6 @@ class TpSettings(ShardedSettings):
         0,
         "processes that compute each layer together; 0: all of a node",
         (0, 10_000),
-        changeable=True,
         remembered=False,
     )
 
