@@ -241,19 +241,24 @@ def sbatch_command(estimate: Estimate, flags: str, total_tokens: float) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    args = read_flags()
-    hardware = with_given_figures(HARDWARE[args.hardware], args)
-    step = TrainingStep(
+def training_step(args: argparse.Namespace) -> TrainingStep:
+    """Returns the step that the flags describe. Raises UserError."""
+    return TrainingStep(
         config=model_config(args, args.vocab_size),
         sentences=args.batch_size or max(1, args.batch_tokens // args.max_length),
         length=args.max_length,
         precision=choose_precision(args),
         recompute=args.recompute,
         delay=args.delay_ms / 1000,
-        cpu=hardware.cpu,
+        cpu=HARDWARE[args.hardware].cpu,
         accumulate=args.accumulate,
     )
+
+
+def main() -> None:
+    args = read_flags()
+    step = training_step(args)
+    hardware = with_given_figures(HARDWARE[args.hardware], args)
     if args.measure:
         from support.planning.measure import measure
 

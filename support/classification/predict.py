@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from support.classification.classifier import Classifier, ClassifierConfig
-from support.classification.examples import encode_texts
+from support.classification.encoding import encode_texts
 from support.classification.images import ImageTransform
 from support.common.checkpoint import load
 from support.common.errors import UserError, first_line

@@ -4,7 +4,6 @@ The interface of a task is `Task` in support/training/tasks.py.
 """
 
 import csv
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,8 @@ from torch import Tensor, nn
 from data import evaluation_batches
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.corpus import Labelled
-from support.classification.examples import (
-    ExampleBatches,
-    Images,
-    Texts,
-    class_weights,
-    prepare,
-    read_tokenizer,
-)
+from support.classification.encoding import prepare, read_tokenizer
+from support.classification.examples import ExampleBatches, Images, Texts, class_weights
 from support.classification.flops import classifier_flops
 from support.classification.images import ImageTransform
 from support.classification.labelled import find_labelled
@@ -33,6 +26,7 @@ from support.classification.metrics import compute_metrics, metrics_table, per_c
 from support.classification.starting_weights import adapt
 from support.common.checkpoint import check_corpus
 from support.common.errors import UserError
+from support.common.files import read_json
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
 from support.distributed.collectives import sum_over_data
@@ -115,7 +109,7 @@ class Classification:
             self.transform,
             args.vocab_size,
         )
-        self.meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
+        self.meta = read_json(self.folder / "meta.json")
         self.classes = self.meta["classes"]
         self.tokenizer = ""
         if not self.transform:

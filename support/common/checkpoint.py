@@ -47,18 +47,23 @@ def unpickle(path: Path, mmap: bool = False):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
+def map_or_read(path: Path):
+    """Returns what torch.save wrote, mapped from disk, or read if its file system maps none."""
+    try:
+        return unpickle(path, mmap=CAN_MAP)
+    except RuntimeError as problem:
+        if "unable to mmap" not in str(problem):
+            raise
+        return unpickle(path)
+
+
 def load(path: Path) -> dict:
     """Returns the content of a checkpoint file, on the CPU.
 
     Raises UserError if the file cannot be read, may hold code, or is not a whole checkpoint.
     """
     try:
-        try:
-            checkpoint = unpickle(path, mmap=CAN_MAP)
-        except RuntimeError as problem:
-            if "unable to mmap" not in str(problem):
-                raise
-            checkpoint = unpickle(path)  # its file system maps no files
+        checkpoint = map_or_read(path)
         check_fields(checkpoint)
         return checkpoint
     except OSError as problem:

@@ -1,4 +1,4 @@
-"""Writing small files atomically, and waiting until files are on the disk."""
+"""Reading and writing small files, and waiting until files are on the disk."""
 
 import errno
 import json
@@ -6,10 +6,16 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 # What file systems answer that cannot sync a file or a folder: some of networks, and FUSE.
 NO_SYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 READERS_TIMEOUT = 10  # seconds: how long a reader may keep a file from being replaced
+
+
+def read_json(path: Path) -> Any:
+    """Returns what a JSON file holds. Raises OSError and ValueError."""
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_json(path: Path, content: dict) -> None:

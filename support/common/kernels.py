@@ -7,7 +7,6 @@ model.py writes each part as one would read it; `speed_up` replaces some of them
 tests/unit/test_fast.py compares the two, tests/measure/tricks.py measures the gain of each.
 """
 
-import ctypes
 import math
 import os
 import shutil
@@ -27,11 +26,6 @@ from model import Attention, Residual, Transformer
 from support.common.errors import UserError
 
 Model = TypeVar("Model", bound=nn.Module)
-
-# Parameters of mallopt, from glibc's malloc.h.
-M_TRIM_THRESHOLD = -1
-M_TOP_PAD = -2
-M_MMAP_THRESHOLD = -3
 
 
 def configure_backends(precision: str = "fp32") -> None:
@@ -175,24 +169,6 @@ def check_compiler(device: str) -> None:
         f"--compile needs a compiler and Python's headers ({reason.splitlines()[0][:200]}): "
         f"apt install g++ python3-dev, or what your system calls them"
     )
-
-
-def keep_freed_memory() -> None:
-    """Makes glibc keep the memory of freed tensors instead of returning it to the system.
-
-    Without it decoding a file on two busy cores took a quarter longer, for its page faults.
-    Training is no faster with it. Other C libraries are left as they are.
-    """
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # not glibc
-        return
-    # Tensors of less than a GiB come from the heap; an old glibc allows 32 MiB at most.
-    if not mallopt(M_MMAP_THRESHOLD, 2**30):
-        mallopt(M_MMAP_THRESHOLD, 2**25)
-    mallopt(M_TRIM_THRESHOLD, -1)  # the heap never shrinks
-    mallopt(M_TOP_PAD, 2**28)  # it grows by 256 MiB at a time
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

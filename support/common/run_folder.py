@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import os
 import re
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from support.common.errors import UserError
+from support.common.files import read_json
 from support.common.paths import LOGS
 
 if sys.platform == "win32":
@@ -47,7 +47,7 @@ def make_folder(folder: Path, corpus: str) -> str:
         config = folder / "config.json"
         was_saved = False
         if config.is_file():
-            was_saved = json.loads(config.read_text(encoding="utf-8")).get("saved", False)
+            was_saved = read_json(config).get("saved", False)
         if was_saved or (folder / "summary.json").is_file():
             raise UserError(
                 f"{folder} is a run whose checkpoint last.pt is missing. It cannot be resumed, "

@@ -275,15 +275,18 @@ def read_columns(
     if ending(path) in JSON:
         yield from read_columns_of_objects(path, columns, flags)
         return
-    positions: list[int] | None = None
+    rows = read_rows(path)
+    first = next(rows, None)
+    if first is None:
+        return
+    _, first_row = first
+    positions = find_columns(path, columns, first_row, flags)
     width: int | None = None  # of all rows, if there is a header of names
-    for number, row in read_rows(path):
-        if positions is None:
-            positions = find_columns(path, columns, row, flags)
-            if is_header(row, columns, positions):
-                if not all_positions(columns):
-                    width = len(row)
-                continue
+    if not is_header(first_row, columns, positions):
+        rows = chain([first], rows)
+    elif not all_positions(columns):
+        width = len(first_row)
+    for number, row in rows:
         if width is not None and any(cell.strip() for cell in row[width:]):
             # Perhaps a text without quotes has a comma.
             raise UserError(

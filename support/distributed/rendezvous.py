@@ -126,12 +126,7 @@ def share_settings(
         expected, settings = json.loads(store.get("settings"))
         args = command_line.settings(**settings)
         with publish(store, f"checked/{rank}"):
-            for name in own:
-                if own[name] != expected[name]:
-                    raise UserError(
-                        f"process {rank}, on {socket.gethostname()}, differs from process 0 in "
-                        f"its {name}: {own[name]} instead of {expected[name]}"
-                    )
+            check_equal(rank, socket.gethostname(), own, expected)
             # This node may have fewer GPUs, or no compiler.
             find_device(args.device, args.DEVICES)
             if args.compile:
@@ -153,13 +148,18 @@ def agree(**facts: str) -> None:
     """Raises UserError, naming who differs, unless all ranks state the same. A collective."""
     stated = all_gather_objects((socket.gethostname(), facts))
     _, expected = stated[0]
-    for rank, (host, other) in enumerate(stated):
-        for name in facts:
-            if other[name] != expected[name]:
-                raise UserError(
-                    f"process {rank}, on {host}, differs from process 0 in its {name}: "
-                    f"{other[name][:60]} instead of {expected[name][:60]}"
-                )
+    for rank, (host, own) in enumerate(stated):
+        check_equal(rank, host, own, expected)
+
+
+def check_equal(rank: int, host: str, own: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Raises UserError for the first thing in which a process differs from process 0."""
+    for name in own:
+        if own[name] != expected[name]:
+            raise UserError(
+                f"process {rank}, on {host}, differs from process 0 in its {name}: "
+                f"{own[name]} instead of {expected[name]}"
+            )
 
 
 def restart_store(
@@ -173,19 +173,26 @@ def restart_store(
     """
     own_key = uuid.uuid4().hex
     torchrun_store.set(f"request/{rank}", own_key)
-    if rank > 0:
-        try:
-            torchrun_store.wait([f"start/{own_key}"], timedelta(seconds=timeout))
-        except dist.DistStoreError:
-            raise UserError(
-                f"process 0 of {world_size} has not started within {timeout} seconds "
-                f"(--timeout)"
-            ) from None
-        name = torchrun_store.get(f"start/{own_key}").decode()
-        store = dist.PrefixStore(name, torchrun_store)
-        store.set(f"joined/{rank}", "")
+    if rank == 0:
+        store = dist.PrefixStore(own_key, torchrun_store)
+        answer_requests(torchrun_store, store, own_key, world_size, timeout)
         return store
-    store = dist.PrefixStore(own_key, torchrun_store)
+    try:
+        torchrun_store.wait([f"start/{own_key}"], timedelta(seconds=timeout))
+    except dist.DistStoreError:
+        raise UserError(
+            f"process 0 of {world_size} has not started within {timeout} seconds (--timeout)"
+        ) from None
+    name = torchrun_store.get(f"start/{own_key}").decode()
+    store = dist.PrefixStore(name, torchrun_store)
+    store.set(f"joined/{rank}", "")
+    return store
+
+
+def answer_requests(
+    torchrun_store: dist.Store, store: dist.Store, name: str, world_size: int, timeout: int
+) -> None:
+    """Tells each process the name of the start until all have joined. Raises UserError."""
     end = time.monotonic() + timeout
     missing = list(range(1, world_size))
     while missing:
@@ -197,10 +204,9 @@ def restart_store(
         for other in missing:
             if torchrun_store.check([f"request/{other}"]):
                 key = torchrun_store.get(f"request/{other}").decode()
-                torchrun_store.set(f"start/{key}", own_key)
+                torchrun_store.set(f"start/{key}", name)
         time.sleep(0.02)
         missing = [other for other in missing if not store.check([f"joined/{other}"])]
-    return store
 
 
 def open_port(store: dist.Store, rank: int) -> dist.TCPStore | None:

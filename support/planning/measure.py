@@ -181,16 +181,19 @@ def print_base() -> None:
     print(peak_memory() * 2**20)
 
 
+def seconds_of_sentence(timings: Timings, sentences: int) -> float:
+    """Returns the slope of a line through both times; what they have besides is a pass's."""
+    more = sentences - max(1, sentences // 4)
+    if more == 0:
+        return timings.step
+    return (timings.step - timings.quarter) / more
+
+
 def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Hardware:
     """Returns the Hardware with which an estimate of `step` comes to these timings."""
-    # A straight line through both times gives the seconds of a sentence, and those of a pass
-    # besides. Noise alone could make a sentence faster than the peak allows, or even free.
-    more = step.sentences - max(1, step.sentences // 4)
-    sentence = timings.step
-    if more:
-        sentence = (timings.step - timings.quarter) / more
     fastest = step.flops / step.sentences / timings.peak_flops  # measured without --recompute
-    sentence = max(fastest, sentence)
+    # Noise alone could make a sentence faster than the peak allows, or even free.
+    sentence = max(fastest, seconds_of_sentence(timings, step.sentences))
     overhead = max(0.0, timings.step - step.sentences * sentence)
     machine_memory = psutil.virtual_memory().total
     guesses = HARDWARE["cpu"]  # of a network, which one machine cannot measure

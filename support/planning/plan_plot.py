@@ -48,9 +48,6 @@ def plot_estimates(
 
     Estimates that do not fit have a point in the panel of memory alone.
     """
-    # Here, as it has to come after figures.py.
-    from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
-
     layouts = doubling_layouts(per_node)
     with new_figure(path, 7, 5.2) as figure:
         panels = list(figure.subplots(2, 2, sharex=True).flat)
@@ -69,19 +66,29 @@ def plot_estimates(
                 axes.plot(x, y, color=color, marker=marker, label=MODE_NAMES[mode])
         limit = hardware.usable_memory / 1e9
         panels[0].axhline(limit, color="black", linestyle="--", label="what a GPU can hold")
-        for axes, title in zip(panels, PANELS):
-            axes.set_title(title, loc="left", fontsize=8)
-            axes.grid(True)
-            axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_locator(FixedLocator([n * gpus for n, gpus in layouts][::2]))
-            axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-            axes.xaxis.set_minor_locator(NullLocator())
-        for axes in panels[:2]:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
-            axes.yaxis.set_minor_locator(NullLocator())
+        set_scales(panels, [nodes * gpus for nodes, gpus in layouts])
         for axes in panels[2:]:
-            axes.set(xlabel="processes" if hardware.cpu else "GPUs", ylim=(0, None))
+            axes.set_xlabel("processes" if hardware.cpu else "GPUs")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc=LEGEND_PLACE, ncols=len(labels))
+
+
+def set_scales(panels: list, gpus: list[int]) -> None:
+    """Sets titles, scales and ticks; both axes of the two upper panels are logarithmic."""
+    # Here, as it has to come after figures.py.
+    from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
+
+    for axes, title in zip(panels, PANELS):
+        axes.set_title(title, loc="left", fontsize=8)
+        axes.grid(True)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(gpus[::2]))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+    for axes in panels[:2]:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+    for axes in panels[2:]:
+        axes.set_ylim(0, None)

@@ -1,6 +1,5 @@
 """Plots of what --profile recorded: a training step, and the memory that training takes."""
 
-import json
 import math
 from collections import defaultdict
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from support.common.errors import UserError
 from support.common.figures import MEMORY, STEP, draw_legend, new_figure
+from support.common.files import read_json
 from support.profiling.spans import Span, read_spans
 
 LABELS = {
@@ -46,9 +46,9 @@ class Recorded:
 def read_profile(folder: Path) -> Recorded:
     """Returns what --profile left in logs/RUN. Raises UserError."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_json(folder / "config.json")
         step, spans = read_spans(folder / "step.csv")
-        profile = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
+        profile = read_json(folder / "profile.json")
         memory = {
             source: {part: int(profile["memory"][source].get(part, 0)) for part in MEMORY}
             for source in ("counted", "formula")

@@ -7,13 +7,14 @@ valid_* and test_*, such as valid_bleu. What was not measured is NaN.
 """
 
 import csv
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
+
+from support.common.files import read_json
 
 TEXTS = ["study", "run", "mode"]
 NUMBERS = ["processes", "batch_tokens", "accumulate", "lr", "delay_ms"]
@@ -142,11 +143,11 @@ def read_run(folder: Path, names: list[str]) -> Run:
 
     Raises OSError, ValueError, csv.Error, TypeError and KeyError.
     """
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json")
     flags = dict(config["flags"])
     summary = {}
     if (folder / "summary.json").is_file():  # the run has ended
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        summary = read_json(folder / "summary.json")
     curve = read_curve(folder / "metrics.csv")
     name = folder.resolve().name
     speed = median(values_of(curve, "tokens_per_second") or [math.nan])

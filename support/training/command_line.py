@@ -14,7 +14,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from support.common.checkpoint import load_run
 from support.common.errors import UserError
@@ -147,7 +147,7 @@ class CommandLine:
 def parse_arguments(doc: str | None, settings: type[Settings]) -> CommandLine:
     """Parses the command line of a training script. doc: the script's docstring."""
     prepare_streams()
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description=doc,
         usage="%(prog)s [FLAGS]",
         allow_abbrev=False,
@@ -155,7 +155,6 @@ def parse_arguments(doc: str | None, settings: type[Settings]) -> CommandLine:
         epilog="Defaults are in brackets. A file in configs/, which depends on the corpus,\n"
         "overrides them. The first line of a run names it.",
     )
-    parser.error = exit_with_usage  # type: ignore[method-assign, assignment]
     for heading, fields in groups_of(settings).items():
         group = parser.add_argument_group(heading)
         for field in fields:
@@ -163,12 +162,14 @@ def parse_arguments(doc: str | None, settings: type[Settings]) -> CommandLine:
     return CommandLine(settings, vars(parser.parse_args()))
 
 
-def exit_with_usage(message: str) -> None:
-    """Ends the program on a wrong flag. All processes do so, rank 0 first."""
-    if os.environ.get("RANK", "0") != "0":
-        time.sleep(4)
-    print(f"error: {message}; --help lists the flags", file=sys.stderr)
-    sys.exit(2)
+class Parser(argparse.ArgumentParser):
+    """An argument parser of which all processes end on a wrong flag, rank 0 first."""
+
+    def error(self, message: str) -> NoReturn:
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(4)
+        print(f"error: {message}; --help lists the flags", file=sys.stderr)
+        sys.exit(2)
 
 
 def add_flag(parser, field) -> None:

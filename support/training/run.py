@@ -115,7 +115,7 @@ class Run:
         """
         saved_task = self.task.saved()
         content = json.dumps(saved_task, sort_keys=True)
-        agree(data=hashlib.sha256(content.encode()).hexdigest())
+        agree(data=hashlib.sha256(content.encode()).hexdigest()[:12])
         self.open_folder(model, saved_task["config"])
         step = 0
         if self.args.saved:

@@ -1,7 +1,6 @@
 """The messages at the beginning and the end of a run, and the choice of its weights."""
 
 import csv
-import json
 import os
 import statistics
 import sys
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from support.common import checkpoint
-from support.common.files import write_json
+from support.common.files import read_json, write_json
 from support.common.hardware import device_name, peak_memory
 from support.distributed.collectives import all_gather_objects
 from support.training.settings import flags_of, option
@@ -81,22 +80,18 @@ def finish(run, model: nn.Module) -> None:
     if not run.writes:
         return
     seconds = time.perf_counter() - run.began
+    epochs = list(run.progress.epochs)
+    if run.progress.epoch.seconds:  # the last epoch is not whole
+        epochs.append(run.epoch_record(run.last))
     content: dict[str, Any] = {
         "steps": run.last,
         "tokens": run.progress.tokens,
         "wall_seconds": round(seconds, 1),
-    }
-    content |= median_speed(run.folder / "metrics.csv")
-    content |= {
+        **median_speed(run.folder / "metrics.csv"),
         "best_step": best["step"],
         "averaged_checkpoints": best["averaged"],
-    }
-    content |= {f"valid_{name}": round(value, 4) for name, value in valid.items()}
-    content |= test_metrics
-    epochs = list(run.progress.epochs)
-    if run.progress.epoch.seconds:  # the last epoch is not whole
-        epochs.append(run.epoch_record(run.last))
-    content |= {
+        **{f"valid_{name}": round(value, 4) for name, value in valid.items()},
+        **test_metrics,
         "training_examples": len(run.task.batches.examples),
         "peak_memory_mib": {
             "largest_process": round(max(memory)),
@@ -106,7 +101,7 @@ def finish(run, model: nn.Module) -> None:
     }
     profile = run.folder / "profile.json"
     if profile.is_file():
-        content["profile"] = json.loads(profile.read_text(encoding="utf-8"))
+        content["profile"] = read_json(profile)
     write_json(run.folder / "summary.json", content)
     run.say(
         f"\n{text}\n{minutes(seconds)} in all; {run.folder}/ has the log, and in best.pt the "

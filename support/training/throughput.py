@@ -1,14 +1,13 @@
 """How fast a run is: tokens per second, and MFU, the share of the hardware's peak FLOP/s."""
 
 import contextlib
-import json
 import socket
 import statistics
 from pathlib import Path
 
 import torch
 
-from support.common.files import write_json
+from support.common.files import read_json, write_json
 from support.common.hardware import PEAKS, device_name, matrix_rate
 from support.common.paths import CACHE
 from support.distributed.collectives import all_gather_objects, broadcast_object
@@ -88,7 +87,7 @@ def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
 def read_rates(path: Path) -> dict[str, float]:
     """Returns the rates that were measured before; none if the file cannot be read."""
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(read_json(path))
     return {}
 
 

@@ -3,7 +3,6 @@
 The interface of a task is `Task` in support/training/tasks.py.
 """
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from data import BPE, Batches, Pairs, evaluation_batches, prepare, read_bpe, rea
 from model import ModelConfig, Transformer
 from support.common.checkpoint import check_corpus, load
 from support.common.errors import UserError, first_line
+from support.common.files import read_json
 from support.common.flops import transformer_flops
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
@@ -94,7 +94,7 @@ class Translation:
 
     def __str__(self) -> str:
         """Returns what each part of the corpus holds, a line for each."""
-        meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
+        meta = read_json(self.folder / "meta.json")
         lines = []
         for part, counts in meta["parts"].items():
             line = f"{meta['name']}, {part}: {counts['pairs']:,} pairs"

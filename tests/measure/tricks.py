@@ -41,6 +41,7 @@ from support.distributed import launch as processes
 from support.training.command_line import parse_arguments
 from support.training.run import Run
 from support.training.settings import CpuSettings
+from support.translation.pool import keep_freed_memory
 
 
 def unsorted(lengths, batch_tokens, rng, batch_size=0):
@@ -99,7 +100,7 @@ CHANGES = {  # trick: (what is instead, how, flags)
         lambda: os.environ.update(ONEDNN_PRIMITIVE_CACHE_CAPACITY="1024"),
         [],
     ),
-    "glibc's memory as it is": ("memory that it keeps", fast.keep_freed_memory, []),
+    "glibc's memory as it is": ("memory that it keeps", keep_freed_memory, []),
     "random bits of dropout 64 at a time": (
         "nn.Dropout",
         put(fast, "ByteDropout", torch.nn.Dropout),

@@ -23,14 +23,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from model import initialize
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.corpus import classes_of
-from support.classification.examples import (
-    ExampleBatches,
-    Images,
-    Texts,
-    encode_texts,
-    prepare,
-    write_images,
-)
+from support.classification.encoding import encode_texts, prepare, write_images
+from support.classification.examples import ExampleBatches, Images, Texts
 from support.classification.images import ImageTransform, shift_and_mirror
 from support.classification.labelled import find_labelled
 from support.classification.predict import load_classifier, predict_logits
@@ -691,7 +685,7 @@ def test_a_corpus_of_any_size_is_encoded_in_the_same_memory(tmp_path):
     program = """
 import sys
 from pathlib import Path
-from support.classification.examples import prepare
+from support.classification.encoding import prepare
 from support.classification.labelled import find_labelled
 from support.common.hardware import peak_resident
 corpus = find_labelled(sys.argv[1], label="label")

@@ -13,9 +13,9 @@ from support.common.kernels import (
     cpu_bf16_attention,
     fast_precision,
     fused_attention,
-    keep_freed_memory,
     speed_up,
 )
+from support.translation.pool import keep_freed_memory
 
 
 def apart(found: torch.Tensor, expected: torch.Tensor) -> float:

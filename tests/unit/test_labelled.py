@@ -13,7 +13,7 @@ from test_data import Quiet, Server
 
 from support.classification import named
 from support.classification.corpus import classes_of
-from support.classification.examples import prepare
+from support.classification.encoding import prepare
 from support.classification.images import ImageTransform, read_image
 from support.classification.labelled import find_labelled
 from support.common.errors import UserError

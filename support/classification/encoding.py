@@ -1,0 +1,195 @@
+"""Labelled examples, texts or images, encoded on disk once.
+
+Example:
+    folder = prepare(corpus, corpus.checksum(), cache, tokenizer, max_length, transform, 8000)
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from data import BPE, is_encoded, make_once, name_folder
+from support.classification.corpus import Labelled, Reader, classes_of
+from support.classification.images import ImageTransform
+from support.classification.splits import hold_out
+from support.common.errors import UserError
+
+FORMAT = 8  # of the files: increase it when the same examples are stored differently
+BLOCK = 1000  # texts encoded at a time; the part cut off a long one takes half a MiB
+BPE_TEXTS = 200_000  # enough to train a tokenizer on; each distinct word takes about 1 KB
+CHARACTERS_PER_TOKEN = 100  # hardly a token has more than a dozen
+
+
+def prepare(
+    corpus: Labelled,
+    checksum: str,
+    cache: Path,
+    tokenizer: str,
+    max_length: int,
+    transform: ImageTransform | None,
+    vocab_size: int,
+) -> Path:
+    """Encodes a labelled corpus into a folder that any number of processes can map.
+
+    tokenizer: a serialized one, or "": then a byte-level BPE of `vocab_size` is trained, on
+    lower case. Without a validation set some examples are held out
+    (support/classification/splits.py). Raises UserError.
+    """
+
+    def encoded_folder(tokenizer: str) -> Path:
+        description = [
+            FORMAT,
+            corpus.name,
+            checksum,
+            tokenizer,
+            max_length,
+            vocab_size,
+            vars(transform) if transform else None,
+        ]
+        return name_folder(cache, corpus.name, description)
+
+    # The tokenizer that is passed may be the one that was trained here.
+    own_folder = encoded_folder("")
+    if tokenizer and is_encoded(own_folder) and read_tokenizer(own_folder) == tokenizer:
+        return own_folder
+    return make_once(
+        encoded_folder(tokenizer),
+        lambda partial: encode_corpus(corpus, partial, tokenizer, max_length, vocab_size),
+    )
+
+
+def encode_corpus(
+    corpus: Labelled, folder: Path, serialized: str, max_length: int, vocab_size: int
+) -> dict[str, Any]:
+    """Writes tokenizer.json and a few flat files for each part. Raises UserError.
+
+    serialized: a tokenizer, or "" to train one. Returns what is in the files, for meta.json.
+    """
+    classes = classes_of(corpus)
+    numbers = {name: i for i, name in enumerate(classes)}
+    is_held_out = "valid" not in corpus.parts
+    decoded = folder / "decoded"
+    if corpus.modality == "image" and is_held_out:
+        corpus = decode_once(corpus, decoded)
+    parts, count = hold_out(corpus)
+    meta: dict[str, Any] = {
+        "name": corpus.name,
+        "modality": corpus.modality,
+        "classes": classes,
+        "held_out": is_held_out,
+        "parts": {},
+    }
+    if corpus.modality == "text":
+        serialized = serialized or train_tokenizer(parts["train"], count, vocab_size)
+        (folder / "tokenizer.json").write_text(serialized, encoding="utf-8")
+        tokenizer = Tokenizer.from_str(serialized)
+    for part, read in parts.items():
+        examples = ((example, numbers[name]) for example, name in read())
+        if corpus.modality == "text":
+            counts = write_texts(examples, folder / part, tokenizer, max_length)
+        else:
+            counts = write_images(examples, folder / part)
+        if not counts["examples"]:
+            hint = "; pass one with --valid" if is_held_out and part == "valid" else ""
+            raise UserError(f"{corpus.name}: the {part} set has no example{hint}")
+        meta["parts"][part] = counts
+    decoded.unlink(missing_ok=True)
+    return meta
+
+
+def decode_once(corpus: Labelled, path: Path) -> Labelled:
+    """Returns a corpus of images with its training set read from one file, which it writes.
+
+    To choose what is held out, the part is read several times, and to decode images takes long.
+    """
+    with open(path, "wb") as file:
+        for image, _ in corpus.parts["train"]():
+            file.write(image.tobytes())
+            shape = image.shape
+
+    def read() -> Iterator[tuple[np.ndarray, str]]:
+        with open(path, "rb") as file:
+            for name in corpus.read_labels("train"):
+                content = file.read(math.prod(shape))
+                yield np.frombuffer(content, np.uint8).reshape(shape), name
+
+    return replace(corpus, parts=corpus.parts | {"train": read})
+
+
+def read_tokenizer(folder: Path) -> str:
+    """Returns the serialized tokenizer of an encoded corpus of texts."""
+    return (folder / "tokenizer.json").read_text(encoding="utf-8")
+
+
+def train_tokenizer(read: Reader, count: int, vocab_size: int) -> str:
+    """Returns a serialized byte-level BPE, on lower case: "Oil" and "oil" become one word."""
+    stride = math.ceil(count / BPE_TEXTS)
+    texts = (text for text, _ in islice(read(), 0, None, stride))
+    return BPE.train(texts, vocab_size, lower=True).serialized
+
+
+def encode_texts(
+    tokenizer: Tokenizer, texts: list[str], max_length: int
+) -> tuple[list[list[int]], int]:
+    """Returns the token ids of each text, at most `max_length`, and how many texts had more."""
+    tokenizer.enable_truncation(max_length)
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True  # a "[PAD]" in a text is text
+    # To tokenize a whole book takes long: what cannot be among the first tokens is left out.
+    longest = CHARACTERS_PER_TOKEN * max_length
+    texts = [text.strip() for text in texts]
+    encodings = tokenizer.encode_batch([text[:longest] for text in texts])
+    num_cut = 0
+    for text, encoding in zip(texts, encodings):
+        if encoding.overflowing or len(text) > longest:
+            num_cut += 1
+    return [encoding.ids for encoding in encodings], num_cut
+
+
+def write_texts(
+    examples: Iterator[tuple[str, int]], path: Path, tokenizer: Tokenizer, max_length: int
+) -> dict:
+    """Writes PATH.ids, .offsets and .labels; returns counts.
+
+    Raises UserError if all texts of the training set are empty.
+    """
+    counts = {"examples": 0, "cut": 0, "tokens": 0}
+    has_text = False
+    with (
+        open(f"{path}.ids", "wb") as ids,
+        open(f"{path}.offsets", "wb") as offsets,
+        open(f"{path}.labels", "wb") as labels,
+    ):
+        offsets.write(np.zeros(1, np.int64).tobytes())
+        while block := list(islice(examples, BLOCK)):
+            texts = [text for text, _ in block]
+            has_text = has_text or any(texts)
+            encoded, cut = encode_texts(tokenizer, texts, max_length)
+            lengths = np.array([len(text) for text in encoded], dtype=np.int64)
+            ids.write(np.concatenate([np.array(text, np.int32) for text in encoded]).tobytes())
+            offsets.write((counts["tokens"] + lengths.cumsum()).tobytes())
+            labels.write(np.array([label for _, label in block], np.int32).tobytes())
+            counts["examples"] += len(block)
+            counts["cut"] += cut
+            counts["tokens"] += int(lengths.sum())
+    if path.name == "train" and counts["examples"] and not has_text:
+        raise UserError("the texts of the training set are all empty")
+    return counts
+
+
+def write_images(examples: Iterator[tuple[np.ndarray, int]], path: Path) -> dict:
+    """Writes PATH.pixels, bytes of (images, channels, height, width), and PATH.labels."""
+    counts: dict[str, Any] = {"examples": 0, "shape": None}
+    with open(f"{path}.pixels", "wb") as pixels, open(f"{path}.labels", "wb") as labels:
+        for image, label in examples:
+            pixels.write(image.tobytes())
+            labels.write(np.int32(label).tobytes())
+            counts["examples"] += 1
+            counts["shape"] = image.shape
+    return counts
