@@ -116,7 +116,7 @@ def name_folder(cache: Path, name: str, description: list) -> Path:
 
 
 def is_encoded(folder: Path) -> bool:
-    """Returns whether a folder is whole: its files have the sizes that meta.json tells."""
+    """Returns whether a folder is complete: its files have the sizes in meta.json."""
     try:
         sizes = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["sizes"]
         return all((folder / name).stat().st_size == sizes[name] for name in sizes)
@@ -128,8 +128,8 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
     """Returns a folder that `write` fills now, or has filled earlier. Raises UserError.
 
     write: writes the files of a folder, and returns the content of its meta.json, to which
-    their sizes in bytes are added. The folder gets its name when it is full, so that no process
-    sees a part of it. A folder that has been damaged since is made again.
+    their sizes in bytes are added. The folder gets its name when it is complete, so that no
+    process sees it before. A folder that has been damaged since is made again.
     """
     was_there = folder.exists()  # else another run may make it from now on
     if is_encoded(folder):
@@ -197,7 +197,7 @@ def encode(
 
 
 def hold_out(read: Callable[[], Iterator[tuple[str, str]]]) -> dict:
-    """Returns readers of "train" and "valid" that share out the pairs of `read`.
+    """Returns readers of "train" and "valid" that divide the pairs of `read`.
 
     About 1,000 pairs are held out to validate on, at most one in 20. A hash of the source
     chooses them, so that equal sentences stay together. Pairs with an empty side do not count.
@@ -311,15 +311,15 @@ def read_text(folder: Path, part: str, side: str) -> list[str]:
 
 
 def map_file(path: Path, dtype: str | type) -> np.ndarray:
-    """Returns the content of a file: mapped from disk or, where that is refused, read."""
+    """Returns the content of a file: mapped from disk or, if that fails, read."""
     try:
         return np.memmap(path, dtype=dtype, mode="r")
-    except (OSError, ValueError):  # on some network file systems; and of an empty file
+    except (OSError, ValueError):  # on some network file systems, and for empty files
         return np.fromfile(path, dtype)
 
 
 class Pairs:
-    """One part of an encoded corpus, mapped from disk: all processes share the same memory."""
+    """One set of an encoded corpus, mapped from disk: all processes share the same memory."""
 
     def __init__(self, folder: Path, part: str):
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
@@ -390,7 +390,7 @@ BLOCK_SIZE = 1 << 20
 def group_by_length(
     lengths: list[np.ndarray], batch_tokens: int, rng: np.random.Generator, batch_size: int = 0
 ) -> list[np.ndarray]:
-    """Cuts examples into steps of like length, so that little padding is needed.
+    """Divides examples into steps of similar length, so that little padding is needed.
 
     lengths: (examples,) of each side, in tokens. A step takes `batch_size` examples, or, if
     that is 0, as many as fit in `batch_tokens` tokens of the longer side. Examples of equal

@@ -131,7 +131,7 @@ def feed_forward(config: LayerConfig) -> nn.Sequential:
 
 
 class Residual(nn.Module):
-    """The connection around a sub-layer, (batch, length, d_model): section 3.1, or pre-norm."""
+    """The residual connection around a sub-layer: section 3.1, or pre-norm."""
 
     def __init__(self, config: LayerConfig):
         super().__init__()
@@ -215,7 +215,7 @@ class Transformer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def layers(self) -> list[nn.Module]:
-        """Returns all layers in order of use; FSDP gathers one at a time."""
+        """Returns all layers in order of use: the units that FSDP gathers one by one."""
         return [*self.encoder, *self.decoder]
 
     def embed(self, ids: Tensor, first: int = 0) -> Tensor:
@@ -316,9 +316,9 @@ def initialize(model: nn.Module, seed: int) -> None:
 def tensor_parallel_plan() -> dict[str, "ParallelStyle"]:
     """Returns how train_tp.py splits the matrices of an encoder or decoder layer.
 
-    A matrix that is split by columns (rows of `weight`) takes the whole input and gives a part
-    of the output: some of the heads, or some of d_ff. The next one is split by rows: it takes
-    that part, and the sum of what all ranks then have is the whole output.
+    A matrix that is split by columns (rows of `weight`) takes the whole input and returns some
+    of the outputs: some of the heads, or some of d_ff. The next matrix is split by rows: it
+    takes these and returns a partial sum of every output. An all-reduce adds these up.
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
@@ -332,7 +332,7 @@ def tensor_parallel_plan() -> dict[str, "ParallelStyle"]:
 
 
 def shard_like(parameter: Tensor, values: Tensor) -> Tensor:
-    """Returns this process's shard of `values`, placed as that of the DTensor `parameter`."""
+    """Returns `values` as a DTensor that is sharded like `parameter`."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     assert isinstance(parameter, DTensor)
@@ -340,5 +340,5 @@ def shard_like(parameter: Tensor, values: Tensor) -> Tensor:
         values.to(parameter.device),
         parameter.device_mesh,
         parameter.placements,
-        src_data_rank=None,  # every process has made the same values: nothing is sent
+        src_data_rank=None,  # every process has the same values: nothing is sent
     )

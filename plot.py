@@ -272,7 +272,7 @@ def main() -> None:
         "--out", type=Path, help="folder for figures (default: a single run's own, else logs)"
     )
     parser.add_argument(
-        "--steps", action="store_true", help="draw a step of each run, and memory"
+        "--steps", action="store_true", help="plot a step and the memory of each run"
     )
     args = parser.parse_args()
     alone = len(args.source) == 1 and args.source[0].is_dir()

@@ -13,7 +13,7 @@ from support.profiling.spans import Span, read_spans
 LABELS = {
     "batch": "next batch",
     "optimizer": "clipping, optimizer",
-    "exposed": "waits for exchange",
+    "exposed": "waits for network",
     "waiting": "waits for others",
 }
 MAX_PROCESSES = 8  # that are drawn

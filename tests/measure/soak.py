@@ -357,7 +357,7 @@ class Soak:
     # --- What was said
 
     def check(self, kind: str, goes_on: bool) -> str:
-        """Notes what is not true of the new lines; returns what came of it, for the table."""
+        """Notes what is not true of the new lines; returns the result for the table."""
         lines, came = self.new_lines(), "goes on" if goes_on else "ends"
         self.lines += len(lines)
         for out, line in lines:
@@ -452,7 +452,7 @@ class Soak:
         )
 
     def compare(self) -> None:
-        """A calm run of as many steps, next to this one."""
+        """An undisturbed run of as many steps, next to this one."""
         calm = Soak(self.mode, self.place / "calm", 0, False)
         calm.steps, calm.marker, calm.ranks = (
             self.steps,
@@ -460,7 +460,7 @@ class Soak:
             set(),
         )  # one marker: `clean` finds all
         calm.start()
-        calm.wait("the calm run", lambda: not calm.alive(), 60 + self.steps)
+        calm.wait("the undisturbed run", lambda: not calm.alive(), 60 + self.steps)
         calm.check("", False)
         for path in sorted(calm.run.glob("*.pt")):
             ours, theirs = (
@@ -468,17 +468,17 @@ class Soak:
             )
             for part in {"model", "optimizer"} & theirs.keys():
                 assert same(ours[part], theirs[part]), (
-                    f"{path.name}: {part} is not that of the calm run"
+                    f"{path.name}: {part} is not that of the undisturbed run"
                 )
         rows = read_metrics(calm.run)
         assert mathematics(read_metrics(self.run)) == mathematics(rows), (
-            "metrics.csv is not that of the calm run"
+            "metrics.csv is not that of the undisturbed run"
         )
         assert (self.run / "translations.txt").read_bytes() == (
             calm.run / "translations.txt"
         ).read_bytes()
         assert timeless(self.run) == timeless(calm.run), (
-            "summary.json is not that of the calm run"
+            "summary.json is not that of the undisturbed run"
         )
         files = [
             sorted(
@@ -510,7 +510,7 @@ class Soak:
             for line in sorted(self.others - calm.others)
             if not re.search(r" in all; logs/run/ has", line)
         ]
-        self.wrong += [f"a calm run does not say: {line}" for line in strange]
+        self.wrong += [f"an undisturbed run does not say: {line}" for line in strange]
         assert not self.wrong, "\n".join(["not true:", *self.wrong])
 
     def clean(self) -> None:
@@ -614,7 +614,7 @@ def main() -> None:
                 sys.exit(f"error: left in /dev/shm: {left}")
             after.append(
                 f"{mode}: {soak.starts} starts, {soak.steps:,} steps, {soak.lines:,} lines; "
-                "the end is the calm run's, bit for bit."
+                "its files equal those of an undisturbed run, bit for bit."
             )
             print(after[-1], flush=True)
     except (AssertionError, OSError) as problem:
@@ -628,7 +628,7 @@ def main() -> None:
             f"{device_name('cpu')}, PyTorch {torch.__version__}, {minutes:.0f} minutes with "
             "the undisturbed runs:",
             "",
-            "| mode | what happened | times | what came of it |",
+            "| mode | what happened | times | result |",
             "| --- | --- | --- | --- |",
         ]
         (ROOT / "logs/reference/benchmark/soak.md").write_text(
