@@ -47,43 +47,40 @@ BAR_WIDTH = 30  # characters of a bar that stands for probability 1
 def parse_arguments() -> argparse.Namespace:
     """Returns the command line's arguments. Raises UserError."""
     parser = make_parser(__doc__, "[TEXT]")
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "example",
         nargs="?",
         metavar="TEXT",
         help="a text, or the path of an image [a prompt, or standard input]",
     )
-    parser.add_argument(
+    add(
         "--checkpoint",
         type=Path,
         metavar="PATH",
         help="a .pt file or a run's folder [best.pt of the newest classifier in logs/]",
     )
-    parser.add_argument(
+    add(
         "--score",
         metavar="FILE",
         help="labelled examples to classify: a .csv, .tsv or .jsonl file, a folder of class "
         "folders, or valid, test or train for that part of the training corpus",
     )
-    parser.add_argument(
+    add(
         "--text", metavar="COLUMN", help="column of the text in --score's file [as in training]"
     )
-    parser.add_argument(
+    add(
         "--label",
         metavar="COLUMN",
         help="column of the classes in --score's file [as in training]",
     )
-    parser.add_argument(
+    add(
         "--export",
         metavar="FOLDER",
         help="write the model in the format of Hugging Face's transformers",
     )
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run [auto]"
-    )
-    parser.add_argument(
-        "--threads", type=int, default=0, help="CPU cores to use; 0 means all [0]"
-    )
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run [auto]")
+    add("--threads", type=int, default=0, help="CPU cores to use; 0 means all [0]")
     args = parser.parse_args()
     check_arguments(args)
     args.device = find_device(args.device)
