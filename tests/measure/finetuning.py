@@ -3,7 +3,7 @@
     python tests/measure/finetuning.py --data agnews --pretrained FOLDER --epochs 2
     python tests/measure/finetuning.py --data agnews --layers 2 --d-ff 512  # from scratch
 
-All other flags are those of train_cpu.py, with its default settings for tables. Needs `pip install
+All other flags are those of train_cpu.py, with its default settings. Needs `pip install
 transformers accelerate`. The Trainer runs after this project, with its own defaults: one
 process with a thread per core, batches of 8 as they come, padded to their longest, AdamW at
 5e-5 (--trainer-lr), fp32; then, if the CPU is fast in bf16, the same with bf16=True. Prints a
