@@ -218,14 +218,21 @@ def find_exchanges(
         carrier = find_carrier(event, tensors[-1], gloo, nccl)  # the last one goes in
         start = start_of(carrier, within)
         size = max(tensors) * bytes_per_number([carrier, *within])
-        # Gloo implements a reduce-scatter as an all-reduce.
-        is_all_reduce = collective == "all-reduce" or carrier.name == "gloo:all_reduce"
-        passes = 2 if is_all_reduce else 1
-        sent = passes * size * (group_size - 1) / group_size
+        sent = bytes_sent(collective, carrier, size, group_size)
         exchanges.append(
             Exchange(start, carrier.end, collective, unit, size, sent, group_size, is_strided)
         )
     return exchanges
+
+
+def bytes_sent(collective: str, carrier: Event, size: int, group_size: int) -> float:
+    """Returns the bytes that each of the ranks sends of `size` bytes, an all-reduce twice.
+
+    Gloo implements a reduce-scatter as an all-reduce.
+    """
+    is_all_reduce = collective == "all-reduce" or carrier.name == "gloo:all_reduce"
+    passes = 2 if is_all_reduce else 1
+    return passes * size * (group_size - 1) / group_size
 
 
 def start_of(carrier: Event, within: list[Event]) -> int:
