@@ -99,7 +99,8 @@ class Run:
         self.throughput = Throughput(peak_rate(args, rank, world_size))
         # Sums of nll and norm over the steps that were not read back yet.
         self.unread: Tensor | None = None
-        self.row: dict[str, Any] | None = None  # of metrics.csv, to be written
+        # Of metrics.csv: written once the evaluation, if the step has one, is done.
+        self.row: dict[str, Any] | None = None
         self.bar: Any = None  # tqdm's
         self.log: MetricsLog | None = None
         self.profile: Any = None
