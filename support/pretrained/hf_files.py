@@ -1,6 +1,5 @@
 """The files of a Hugging Face folder: weights, tokenizer and preprocessor, read and written."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from support.classification.classifier import ClassifierConfig
 from support.classification.images import ImageTransform
 from support.common.checkpoint import unpickle
 from support.common.errors import UserError
-from support.common.files import write_json
+from support.common.files import read_json, write_json
 from support.corpora.tables import read_lines
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -53,10 +52,10 @@ def find_folder(name: str) -> Path:
         return path
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_entries(path: Path) -> dict[str, Any]:
     """Returns the entries of a JSON file. Raises UserError."""
     with as_user_error(f"{path}: cannot be read"):
-        return {**json.loads(path.read_text(encoding="utf-8"))}
+        return {**read_json(path)}
 
 
 # --- Weights
@@ -115,7 +114,7 @@ def tokenizer_of_vocabulary(folder: Path) -> Tokenizer:
     """Returns the tokenizer of older folders, which have vocab.txt only."""
     config = {}
     if (folder / "tokenizer_config.json").is_file():
-        config = read_json(folder / "tokenizer_config.json")
+        config = read_entries(folder / "tokenizer_config.json")
     words = {word: i for i, word in enumerate(read_lines(folder / "vocab.txt"))}
     tokenizer = BertWordPieceTokenizer(words, lowercase=config.get("do_lower_case", True))
     return Tokenizer.from_str(tokenizer.to_str())
@@ -143,7 +142,7 @@ def read_preprocessor(folder: Path, channels: int, image_size: int) -> ImageTran
     UserError.
     """
     path = folder / "preprocessor_config.json"
-    config = read_json(path)
+    config = read_entries(path)
     with as_user_error(f"{path}: cannot be used"):
         for name in ("image_mean", "image_std"):
             if len(config[name]) != channels:

@@ -29,7 +29,7 @@ from support.pretrained.families import (
 from support.pretrained.hf_files import (
     as_user_error,
     find_folder,
-    read_json,
+    read_entries,
     read_preprocessor,
     read_tokenizer,
     read_weights,
@@ -116,7 +116,7 @@ def load_pretrained(folder: str, image_size: int = 0) -> Pretrained:
     UserError.
     """
     path = find_folder(str(folder))
-    entries = read_json(path / "config.json")
+    entries = read_entries(path / "config.json")
     family = str(entries.get("model_type"))
     if family not in FAMILIES:
         raise UserError(f"{path}: model_type {family} is none of {', '.join(FAMILIES)}")
