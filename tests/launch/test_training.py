@@ -30,6 +30,7 @@ from conftest import (
 from support.common import checkpoint, hardware
 from support.common.errors import UserError
 from support.common.run_folder import lock_folder
+from support.distributed import weights
 from support.training import summary as run_summary
 from support.training import throughput
 from support.training.command_line import parse_arguments
@@ -586,7 +587,7 @@ def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
         }[float(model.weight.detach())]
 
     monkeypatch.setattr(
-        run_summary,
+        weights,
         "load_full_state_dict",
         lambda model, weights: model.load_state_dict(weights),
     )
