@@ -65,10 +65,10 @@ def test_a_split_run_that_goes_on_is_the_same_to_the_bit(tmp_path, corpus_flags)
         assert done.returncode == 0, done.stderr
         assert "Warning" not in done.stderr and "[rank" not in done.stderr, done.stderr
 
-    go("--name", "whole", "--steps", "12", *flags)
-    go("--name", "parts", "--steps", "4", *flags)
-    go("--resume", "logs/parts", "--steps", "8", "--sharded")
-    go("--resume", "logs/parts", "--steps", "12")
+    go("--name", "whole", "--steps", "6", *flags)
+    go("--name", "parts", "--steps", "2", *flags)
+    go("--resume", "logs/parts", "--steps", "4", "--sharded")
+    go("--resume", "logs/parts", "--steps", "6")
     whole, parts = (
         torch.load(tmp_path / "logs" / name / "last.pt", weights_only=True)
         for name in ("whole", "parts")
@@ -86,7 +86,7 @@ def test_any_checkpoint_goes_on_in_any_mode(tmp_path, corpus_flags):
     The run goes from FSDP on 4 processes (2 replicas of 2 shards) to split layers on 4, DDP on
     2 and train_cpu.py on 1.
     """
-    flags = [*corpus_flags, *SMALL, "--dropout", "0", "--eval-every", "10"]
+    flags = [*corpus_flags, *SMALL, "--dropout", "0", "--eval-every", "5"]
 
     def go(mode, procs, *flags):
         done = subprocess.run(
@@ -98,11 +98,11 @@ def test_any_checkpoint_goes_on_in_any_mode(tmp_path, corpus_flags):
         )
         assert done.returncode == 0, done.stderr
 
-    go("cpu", 1, "--name", "unbroken", "--steps", "24", *flags)
-    go("fsdp", 4, "--name", "moved", "--steps", "8", "--replicas", "2", *flags)
-    go("tp2", 4, "--resume", "logs/moved", "--steps", "12")
-    go("ddp", 2, "--resume", "logs/moved", "--steps", "16")
-    go("cpu", 1, "--resume", "logs/moved", "--steps", "24")
+    go("cpu", 1, "--name", "unbroken", "--steps", "12", *flags)
+    go("fsdp", 4, "--name", "moved", "--steps", "4", "--replicas", "2", *flags)
+    go("tp2", 4, "--resume", "logs/moved", "--steps", "6")
+    go("ddp", 2, "--resume", "logs/moved", "--steps", "8")
+    go("cpu", 1, "--resume", "logs/moved", "--steps", "12")
     one, other = (read_metrics(tmp_path / "logs" / name) for name in ("unbroken", "moved"))
     assert [row["step"] for row in other] == [row["step"] for row in one]
     for a, b in zip(one, other):

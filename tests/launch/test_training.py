@@ -260,7 +260,6 @@ def alive(pids) -> set[int]:
     "name, whole_group",
     [
         ("SIGINT", True),
-        pytest.param("SIGINT", False, marks=pytest.mark.slow),
         pytest.param("SIGTERM", False, marks=pytest.mark.slow),
         pytest.param("SIGHUP", True, marks=pytest.mark.slow),
         pytest.param("SIGUSR2", True, marks=pytest.mark.slow),
