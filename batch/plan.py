@@ -159,7 +159,7 @@ def column(estimate: Estimate, fewest: int, total_tokens: float) -> dict[str, st
     times = {
         "seconds of a step": short(estimate.seconds),
         "  computing": short(estimate.computing),
-        "  exchange that is not hidden": short(estimate.exchange),
+        "  exposed communication": short(estimate.communication),
         "tokens/s": short(tokens / estimate.seconds),
         "MFU": f"{estimate.mfu:.1%}",
     }

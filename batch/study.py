@@ -133,8 +133,8 @@ def study_delay(args: argparse.Namespace) -> list[Run]:
     As root, where the kernel has netem, two processes are two nodes on a slow network
     (netem.sh). Elsewhere, or with --no-netem, --delay-ms makes each process wait before each
     collective. A study is resumed only with the method that it was started with. With
-    --accumulate 4 a step is four micro-batches of the same size and one exchange of gradients:
-    a quarter of the waiting for the same sentences.
+    --accumulate 4 a step is four micro-batches of the same size and one all-reduce of
+    gradients: a quarter of the waiting for the same sentences.
     """
     is_possible = sys.platform == "linux" and args.device == "cpu" and args.processes == 2
     uses_netem = args.netem and is_possible

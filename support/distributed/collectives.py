@@ -31,5 +31,5 @@ def sum_over_data(values: Tensor, data_size: int) -> None:
 
 
 def is_communication_error(problem: Exception) -> bool:
-    """Returns whether an exchange failed because another process does not answer."""
+    """Returns whether a collective failed because another process does not answer."""
     return isinstance(problem, dist.DistError) or "gloo" in str(problem)

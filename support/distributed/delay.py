@@ -1,4 +1,4 @@
-"""A slow network on a fast machine: each exchange between processes waits before it begins."""
+"""A slow network on a fast machine: each collective waits before it begins."""
 
 import time
 from collections.abc import Callable
@@ -12,12 +12,12 @@ OPERATORS = ("allreduce_", "_allgather_base_", "_reduce_scatter_base_")
 
 
 @contextmanager
-def delayed_exchanges(seconds: float):
+def delayed_collectives(seconds: float):
     """Within the block each all-reduce, all-gather and reduce-scatter of tensors waits first.
 
-    Each exchange of PyTorch is an operator in the namespace c10d, also those of DDP's buckets,
-    of FSDP's layers and of the norm of sharded gradients. torch.library adds a kernel to the
-    operator that waits and then calls the original one.
+    Each collective of PyTorch is an operator in the namespace c10d, also those of DDP's
+    buckets, of FSDP's layers and of the norm of sharded gradients. torch.library adds a kernel
+    to the operator that waits and then calls the original one.
 
     The wait is not overlapped with computation, as the latency of a network may be: it is the
     most that this latency can cost.

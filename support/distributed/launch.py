@@ -80,9 +80,9 @@ def run(train: Train, rank: int, world_size: int, store: dist.Store, args) -> No
 
             stack.enter_context(ended_with_others(store, rank, world_size))
         if args.delay_ms and not args.netem:
-            from support.distributed.delay import delayed_exchanges
+            from support.distributed.delay import delayed_collectives
 
-            stack.enter_context(delayed_exchanges(args.delay_ms / 1000))
+            stack.enter_context(delayed_collectives(args.delay_ms / 1000))
         if args.minutes and not args.saved:
             from support.distributed.trial import settle_length
 
@@ -195,7 +195,7 @@ def number_of_processes(args) -> int:
     """Returns how many processes train, and sets the threads of each. Raises UserError.
 
     The default is one process for each core, with one thread, which never waits for others
-    inside an operation. With more than 8 processes, or with few tokens for each, the exchange
+    inside an operation. With more than 8 processes, or with few tokens for each, communication
     would cost more time than another process saves.
     """
     cores = available_cores()

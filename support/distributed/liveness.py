@@ -1,9 +1,9 @@
-"""Ends a process that waits on its GPU for an exchange with one that has died.
+"""Ends a process that waits on its GPU for a collective with one that has died.
 
 When a process dies, torchrun sends SIGTERM to the others. Python runs the handler of a signal
-in the main thread, between two of its instructions. A main thread that waits inside CUDA for an
-exchange that will never end does not come to its next instruction: torchrun would wait for its
-whole --shutdown-timeout before it kills the process.
+in the main thread, between two of its instructions. A main thread that waits inside CUDA for a
+collective that will never end does not come to its next instruction: torchrun would wait for
+its whole --shutdown-timeout before it kills the process.
 
 The part of Python's handler that is written in C always runs. It writes a byte to a socket, on
 which a thread of `ended_with_others` waits.

@@ -1,7 +1,7 @@
 """How processes connect, compare their settings, and find out which of them has died.
 
-Processes exchange short texts through a key-value store (dist.Store) before there is a process
-group, and after one of them was lost.
+Processes send each other short texts through a key-value store (dist.Store) before there is a
+process group, and after one of them was lost.
 """
 
 import dataclasses
@@ -237,7 +237,7 @@ def open_port(store: dist.Store, rank: int) -> dist.TCPStore | None:
 
 @contextmanager
 def name_lost_processes(store: dist.Store, rank: int, world_size: int):
-    """Raises UserError that names the lost processes if an exchange in the block fails."""
+    """Raises UserError that names the lost processes if a collective in the block fails."""
     try:
         yield
     except RuntimeError as problem:
@@ -258,7 +258,7 @@ def name_lost_processes(store: dist.Store, rank: int, world_size: int):
 
 
 def find_lost_processes(store: dist.Store, rank: int, world_size: int) -> list[int]:
-    """Returns the ranks that do not notice within two seconds that the exchange has failed."""
+    """Returns the ranks that do not notice within two seconds that a collective has failed."""
     try:
         store.set(f"noticed/{rank}", "")
         time.sleep(2)

@@ -2,7 +2,8 @@
 
     step = TrainingStep(ModelConfig(8000), sentences=64, length=128, precision="bf16")
     estimate = best(step, HARDWARE["h100"], "fsdp", nodes=2, per_node=8)
-    estimate.fits, estimate.accumulate, estimate.seconds, estimate.computing, estimate.exchange
+    estimate.fits, estimate.accumulate, estimate.seconds
+    estimate.computing, estimate.communication  # seconds, which add up to the others
 
 Padding is left out, and so is what support/planning/machines.py does not know of GPUs and
 networks.
@@ -82,19 +83,19 @@ class Estimate:
         self.computing = self.accumulate * self.micro_batch_seconds + adam
 
     @cached_property
-    def exchange(self) -> float:
-        """Seconds of a step in which computing waits for exchanges."""
+    def communication(self) -> float:
+        """Seconds of a step in which computing waits: exposed communication."""
         if self.mode == "cpu":  # one all-reduce after the backward pass
             seconds = self.network.all_reduce(FP32 * self.step.parameters) + self.step.delay
         elif self.mode == "ddp":
-            seconds = self.ddp_exchange()
+            seconds = self.ddp_communication()
         else:
-            seconds = self.fsdp_exchange() + self.tensor_exchange()
+            seconds = self.fsdp_communication() + self.tensor_communication()
         return seconds + self.network.all_reduce(LOSS_BYTES) + self.step.delay
 
     @property
     def seconds(self) -> float:
-        return self.computing + self.exchange
+        return self.computing + self.communication
 
     @property
     def mfu(self) -> float:
@@ -106,15 +107,15 @@ class Estimate:
         """The backward pass's share of computing."""
         return 1 - self.step.forward_flops / self.step.hardware_flops
 
-    def ddp_exchange(self) -> float:
-        """Seconds of DDP's exchanges that the last backward pass does not hide.
+    def ddp_communication(self) -> float:
+        """Seconds of DDP's communication that the last backward pass does not hide.
 
         A bucket is all-reduced once its gradients are there, while the backward pass continues.
         """
         sizes = bucket_sizes(self.step.tensors)
         times = [self.network.all_reduce(size) for size in sizes]
         delays = len(sizes) * self.step.delay
-        if self.hardware.cpu:  # exchanging takes the cores' time, so nothing is hidden
+        if self.hardware.cpu:  # communication takes the cores' time, so nothing is hidden
             return sum(times) + delays
         backward = self.micro_batch_seconds * self.backward_share
         ready = 0.0  # when a bucket's gradients are computed
@@ -124,8 +125,8 @@ class Estimate:
             finished = max(finished, ready) + seconds
         return finished - backward + delays
 
-    def fsdp_exchange(self) -> float:
-        """Seconds of FSDP's exchanges that computing does not hide.
+    def fsdp_communication(self) -> float:
+        """Seconds of FSDP's communication that computing does not hide.
 
         HSDP shards within each node, and all-reduces over the nodes what a node has summed.
         With tensor parallelism each GPU's part of the layers is sharded over the nodes.
@@ -147,14 +148,14 @@ class Estimate:
         if self.mode == "hsdp":
             across = [network.all_reduce(FP32 * n / self.shards, "across") for n in step.units]
         norm = network.all_reduce(FP32)  # each process has a part of the gradient's norm
-        waits = norm + (self.fsdp_exchanges() + 1) * step.delay
+        waits = norm + (self.fsdp_collectives() + 1) * step.delay
         if hardware.cpu:  # nothing is hidden; the root is gathered once, each layer twice
             gathered = self.accumulate * (2 * sum(gather) - gather[0])
             return gathered + sum(scatter) + sum(across) + waits
         earlier = (self.accumulate - 1) * self.pipeline(gather, nothing, nothing)
         return earlier + self.pipeline(gather, scatter, across) + waits
 
-    def tensor_exchange(self) -> float:
+    def tensor_communication(self) -> float:
         """Seconds of the sums inside layers, for which computing waits."""
         step = self.step
         if step.tensor == 1:
@@ -175,17 +176,17 @@ class Estimate:
         backward = 2 * attentions + feed_forwards  # a query, and a key and value
         return forward * (2 if self.step.recompute else 1) + backward
 
-    def fsdp_exchanges(self) -> int:
-        """Returns the number of a step's exchanges, without those of norm and loss."""
+    def fsdp_collectives(self) -> int:
+        """Returns the number of a step's collectives, without those of norm and loss."""
         units = len(self.step.units)
-        exchanges = units if self.mode == "hsdp" else 0
+        collectives = units if self.mode == "hsdp" else 0
         if self.shards > 1:
             gathers = 2 * units - 1  # the root once, each layer forward and backward
-            exchanges += self.accumulate * gathers + units
-        return exchanges
+            collectives += self.accumulate * gathers + units
+        return collectives
 
     def pipeline(self, gather: list[float], scatter: list[float], across: list[float]) -> float:
-        """Returns the seconds that a micro-batch's computing waits for exchanges.
+        """Returns the seconds that a micro-batch's computing waits for communication.
 
         gather, scatter, across: seconds of the all-gather, the reduce-scatter and the
         all-reduce over nodes, by unit: first the root, which holds what is in no layer, then

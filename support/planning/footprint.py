@@ -35,7 +35,7 @@ class TrainingStep:
     length: int
     precision: str = "fp32"  # or "bf16"
     recompute: bool = False
-    delay: float = 0.0  # seconds before each exchange: --delay-ms
+    delay: float = 0.0  # seconds before each collective: --delay-ms
     cpu: bool = False
     accumulate: int = 0  # micro-batches of each process; 0: the best number
     tensor: int = 1  # processes that share each layer: --tensor of train_tp.py
@@ -186,7 +186,7 @@ def memory(
     weight_bytes = step.compute_bytes if shards else FP32
     parameters = sum(step.units)
     share = parameters / max(1, shards)
-    # FSDP keeps whole gradients until those of the last micro-batch are exchanged.
+    # FSDP keeps whole gradients until those of the last micro-batch are reduced.
     gradients = parameters if accumulate > 1 else share
     parts = {
         "parameters": FP32 * share,
@@ -199,6 +199,6 @@ def memory(
         return parts, sum(parts.values())
     # The sharded gradients come into being when the activations are no longer needed.
     backward = parts["activations"] + parts["all else"]
-    last_exchange = parts["gradients"] + base + step.units[0] * (2 * weight_bytes + FP32)
-    peak = parts["parameters"] + parts["optimizer state"] + max(backward, last_exchange)
+    last_reduction = parts["gradients"] + base + step.units[0] * (2 * weight_bytes + FP32)
+    peak = parts["parameters"] + parts["optimizer state"] + max(backward, last_reduction)
     return parts, peak

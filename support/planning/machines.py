@@ -1,4 +1,4 @@
-"""What a GPU, a node and a network can do, and how long one exchange of data takes on them.
+"""What a GPU, a node and a network can do, and how long a collective takes on them.
 
     network = Network(HARDWARE["h100"], nodes=2, per_node=8)
     network.all_reduce(25e6)  # seconds, of 25 MB
@@ -28,7 +28,7 @@ class Hardware:
     node_latency: float = 3.4e-6  # s: NVLink, ring, in NCCL (src/graph/tuning.cc, Simple)
     network_latency: float = 14e-6  # s: the same for a network
     # The share of peak_flops that computing alone reaches. Published figures are MFU, which
-    # includes the exchanges. On H100: Llama 3 0.38 to 0.43 (arxiv.org/abs/2407.21783);
+    # includes communication. On H100: Llama 3 0.38 to 0.43 (arxiv.org/abs/2407.21783);
     # torchtitan's benchmarks 0.33, and 0.39 with torch.compile, at 500 of 700 W; llm-foundry's
     # benchmarks 0.35 to 0.46 (FSDP, bf16, up to 13 billion parameters and 4,096 tokens, nothing
     # recomputed).
@@ -100,7 +100,7 @@ HARDWARE = {
 
 @dataclass(frozen=True)
 class Network:
-    """How long an exchange takes between the processes of a run.
+    """How long a collective takes between the processes of a run.
 
     `among` says which of them take part: "all"; those of one "node"; or one on each node,
     "across" the nodes, while the other processes of the node do the same.

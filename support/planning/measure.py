@@ -3,7 +3,7 @@
     hardware = measure(step, processes=2)  # in the place of HARDWARE["cpu"]
 
 Each process has one thread. As many processes compute side by side as there are cores, since
-they share caches and memory; all of them exchange.
+they share caches and memory; all of them communicate.
 """
 
 import math
@@ -32,7 +32,7 @@ from support.planning.footprint import FP32, TrainingStep
 from support.planning.machines import HARDWARE, Hardware, Network
 
 REPEATS = 7
-EXCHANGED = 2**22  # numbers: 16 MiB, some of DDP's buckets
+SENT = 2**22  # numbers: 16 MiB, some of DDP's buckets
 TINY = TrainingStep(ModelConfig(300, layers=1, d_model=32, d_ff=64), 4, 32, cpu=True)
 
 
@@ -45,7 +45,7 @@ class Timings:
     adam: float = 0.0
     peak_flops: float = 0.0
     latency: float = 0.0  # an all-reduce of 16 bytes; this and the following: several processes
-    all_reduce: float = 0.0  # of EXCHANGED numbers
+    all_reduce: float = 0.0  # of SENT numbers
     all_gather: float = 0.0  # of the largest unit, with the copy that FSDP makes
     reduce_scatter: float = 0.0
 
@@ -61,11 +61,11 @@ def median_seconds(call: Callable[[], None]) -> float:
     return statistics.median(times)
 
 
-def seconds_after_computing(exchange: Callable[[], None]) -> float:
-    """Returns the seconds that an exchange adds to some computing, as in a training step.
+def seconds_after_computing(collective: Callable[[], None]) -> float:
+    """Returns the seconds that a collective adds to some computing, as in a training step.
 
-    Right after another exchange it would be faster: the caches would hold its tensors, and all
-    processes would start it at the same time.
+    Right after another collective it would be faster: the caches would hold its tensors, and
+    all processes would start it at the same time.
     """
     factor = torch.randn(1024, 1024)
 
@@ -77,7 +77,7 @@ def seconds_after_computing(exchange: Callable[[], None]) -> float:
             call()
         return (time.perf_counter() - start) / REPEATS
 
-    differences = [seconds(exchange) - seconds(lambda: None) for _ in range(REPEATS)]
+    differences = [seconds(collective) - seconds(lambda: None) for _ in range(REPEATS)]
     return max(1e-6, statistics.median(differences))
 
 
@@ -107,10 +107,10 @@ def time_computing(step: TrainingStep) -> Timings:
     )
 
 
-def time_exchanges(timings: Timings, processes: int, unit: int) -> None:
-    """Adds the exchanges to `timings`; unit: numbers in the largest unit that FSDP gathers."""
+def time_collectives(timings: Timings, processes: int, unit: int) -> None:
+    """Adds the collectives to `timings`; unit: numbers in the largest unit of FSDP."""
     small = torch.zeros(4)
-    large = torch.zeros(EXCHANGED)
+    large = torch.zeros(SENT)
     shard = torch.zeros(math.ceil(unit / processes))
     whole = torch.zeros(len(shard) * processes)
     copy = torch.zeros_like(whole)
@@ -142,7 +142,7 @@ def worker(rank: int, processes: int, port: int, step: TrainingStep, results) ->
         timings.peak_flops = matrix_rate("cpu", step.precision)
     dist.barrier()
     if processes > 1:
-        time_exchanges(timings, processes, max(step.units))
+        time_collectives(timings, processes, max(step.units))
     if rank == 0:
         results.put(timings)
     dist.barrier()
@@ -215,7 +215,7 @@ def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Ha
     )
     if processes == 1:
         return hardware
-    sent = 2 * (processes - 1) / processes * FP32 * EXCHANGED  # bytes
+    sent = 2 * (processes - 1) / processes * FP32 * SENT  # bytes
     seconds = max(timings.all_reduce - timings.latency, 1e-6)
     node_latency = timings.latency / 2 / (processes - 1)
     hardware = replace(hardware, node_latency=node_latency, node_bandwidth=sent / seconds)

@@ -28,8 +28,8 @@ PANELS = {
     "memory of the largest process (GB)": lambda estimate: estimate.peak_memory / 1e9,
     "tokens/s": lambda estimate: estimate.step.tokens / estimate.seconds,
     "MFU (%)": lambda estimate: 100 * estimate.mfu,
-    "exchange that is not hidden (% of a step)": lambda estimate: (
-        100 * estimate.exchange / estimate.seconds
+    "exposed communication (% of a step)": lambda estimate: (
+        100 * estimate.communication / estimate.seconds
     ),
 }
 
@@ -44,7 +44,7 @@ def doubling_layouts(per_node: int) -> list[tuple[int, int]]:
 def plot_estimates(
     step: TrainingStep, hardware: Hardware, modes: list[str], per_node: int, path: Path
 ) -> None:
-    """Writes a PNG with memory, speed, MFU and the share of exchanges that is not hidden.
+    """Writes a PNG with memory, speed, MFU and the share of exposed communication.
 
     Estimates that do not fit have a point in the panel of memory alone.
     """

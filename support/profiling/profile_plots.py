@@ -89,9 +89,9 @@ def draw_steps(runs: list[Recorded], path: Path) -> None:
     steps = [[span for span in run.spans if span.process < MAX_PROCESSES] for run in runs]
     durations = [1000 * max(span.start + span.seconds for span in spans) for spans in steps]
     inch = max(durations) / PLOT_WIDTH  # in milliseconds
-    exchanges = [exchanges_to_label(spans, inch) for spans in steps]
-    turned = [are_turned(labelled, inch) for labelled in exchanges]
-    # Of each step in processes, with the labels of its exchanges below the last one.
+    collectives = [collectives_to_label(spans, inch) for spans in steps]
+    turned = [are_turned(labelled, inch) for labelled in collectives]
+    # Of each step in processes, with the labels of its collectives below the last one.
     heights = [
         spans[-1].process + (2.6 if is_turned else 1.5)
         for spans, is_turned in zip(steps, turned)
@@ -103,7 +103,7 @@ def draw_steps(runs: list[Recorded], path: Path) -> None:
             axes.set_title(title, loc="left", fontsize=8)
             draw_lanes(axes, steps[i])
             write_activities(axes, steps[i], inch)
-            write_exchanges(axes, exchanges[i], turned[i])
+            write_collectives(axes, collectives[i], turned[i])
             axes.set_ylim(heights[i] - 0.2, -0.2)
         grid[-1, 0].set(xlabel="time (ms)", xlim=(0, max(durations)))
         drawn = {span.activity for spans in steps for span in spans}
@@ -112,7 +112,7 @@ def draw_steps(runs: list[Recorded], path: Path) -> None:
 
 
 def draw_lanes(axes, spans: list[Span]) -> None:
-    """Draws what each process computes, and below it what it exchanges."""
+    """Draws what each process computes, and below it what it sends."""
     bars = defaultdict(list)
     for span in spans:
         bar = (1000 * span.start, 1000 * span.seconds)
@@ -156,9 +156,9 @@ def write_activities(axes, spans: list[Span], inch: float) -> None:
             )
 
 
-def write_exchanges(axes, exchanges: list[Span], turned: bool) -> None:
-    """Writes below the lowest lane what is exchanged, since all processes exchange the same."""
-    for span in exchanges:
+def write_collectives(axes, collectives: list[Span], turned: bool) -> None:
+    """Writes below the lowest lane what is sent, since all processes send the same."""
+    for span in collectives:
         text = format_bytes(span.bytes)
         if span.unit:
             separator = " " if turned else "\n"
@@ -174,19 +174,19 @@ def write_exchanges(axes, exchanges: list[Span], turned: bool) -> None:
         )
 
 
-def exchanges_to_label(spans: list[Span], inch: float) -> list[Span]:
-    """Returns the exchanges to label: large ones of the last process, where there is room."""
-    exchanges = [
+def collectives_to_label(spans: list[Span], inch: float) -> list[Span]:
+    """Returns the collectives to label: large ones of the last process, where there is room."""
+    collectives = [
         span
         for span in spans
         if span.lane == "network"
         and span.activity != "waiting"
         and span.process == spans[-1].process
     ]
-    largest = max((span.bytes for span in exchanges), default=0)
+    largest = max((span.bytes for span in collectives), default=0)
     labelled = []
     previous = -math.inf
-    for span in exchanges:
+    for span in collectives:
         place = middle(span) / inch
         if span.bytes > 0.01 * largest and place - previous > MIN_TURNED:
             labelled.append(span)

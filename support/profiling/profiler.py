@@ -1,7 +1,7 @@
 """Records a few steps of every rank with torch.profiler, for --profile, in logs/RUN/.
 
     trace-rank0.json.gz ...   all that a rank recorded, for https://ui.perfetto.dev
-    step.csv, step.png        one of the steps: what each process did, and what was exchanged
+    step.csv, step.png        one of the steps: what each process did and sent
     profile.json              memory, and bytes sent in that step: counted, and by the formula
     memory.png                a plot of the memory
 
@@ -39,7 +39,7 @@ class Profile:
 
     Hooks of the model and of autograd mark in the trace where the phases of a step begin:
     "batch", "forward" and "backward" for each micro-batch, then "optimizer", which includes
-    what is exchanged before it. DistributedDataParallel and torch.compile keep the hooks of the
+    the collectives before it. DistributedDataParallel and torch.compile keep the hooks of the
     model that they wrap.
     """
 
@@ -117,7 +117,7 @@ class Profile:
         """Called when the backward pass starts at the loss."""
         engine = torch.autograd.Variable._execution_engine
         # DDP and FSDP queue callbacks for the end of the backward pass, too, and wait in them
-        # for what is exchanged. One that is queued by a callback runs after all of these.
+        # for their collectives. One that is queued by a callback runs after all of these.
         engine.queue_callback(lambda: engine.queue_callback(self.end_backward))
 
     def end_backward(self) -> None:
@@ -191,10 +191,10 @@ class Profile:
         largest = max(memory_of_ranks, key=lambda memory: memory["total"])
         theory = formula(self.model, self.args.accumulate, self.args.precision, self.world_size)
         theory["sent"] += round(max(activations for _, _, activations in results))
-        sent = [sum(exchange.sent for exchange in step.exchanges) for step in steps]
-        exchanged: Counter[str] = Counter()
-        for exchange in steps[0].exchanges:
-            exchanged[exchange.collective] += exchange.bytes
+        sent = [sum(collective.sent for collective in step.collectives) for step in steps]
+        collective_bytes: Counter[str] = Counter()
+        for collective in steps[0].collectives:
+            collective_bytes[collective.name] += collective.bytes
         content = {
             "step": self.drawn,
             "seconds": self.seconds,
@@ -204,7 +204,7 @@ class Profile:
                 "formula": theory["memory"],
             },
             "sent": {"counted": round(max(sent)), "formula": theory["sent"]},
-            "exchanged": exchanged,
+            "collective_bytes": collective_bytes,
         }
         write_json(self.folder / "profile.json", content)
         draw_profiles([read_profile(self.folder)], self.folder)

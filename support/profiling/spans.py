@@ -4,8 +4,8 @@
 
 A process has two lanes. In "computing" the spans follow each other from the beginning of the
 step to its end: its phases, interrupted where nothing is computed. There the process is
-"waiting" until the last rank joins the exchange; from then on the exchange is "exposed". The
-lane "network" has the exchanges.
+"waiting" until the last rank joins the collective; from then on the collective is "exposed".
+The lane "network" has the collectives.
 """
 
 import csv
@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from support.profiling.timeline import Exchange, Step
+from support.profiling.timeline import Collective, Step
 
 # A part of a lane, which may be empty: activity, start and end in nanoseconds of the machine's
-# clock, and what is exchanged.
-Interval = tuple[str, int, int, Exchange | None]
+# clock, and the collective if it is one.
+Interval = tuple[str, int, int, Collective | None]
 
 
 class Span(NamedTuple):
@@ -27,10 +27,10 @@ class Span(NamedTuple):
     process: int  # its rank
     lane: str  # computing or network
     activity: str  # a phase, waiting, exposed; all-reduce, all-gather, reduce-scatter
-    unit: str  # whose tensor is exchanged: an FSDP layer, a DDP bucket, or activations
+    unit: str  # whose tensor is sent: an FSDP layer, a DDP bucket, or activations
     start: float  # seconds since the first process began the step
     seconds: float
-    bytes: int  # of the tensor that is exchanged
+    bytes: int  # of the tensor that is sent
 
 
 def combine(steps: list[Step]) -> list[Span]:
@@ -43,11 +43,11 @@ def combine(steps: list[Step]) -> list[Span]:
             "network": network_lane(step, all_joined),
         }
         for lane, intervals in lanes.items():
-            for activity, start, end, exchange in intervals:
+            for activity, start, end, collective in intervals:
                 if start >= end:
                     continue
-                unit = exchange.unit if exchange else ""
-                size = exchange.bytes if exchange else 0
+                unit = collective.unit if collective else ""
+                size = collective.bytes if collective else 0
                 begin = (start - zero) / 1e9
                 seconds = (end - start) / 1e9
                 spans.append(Span(rank, lane, activity, unit, begin, seconds, size))
@@ -57,14 +57,14 @@ def combine(steps: list[Step]) -> list[Span]:
 def computing_lane(step: Step, all_joined: list[int]) -> Iterator[Interval]:
     """Yields the phases of a rank, with the times in which it waits cut out of them.
 
-    all_joined: for each exchange, when the last rank joined it.
+    all_joined: for each collective, when the last rank joined it.
     """
     for name, start, end in step.phases:
-        for stall_start, stall_end, exchange in step.stalls:
+        for stall_start, stall_end, index in step.stalls:
             stall_start = max(stall_start, start)
             stall_end = min(stall_end, end)
             if stall_start < stall_end:
-                joined = min(max(all_joined[exchange], stall_start), stall_end)
+                joined = min(max(all_joined[index], stall_start), stall_end)
                 yield name, start, stall_start, None
                 yield "waiting", stall_start, joined, None
                 yield "exposed", joined, stall_end, None
@@ -73,19 +73,19 @@ def computing_lane(step: Step, all_joined: list[int]) -> Iterator[Interval]:
 
 
 def network_lane(step: Step, all_joined: list[int]) -> Iterator[Interval]:
-    """Yields the exchanges of a rank one by one, each after the wait for other ranks."""
+    """Yields the collectives of a rank one by one, each after the wait for other ranks."""
     previous_end = 0
-    by_end = sorted(zip(step.exchanges, all_joined), key=lambda pair: pair[0].end)
-    for exchange, last_join in by_end:
-        start = max(exchange.start, previous_end)
-        joined = min(max(start, last_join), exchange.end)
-        yield "waiting", start, joined, exchange
-        yield exchange.collective, joined, exchange.end, exchange
-        previous_end = exchange.end
+    by_end = sorted(zip(step.collectives, all_joined), key=lambda pair: pair[0].end)
+    for collective, last_join in by_end:
+        start = max(collective.start, previous_end)
+        joined = min(max(start, last_join), collective.end)
+        yield "waiting", start, joined, collective
+        yield collective.name, joined, collective.end, collective
+        previous_end = collective.end
 
 
 def when_all_joined(steps: list[Step]) -> list[list[int]]:
-    """Returns for each rank when the last rank of the group joined its exchanges.
+    """Returns for each rank when the last rank of the group joined its collectives.
 
     Ranks of a group are neighbours: rank // group size is the same. Those of a strided group,
     across such groups, have the same remainder.
@@ -94,16 +94,16 @@ def when_all_joined(steps: list[Step]) -> list[list[int]]:
     last_join: dict[tuple, int] = defaultdict(int)
     keys_of_rank = []
     for rank, step in enumerate(steps):
-        num_exchanges: Counter[tuple] = Counter()  # of a group, so far
+        num_collectives: Counter[tuple] = Counter()  # of a group, so far
         keys = []
-        for exchange in step.exchanges:
-            size = exchange.group_size
-            is_strided = exchange.is_strided
+        for collective in step.collectives:
+            size = collective.group_size
+            is_strided = collective.is_strided
             group_index = rank % (world_size // size) if is_strided else rank // size
             group = (size, is_strided, group_index)
-            key = (group, num_exchanges[group])
-            num_exchanges[group] += 1
-            last_join[key] = max(last_join[key], exchange.start)
+            key = (group, num_collectives[group])
+            num_collectives[group] += 1
+            last_join[key] = max(last_join[key], collective.start)
             keys.append(key)
         keys_of_rank.append(keys)
     return [[last_join[key] for key in keys] for keys in keys_of_rank]

@@ -35,12 +35,12 @@ class Event(NamedTuple):
     args: dict
 
 
-class Exchange(NamedTuple):
+class Collective(NamedTuple):
     """A collective operation, as one rank saw it."""
 
     start: int  # when this rank joined
     end: int
-    collective: str
+    name: str
     unit: str  # whose tensor: an FSDP layer, a DDP bucket, activations, or "" if not known
     bytes: int  # of the whole tensor
     sent: float  # bytes that this rank sent
@@ -54,8 +54,8 @@ class Step(NamedTuple):
     start: int
     end: int
     phases: list[tuple[str, int, int]]  # name, start, end
-    stalls: list[tuple[int, int, int]]  # start, end, and which of the exchanges it waits for
-    exchanges: list[Exchange]
+    stalls: list[tuple[int, int, int]]  # start, end, and which of the collectives it waits for
+    collectives: list[Collective]
 
 
 def read_events(trace: dict) -> list[Event]:
@@ -93,17 +93,17 @@ def find_step(events: list[Event], number: int, world_size: int, tensor: int = 1
     marked = marked_phases(step, inside)
     phases = [(name, execution_time(start), execution_time(end)) for name, start, end in marked]
     backward_passes = [range(start, end) for name, start, end in marked if name == "backward"]
-    exchanges = []
-    if world_size > 1:  # one rank alone exchanges nothing
-        exchanges = find_exchanges(inside, nccl, backward_passes, world_size, tensor)
+    collectives = []
+    if world_size > 1:  # one rank alone sends nothing
+        collectives = find_collectives(inside, nccl, backward_passes, world_size, tensor)
     busy = [
         event for event in events if event.category in GPU_CATEGORIES and not is_nccl(event)
     ]
     if not busy:
         busy = cpu_operations(inside, step.thread)
     delays = [event for event in inside if event.name == DELAY]
-    stalls = find_stalls(busy, exchanges, delays)
-    return Step(phases[0][1], phases[-1][2], phases, stalls, exchanges)
+    stalls = find_stalls(busy, collectives, delays)
+    return Step(phases[0][1], phases[-1][2], phases, stalls, collectives)
 
 
 def marked_phases(step: Event, inside: list[Event]) -> list[tuple[str, int, int]]:
@@ -170,19 +170,19 @@ def nested(events: list[Event]) -> Iterator[tuple[Event, list[Event]]]:
         outer.append(event)
 
 
-def find_exchanges(
+def find_collectives(
     events: list[Event],
     nccl: list[tuple[int, Event]],
     backward_passes: list[range],
     world_size: int,
     tensor: int,
-) -> list[Exchange]:
-    """Returns the exchanges of a step, in the order in which the rank asked for them.
+) -> list[Collective]:
+    """Returns the collectives of a step, in the order in which the rank called them.
 
     Args:
         events: those of the step, with Gloo's threads.
         nccl: NCCL's kernels, each after the time of its launch.
-        backward_passes: their times. DDP's buckets are exchanged within them.
+        backward_passes: their times. DDP's buckets are all-reduced within them.
         world_size: how many ranks there are.
         tensor: how many of them share a layer, and sum its activations.
     """
@@ -190,18 +190,18 @@ def find_exchanges(
     for event in events:
         if event.name.startswith("gloo:"):
             gloo[count_numbers(event, 0)].append(event)
-    exchanges = []
+    collectives = []
     shards = world_size  # ranks that share one copy of the model
     buckets = 0
     for i, (event, outer) in enumerate(nested(events)):
         if event.name not in COLLECTIVES:
             continue
-        collective = COLLECTIVES[event.name]
+        name = COLLECTIVES[event.name]
         unit = fsdp_layer(outer)
         tensors = [count_numbers(event, 0)]
         group_size = world_size
         is_strided = False
-        if collective != "all-reduce":  # it has two tensors: the whole and a shard
+        if name != "all-reduce":  # it has two tensors: the whole and a shard
             tensors.append(count_numbers(event, 1))
             shards = group_size = max(tensors) // min(tensors)
             is_strided = tensor > 1
@@ -218,25 +218,25 @@ def find_exchanges(
         carrier = find_carrier(event, tensors[-1], gloo, nccl)  # the last one goes in
         start = start_of(carrier, within)
         size = max(tensors) * bytes_per_number([carrier, *within])
-        sent = bytes_sent(collective, carrier, size, group_size)
-        exchanges.append(
-            Exchange(start, carrier.end, collective, unit, size, sent, group_size, is_strided)
+        sent = bytes_sent(name, carrier, size, group_size)
+        collectives.append(
+            Collective(start, carrier.end, name, unit, size, sent, group_size, is_strided)
         )
-    return exchanges
+    return collectives
 
 
-def bytes_sent(collective: str, carrier: Event, size: int, group_size: int) -> float:
+def bytes_sent(name: str, carrier: Event, size: int, group_size: int) -> float:
     """Returns the bytes that each of the ranks sends of `size` bytes, an all-reduce twice.
 
     Gloo implements a reduce-scatter as an all-reduce.
     """
-    is_all_reduce = collective == "all-reduce" or carrier.name == "gloo:all_reduce"
+    is_all_reduce = name == "all-reduce" or carrier.name == "gloo:all_reduce"
     passes = 2 if is_all_reduce else 1
     return passes * size * (group_size - 1) / group_size
 
 
 def start_of(carrier: Event, within: list[Event]) -> int:
-    """Returns when a rank joins an exchange: on CPUs it may delay that (--delay-ms)."""
+    """Returns when a rank joins a collective: on CPUs it may delay that (--delay-ms)."""
     if carrier.category not in GPU_CATEGORIES:
         for event in within:
             if event.name == DELAY:
@@ -250,7 +250,7 @@ def find_carrier(
     gloo: dict[int, list[Event]],
     nccl: list[tuple[int, Event]],
 ) -> Event:
-    """Returns what carried an exchange out: NCCL's kernel, or an operation taken from `gloo`.
+    """Returns what carried a collective out: NCCL's kernel, or an operation taken from `gloo`.
 
     Where neither was recorded, it is the request itself.
     """
@@ -273,7 +273,7 @@ def fsdp_layer(outer: list[Event]) -> str:
 
 
 def is_of_dtensor(outer: list[Event]) -> bool:
-    """Returns whether a DTensor asks for the exchange inside these events."""
+    """Returns whether a DTensor calls a collective inside these events."""
     return any(event.name.startswith("_c10d_functional::") for event in outer)
 
 
@@ -285,7 +285,7 @@ def count_numbers(event: Event, i: int) -> int:
 
 
 def bytes_per_number(events: list[Event]) -> int:
-    """Returns the size of the numbers exchanged, from the first event that names their type."""
+    """Returns the size of the numbers sent, from the first event that names their type."""
     for event in events:
         for name in [*event.args.get("Input type", []), event.args.get("dtype", "")]:
             words = name.lower().removeprefix("c10::").split()
@@ -295,21 +295,21 @@ def bytes_per_number(events: list[Event]) -> int:
 
 
 def find_stalls(
-    busy: list[Event], exchanges: list[Exchange], delays: list[Event]
+    busy: list[Event], collectives: list[Collective], delays: list[Event]
 ) -> list[tuple[int, int, int]]:
-    """Returns when a rank has nothing to do until an exchange ends, or until its delay is over.
+    """Returns when a rank has nothing to do until a collective, or its delay, ends.
 
     busy: the events in which it computes, by start.
     """
     starts = [event.start for event in busy]
     # Of the first n events: when all of them have ended.
     ends = [0, *accumulate((event.end for event in busy), max)]
-    waits = []  # (start, end, index of the exchange)
-    for i, exchange in enumerate(exchanges):
-        idle_since = ends[bisect_left(starts, exchange.end)]
-        waits.append((max(exchange.start, idle_since), exchange.end, i))
+    waits = []  # (start, end, index of the collective)
+    for i, collective in enumerate(collectives):
+        idle_since = ends[bisect_left(starts, collective.end)]
+        waits.append((max(collective.start, idle_since), collective.end, i))
         waits += [
-            (delay.start, delay.end, i) for delay in delays if delay.start == exchange.start
+            (delay.start, delay.end, i) for delay in delays if delay.start == collective.start
         ]
     stalls = []
     last_end = 0

@@ -242,7 +242,7 @@ def test_jobs_near_their_time_limit_save_and_go_on(slurm, folder, corpus_flags):
     Once a job trains, its time limit becomes a minute, and the signal comes half a minute
     earlier. When it has started again, it gets enough time for the rest.
     """
-    # A step has two exchanges, so 700 steps take 70 seconds or more: longer than to the signal.
+    # A step has two collectives, so 700 steps take 70 seconds or more: the signal is earlier.
     flags = shlex.split(
         "--device cpu --steps 700 --delay-ms 50 --log-every 10 --eval-every 1000"
     )

@@ -559,7 +559,7 @@ def test_the_mean_gets_a_last_layer_of_its_own(tmp_path, images):
 
 
 def test_texts_have_one_process_and_images_several(images):
-    """A step of texts changes few of their embeddings, but an exchange would send all."""
+    """A step of texts changes few of their embeddings, but an all-reduce would send all."""
     flags = {"data": "kinds", "pretrained": "", "image_size": 0} | dict.fromkeys(
         ("valid", "test", "text", "label"), ""
     )

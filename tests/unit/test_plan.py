@@ -148,7 +148,7 @@ def test_parts_of_a_tiny_model_by_hand():
     assert [ddp[part] for part in state] == [1760, 1760, 3520]
     fsdp, _ = memory(step, shards=4, sentences=1, accumulate=1)
     assert [fsdp[part] for part in state] == [440, 440, 880]
-    # Gradients that are not exchanged yet are whole; and a micro-batch of half the sentences
+    # Gradients that are not summed yet are whole; and a micro-batch of half the sentences
     # keeps half of the activations.
     fsdp, peak = memory(step, shards=4, sentences=1, accumulate=2)
     assert fsdp["gradients"] == 1760 and peak == sum(fsdp.values())
@@ -186,10 +186,10 @@ def test_split_layers_wait_for_their_sums_by_hand():
     size = 4 * 64 * 5 * TINY.d_model
     sums = TINY.layers * (5 + 8)  # forward and backward: `sums_of_layers`
     seconds = 2 * (size / 2 / (0.8 * 450e9) + 3.4e-6)
-    assert one.tensor_exchange() == pytest.approx(sums * seconds)
+    assert one.tensor_communication() == pytest.approx(sums * seconds)
     halved = 2 * (size / 4 / (0.8 * 450e9) + 3.4e-6)
-    assert two.tensor_exchange() == pytest.approx(2 * sums * halved)
-    assert Estimate(step, H100, "fsdp", 1, 2, 1).tensor_exchange() == 0
+    assert two.tensor_communication() == pytest.approx(2 * sums * halved)
+    assert Estimate(step, H100, "fsdp", 1, 2, 1).tensor_communication() == 0
 
 
 def test_few_examples_are_faster_with_split_layers(large):
@@ -229,7 +229,7 @@ def test_the_smallest_number_that_holds_it_is_the_fewest_gpus(large, mode, gigab
 # --- Time
 
 
-def test_exchanges_by_hand():
+def test_collectives_by_hand():
     two = Network(H100, 1, 2)
     # Half of it leaves each of two GPUs twice, at 0.8 of 450 GB/s.
     assert two.all_reduce(360e9) == pytest.approx(1 + 2 * 3.4e-6)
@@ -242,7 +242,7 @@ def test_exchanges_by_hand():
     # A single GPU of a node cannot use eight adapters.
     pair = Network(H100, 2, 1)
     assert pair.all_reduce(40e9) == pytest.approx(1 + 2 * 14e-6)
-    assert Estimate(TrainingStep(TINY, 64, 5), H100, "ddp", 1, 1, 1).exchange == 0
+    assert Estimate(TrainingStep(TINY, 64, 5), H100, "ddp", 1, 1, 1).communication == 0
 
 
 @pytest.mark.parametrize("seconds, shown", [(0.5, 0.5), (1, 1), (3, 5)])
@@ -253,7 +253,7 @@ def test_buckets_hide_under_the_backward_pass(monkeypatch, seconds, shown):
     estimate = Estimate(step, H100, "ddp", 1, 2, 1)
     estimate.micro_batch_seconds = 3.0
     monkeypatch.setattr(Network, "all_reduce", lambda self, size: seconds)
-    assert estimate.ddp_exchange() == pytest.approx(shown)
+    assert estimate.ddp_communication() == pytest.approx(shown)
 
 
 def test_ddp_closes_its_first_bucket_early():
@@ -278,7 +278,7 @@ def test_fsdp_gathers_a_layer_while_another_computes():
     assert estimate.pipeline([10, 10, 10], none, none) == pytest.approx(6 + 50 - 9, rel=0.2)
 
 
-def test_delays_are_counted_by_exchange():
+def test_delays_are_counted_by_collective():
     def wait(mode: str, accumulate: int) -> float:
         plain, slow = (
             Estimate(
@@ -311,7 +311,7 @@ def waits(monkeypatch):
     found = []
     monkeypatch.setattr(network_delay, "time", SimpleNamespace(sleep=found.append))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    with network_delay.delayed_exchanges(1e-6):
+    with network_delay.delayed_collectives(1e-6):
         yield found
     count = len(found)
     dist.all_reduce(torch.ones(1))
@@ -449,7 +449,7 @@ def test_a_plan_from_end_to_end(capsys, monkeypatch, tmp_path):
     rows = {line[:30].strip(): line[30:].split() for line in output.splitlines()}
     assert rows["parameters"][0] == "1.44" and "yes" in rows["fits in 36"]
     assert float(rows["seconds of a step"][0]) == pytest.approx(
-        float(rows["computing"][0]) + float(rows["exchange that is not hidden"][0]), rel=0.01
+        float(rows["computing"][0]) + float(rows["exposed communication"][0]), rel=0.01
     )
     # The lines are those of the file that it names, and all flags are the script's own.
     name = output.split("In batch/")[1].split(":")[0]

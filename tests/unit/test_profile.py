@@ -161,7 +161,7 @@ def test_a_step_that_was_begun_again():
 
 
 def test_a_slow_network():
-    """--delay-ms: the wait before an exchange belongs to it."""
+    """--delay-ms: the wait before a collective belongs to it."""
     asked, carried = all_reduce(20, 10, (50, 55))
     asked["dur"] = 30.01 * MS  # the wait is within the operator
     events = marks(("batch", 0), ("optimizer", 10), ("end", 60))
@@ -226,14 +226,14 @@ def fsdp(shards, numbers=800, dtype="c10::BFloat16"):
 def test_layers_of_fsdp_and_what_they_send():
     step = find_step(read_events(fsdp(shards=2)), 8, 4)
     assert [
-        (each.collective, each.unit, each.bytes, each.group_size) for each in step.exchanges
+        (each.name, each.unit, each.bytes, each.group_size) for each in step.collectives
     ] == [
         ("all-gather", "encoder.0", 1600, 2),
         ("reduce-scatter", "encoder.0", 3200, 2),
         ("all-reduce", "encoder.0", 1600, 2),
     ]
     # Gloo has no reduce-scatter of its own: what it does is an all-reduce.
-    assert [each.sent for each in step.exchanges] == [800, 3200, 1600]
+    assert [each.sent for each in step.collectives] == [800, 3200, 1600]
 
 
 def test_who_waits_for_whom_in_groups():
@@ -484,7 +484,7 @@ def test_steps_in_one_plot(tmp_path):
     ],
 )
 def test_real_runs(tmp_path, corpus_flags, mode, flags):
-    """Times add up to the run's own, bytes to the formula; every exchange is there."""
+    """Times add up to the run's own, bytes to the formula; every collective is there."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     corpus = [] if "kinds" in flags else corpus_flags
     for name in ("first", "second", "third"):
@@ -519,7 +519,7 @@ def test_real_runs(tmp_path, corpus_flags, mode, flags):
         if agree:  # a step takes 20 ms: in one of a hundred runs the system
             break  # takes the core away between the readings of the two clocks
     assert agree
-    exchanged = {span.unit for span in spans if span.lane == "network" and span.bytes > 1000}
+    sent = {span.unit for span in spans if span.lane == "network" and span.bytes > 1000}
     layers = {"encoder.0"} if "kinds" in flags else {"encoder.0", "decoder.0"}
     sharded = {"all else", *layers}
     expected = {
@@ -528,10 +528,10 @@ def test_real_runs(tmp_path, corpus_flags, mode, flags):
         "fsdp": sharded,
         "tp2": {"activations", *sharded},
     }
-    assert exchanged == expected[mode]
+    assert sent == expected[mode]
     # The formula leaves out a few sums; and Gloo does a reduce-scatter as an all-reduce.
     counted, formula = content["sent"]["counted"], content["sent"]["formula"]
-    extra = content["exchanged"].get("reduce-scatter", 0) / 2
+    extra = content["collective_bytes"].get("reduce-scatter", 0) / 2
     assert counted == pytest.approx(formula + extra, rel=0.01) and counted > formula
     parts = content["memory"]
     assert all(
@@ -540,5 +540,5 @@ def test_real_runs(tmp_path, corpus_flags, mode, flags):
     )
     assert json.loads((run / "summary.json").read_text())["profile"] == content
     assert all((run / f"trace-rank{rank}.json.gz").is_file() for rank in (0, 1))
-    if mode == "ddp":  # three exchanges wait for 20 ms each
+    if mode == "ddp":  # three collectives wait for 20 ms each
         assert seconds(spans)["exposed"] + seconds(spans).get("waiting", 0) > 0.04
