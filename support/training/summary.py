@@ -1,6 +1,7 @@
 """The messages at the beginning and the end of a run, and the choice of its weights."""
 
 import csv
+import math
 import os
 import statistics
 import sys
@@ -18,6 +19,10 @@ from support.distributed.collectives import all_gather_objects
 from support.training.settings import flags_of, option
 
 # `run` is a Run (support/training/run.py), which imports this module.
+
+LOW_MFU = 0.1  # below it a GPU mostly waits for the CPU, which starts its kernels
+GOOD_MFU = 0.3
+MAX_GROWTH = 8  # of a step; more would need other settings, too
 
 
 def beginning(run) -> str:
@@ -54,9 +59,29 @@ def forecast(run, step: int) -> str:
     """Returns how long the rest of a run will take, by the speed of the last steps."""
     epochs = (run.last - step) / run.epoch_steps
     remaining = epochs * epoch_seconds(run, run.throughput.speeds[-1])
+    duration = f"{remaining / 60:.0f} minutes"
     if remaining < 120:
-        return f"about {remaining:.0f} seconds of training here"
-    return f"about {remaining / 60:.0f} minutes of training here"
+        duration = f"{remaining:.0f} seconds"
+    return f"about {duration} of training here{advice(run)}"
+
+
+def advice(run) -> str:
+    """Returns a line with a larger step if GPUs are hardly used, or "".
+
+    Starting the kernels takes as long for a large step as for a small one. Adam's learning rate
+    grows with the square root of the step.
+    """
+    args = run.args
+    mfu = run.throughput.mfus[-1]
+    if args.device != "cuda" or mfu >= LOW_MFU:
+        return ""
+    growth = min(MAX_GROWTH, 2 ** math.ceil(math.log2(GOOD_MFU / mfu)))
+    name = "batch_size" if args.batch_size else "batch_tokens"
+    size = getattr(args, name)
+    return (
+        f"\nthe GPUs reach {mfu:.1%} of their peak (MFU): {option(name)} {size} is small for "
+        f"them; try {option(name)} {growth * size} --lr {args.lr * math.sqrt(growth):.2g}"
+    )
 
 
 def epoch_seconds(run, tokens_per_second: float) -> float:

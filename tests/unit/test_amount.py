@@ -97,10 +97,30 @@ def test_a_trial_ends_when_its_time_is_over(monkeypatch):
 
 def test_a_forecast_counts_what_remains():
     task = SimpleNamespace(size=lambda step: (8, 100 + step % 2, 0.0))
-    throughput = SimpleNamespace(speeds=[1.0, 100.5])
-    run = SimpleNamespace(task=task, last=900, epoch_steps=400, throughput=throughput)
+    throughput = SimpleNamespace(speeds=[1.0, 100.5], mfus=[0.01, 0.01])
+    args = SimpleNamespace(device="cpu")
+    run = SimpleNamespace(
+        args=args, task=task, last=900, epoch_steps=400, throughput=throughput
+    )
     assert summary.forecast(run, step=50) == "about 14 minutes of training here"
     assert summary.forecast(run, step=800) == "about 100 seconds of training here"
+
+
+@pytest.mark.parametrize(
+    ("mfu", "batch_size", "expected"),
+    [
+        (0.1, 0, ""),
+        (0.06, 0, "try --batch-tokens 32768 --lr 0.0057"),  # eight times as many
+        (0.08, 0, "try --batch-tokens 16384 --lr 0.004"),
+        (0.004, 64, "try --batch-size 512 --lr 0.0057"),
+    ],
+)
+def test_a_run_advises_larger_steps_for_idle_gpus(mfu, batch_size, expected):
+    args = SimpleNamespace(device="cuda", batch_tokens=4096, batch_size=batch_size, lr=0.002)
+    run = SimpleNamespace(args=args, throughput=SimpleNamespace(mfus=[0.5, mfu]))
+    advice = summary.advice(run)
+    assert expected in advice
+    assert bool(advice) == bool(expected)
 
 
 @pytest.mark.parametrize(("last", "expected"), [(40, ["forecast"]), (20, [])])
