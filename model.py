@@ -261,8 +261,8 @@ class Transformer(nn.Module):
         if tgt_out is None:
             return F.linear(x, self.embedding.weight).float()
         assert places is not None, "places come with tgt_out"
-        # Most of the work is in the projection: padding is left out before it. `places` comes
-        # with the batch: to look for the tokens here, the CPU would have to wait for a GPU.
+        # The projection is most of the work, so padding is left out before it. `places` comes
+        # with the batch, because finding the tokens here would make the CPU wait for a GPU.
         x = x.flatten(0, 1).index_select(0, places)  # (tokens, d_model)
         target = tgt_out.flatten().index_select(0, places)
         return self.loss(x, self.embedding.weight, target, self.config.label_smoothing)

@@ -32,8 +32,8 @@ def flag(
     limits: the smallest and the largest value; choices: the words that it can be. task: the
     only task that has a use for it. is_shape: part of the model's shape, which pretrained
     weights (--pretrained) bring along. remembered: --resume takes the value that the run was
-    started with. copied: --config takes it from another run's config.json. changeable: another
-    value may be given when a run is resumed, as for all that is not remembered or not copied.
+    started with. copied: --config takes it from another run's config.json. changeable: a resumed run may be given
+    another value. This also holds for every flag that is not remembered or not copied.
     """
     return dataclasses.field(
         default=default,
@@ -66,7 +66,7 @@ class CorpusSettings:
     )
     valid: str = flag(
         "",
-        "PREFIX, table or class folders to validate on; else some are held out",
+        "PREFIX, table or class folders to validate on; else some of --data is held out",
         changeable=True,
     )
     test: str = flag("", "PREFIX, table or class folders to score at the end", changeable=True)
@@ -118,7 +118,7 @@ class ModelSettings:
     )
     pool: str = flag(
         "pretrained",
-        "for --pretrained: classify from the same token as these weights, or from the mean",
+        "with --pretrained: classify from the tokens that these weights use, or from the mean",
         choices=("pretrained", "mean"),
         task=CLASSIFY,
     )
@@ -134,7 +134,10 @@ class OptimizerSettings:
         0, "examples in a step; 0: as many as --batch-tokens holds", (0, 10**8)
     )
     accumulate: int = flag(
-        1, "micro-batches that each process splits its shard into", (1, 10_000), changeable=True
+        1,
+        "micro-batches of each process in a step; their gradients add up",
+        (1, 10_000),
+        changeable=True,
     )
     epochs: int = flag(10, "passes through the corpus", (1, LARGE), changeable=True)
     steps: int = flag(0, "number of steps, instead of --epochs", (0, LARGE), changeable=True)
@@ -159,7 +162,9 @@ class OptimizerSettings:
         0.0, "weight decay of AdamW; biases and norms never decay", (0, 1)
     )
     class_weights: bool = flag(
-        False, "give all classes the same weight in the loss, also rare ones", task=CLASSIFY
+        False,
+        "give each class the same total weight in the loss, however rare it is",
+        task=CLASSIFY,
     )
     token_dropout: float = flag(
         0.0, "probability of hiding a token of a text in training", (0, 0.9), task=CLASSIFY
