@@ -3,7 +3,7 @@
     corpus = find_corpus("multi30k")                   # in support/corpora/pairs.py
     folder = prepare(corpus, cache, vocab_size=8000)   # trains the BPE and encodes, once
     batches = Batches(Pairs(folder, "train"), batch_tokens=4096, seed=1)
-    batch = batches.shard(0, shard=0, num_shards=1, device=torch.device("cpu"))
+    batch = batches.micro_batch(0, index=0, number=1, device=torch.device("cpu"))
     loss, nll = model(*batch)                          # see `Pairs.batch`
 
 The batch of each step is a deterministic function of the corpus, the seed and the step number,
@@ -432,8 +432,10 @@ class Batches:
         steps_of_blocks = [len(self.plan(0, block)) for block in range(self.num_blocks)]
         self.block_starts = np.cumsum([0, *steps_of_blocks])  # the first step of each block
         self.executor = ThreadPoolExecutor(max_workers=1)
-        self.prefetched: dict[tuple[int, int], Future] = {}  # by step and shard
-        self.seconds_waited = 0.0  # for shards, until the caller sets it to 0
+        self.prefetched: dict[
+            tuple[int, int], Future
+        ] = {}  # by step and index of the micro-batch
+        self.seconds_waited = 0.0  # for micro-batches, until the caller sets it to 0
 
     def __len__(self) -> int:
         """Returns the number of steps in an epoch: the same in each, as lengths decide it."""
@@ -454,44 +456,42 @@ class Batches:
         return self.plan(epoch, block)[step_of_epoch - self.block_starts[block]]
 
     def targets(self, step: int) -> int:
-        """Returns how many targets a step has in all shards: what its loss is divided by."""
+        """Returns how many targets a step has, which its loss is divided by."""
         return self.examples.targets(self.rows(step))
 
-    def shard(
-        self, step: int, shard: int, num_shards: int, device: torch.device
+    def micro_batch(
+        self, step: int, index: int, number: int, device: torch.device
     ) -> tuple[torch.Tensor, ...]:
-        """Returns one shard of a step's examples as tensors on `device`.
+        """Returns one of the `number` micro-batches of a step, as tensors on `device`.
 
-        Shard i of n holds the step's examples i, i + n, i + 2n, ... All shards have the same
-        widths. For a GPU, the same shard of the next step is made meanwhile, in a thread, and
-        the copy to the GPU does not wait for what the GPU is computing.
+        Micro-batch i of n has the step's examples i, i + n, i + 2n, ... All of a step's
+        micro-batches have the same widths. For a GPU, a thread makes that of the next step
+        meanwhile, and the copy to the GPU does not wait for what the GPU is computing.
         """
         start = time.perf_counter()
         if device.type == "cuda":
-            batch = self.prefetch_shard(step, shard, num_shards)
+            batch = self.prefetch(step, index, number)
         else:
-            batch = self.make_shard(step, shard, num_shards)
+            batch = self.make_micro_batch(step, index, number)
         self.seconds_waited += time.perf_counter() - start
         return tuple(tensor.to(device, non_blocking=True) for tensor in batch)
 
-    def prefetch_shard(
-        self, step: int, shard: int, num_shards: int
-    ) -> tuple[torch.Tensor, ...]:
-        """Returns a shard in pinned memory, and has a thread make that of the next step."""
-        prefetched = self.prefetched.pop((step, shard), None)
-        following = self.executor.submit(self.make_shard, step + 1, shard, num_shards, True)
-        self.prefetched[step + 1, shard] = following
+    def prefetch(self, step: int, index: int, number: int) -> tuple[torch.Tensor, ...]:
+        """Returns a micro-batch in pinned memory; a thread makes that of the next step."""
+        prefetched = self.prefetched.pop((step, index), None)
+        following = self.executor.submit(self.make_micro_batch, step + 1, index, number, True)
+        self.prefetched[step + 1, index] = following
         if prefetched is None:
-            return self.make_shard(step, shard, num_shards, pin_memory=True)
+            return self.make_micro_batch(step, index, number, pin_memory=True)
         return prefetched.result()
 
-    def make_shard(
-        self, step: int, shard: int, num_shards: int, pin_memory: bool = False
+    def make_micro_batch(
+        self, step: int, index: int, number: int, pin_memory: bool = False
     ) -> tuple[torch.Tensor, ...]:
-        """Makes a shard in the CPU's memory, which is pinned if it is to be copied to a GPU."""
+        """Makes a micro-batch in the CPU's memory, pinned if a GPU is to copy it."""
         rows = self.rows(step)
         widths = [int(lengths.max()) for lengths in self.examples.lengths(rows)]
-        batch = self.collate(rows[shard::num_shards], widths, epoch=step // len(self))
+        batch = self.collate(rows[index::number], widths, epoch=step // len(self))
         if pin_memory:
             return tuple(tensor.pin_memory() for tensor in batch)
         return batch
@@ -504,7 +504,7 @@ class Batches:
 
 
 def evaluation_batches(
-    examples, batch_tokens: int, rank: int, world_size: int, device: torch.device
+    examples, batch_tokens: int, data_rank: int, data_size: int, device: torch.device
 ) -> Iterator[tuple[np.ndarray, list[torch.Tensor]]]:
     """Yields the batches of a rank in an evaluation: which examples, and their tensors.
 
@@ -514,7 +514,7 @@ def evaluation_batches(
     lengths = examples.lengths(np.arange(len(examples)))
     batches = group_by_length(lengths, batch_tokens, np.random.default_rng(0))
     no_rows = np.arange(0)
-    for first in range(0, len(batches), world_size):
-        own = first + rank
+    for first in range(0, len(batches), data_size):
+        own = first + data_rank
         rows = batches[own] if own < len(batches) else no_rows
         yield rows, [tensor.to(device) for tensor in examples.batch(rows)]

@@ -48,16 +48,16 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
 
     # --- The loop: each iteration is one step of all ranks
     max_norm = args.clip or math.inf  # --clip 0 measures the norm and clips nothing
-    num_shards = world_size * args.accumulate  # each shard is a micro-batch
+    num_micro_batches = world_size * args.accumulate  # of a step, on all ranks
     stopping = False
-    while step < run.last and not stopping:
+    while step < run.last_step and not stopping:
         seed_step(args.seed, step, rank)  # dropout differs between ranks
-        lr = learning_rate(step + 1, args, run.last)
-        targets = task.batches.targets(step)  # tokens to predict, in all shards of the step
+        lr = learning_rate(step + 1, args, run.last_step)
+        targets = task.batches.targets(step)  # tokens to predict, in all micro-batches
         nll = torch.zeros((), dtype=torch.float64, device=device)
-        for shard in range(rank, num_shards, world_size):
-            # Shard i of n holds the step's examples i, i + n, i + 2n, ...
-            batch = task.batches.shard(step, shard, num_shards, device)
+        for index in range(rank, num_micro_batches, world_size):
+            # Micro-batch i of n has the step's examples i, i + n, i + 2n, ...
+            batch = task.batches.micro_batch(step, index, num_micro_batches, device)
             with torch.autocast(device.type, torch.bfloat16, args.precision == "bf16"):
                 loss, batch_nll = model(*batch)  # sums; the nll is without smoothing
             (loss / targets).backward()  # gradients add up over micro-batches
@@ -66,7 +66,7 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
         # --- Synchronize: sum the gradients over all ranks
         dist.all_reduce(gradients)
 
-        # --- Step: each rank updates the weights that it keeps
+        # --- Step: each rank updates its copy, or its shard, of the weights
         norm = clip_grad_norm_(parameters, max_norm)
         set_learning_rate(optimizer, lr)
         optimizer.step()

@@ -215,7 +215,7 @@ class Classification:
 
     @torch.no_grad()  # FSDP cannot gather in inference mode
     def evaluate(
-        self, model: nn.Module, part: str, rank: int, world_size: int, final: bool = False
+        self, model: nn.Module, part: str, data_rank: int, data_size: int, final: bool = False
     ) -> dict[str, float]:
         """Returns the loss and the metrics of the part "valid" or "test", equal in all ranks.
 
@@ -233,7 +233,7 @@ class Classification:
         confusion = torch.zeros(num_classes**2, dtype=torch.float64, device=device)
         nll = torch.zeros(1, dtype=torch.float64, device=device)
         self.predictions = []  # (rows, probabilities) of this rank
-        batches = evaluation_batches(examples, EVALUATION_TOKENS, rank, world_size, device)
+        batches = evaluation_batches(examples, EVALUATION_TOKENS, data_rank, data_size, device)
         for rows, (x, label, _) in batches:
             with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
                 log_p = model(x).log_softmax(-1)
@@ -244,14 +244,14 @@ class Classification:
             nll -= log_p.gather(1, label[:, None]).sum()
             if final:
                 self.predictions.append((rows, log_p.exp().cpu().numpy()))
-        sum_over_data(confusion, world_size)
-        sum_over_data(nll, world_size)
+        sum_over_data(confusion, data_size)
+        sum_over_data(nll, data_size)
         model.train(was_training)
         self.confusion = confusion.round().long().view(num_classes, num_classes).cpu()
         return compute_metrics(self.confusion) | {"loss": float(nll) / len(examples)}
 
     def report(
-        self, model: nn.Module, rank: int, world_size: int, folder: Path
+        self, model: nn.Module, data_rank: int, data_size: int, folder: Path
     ) -> tuple[dict[str, Any], str]:
         """Scores the test set, or without one the validation set.
 
@@ -259,7 +259,7 @@ class Classification:
         Returns entries for summary.json and text to show.
         """
         part = "test" if "test" in self.meta["parts"] else "valid"
-        metrics = self.evaluate(model, part, rank, world_size, final=True)
+        metrics = self.evaluate(model, part, data_rank, data_size, final=True)
         predictions_of_rank = None
         if dist.get_rank() == 0:
             predictions_of_rank = [None] * dist.get_world_size()

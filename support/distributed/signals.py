@@ -19,7 +19,6 @@ class Signals:
     """The signals that ask this process to stop."""
 
     received = 0  # the last one
-    are_noted = False  # whether they are only noted; before, they end the process at once
     parent = 0  # the process that has started this one
     run_stopped = False  # whether all processes have agreed to stop
 
@@ -63,9 +62,7 @@ def stop_requested() -> bool:
     has to be waited for. Until the first call there is nothing to save, and a signal ends the
     process at once. From then on the loop that asks finishes its step, saves, and leaves.
     """
-    if not Signals.are_noted:
-        Signals.handle(Signals.note)
-        Signals.are_noted = True
+    Signals.handle(Signals.note)  # each time: with --minutes, training begins twice
     is_asked = Signals.received != 0 or parent_has_died()
     requests = torch.tensor(1 if is_asked else 0)
     dist.all_reduce(requests)

@@ -233,6 +233,8 @@ def settle(args: Settings, defaults: dict[str, Any]) -> None:
         args.steps = args.steps or 200
         if args.resume:
             raise UserError("--benchmark saves nothing, so it cannot --resume a run")
+        if args.minutes:
+            raise UserError("--benchmark times --steps, or 200 of them: leave out --minutes")
     if args.head_lr and not args.lr:
         raise UserError(
             "--head-lr requires --lr > 0; to train only the head, use --freeze with all layers"

@@ -90,7 +90,7 @@ class Run:
         self.folder = Path(args.folder)
         self.writes = rank == 0 and not args.benchmark
         self.epoch_steps = len(task.batches)
-        self.last = args.steps or args.epochs * self.epoch_steps
+        self.last_step = args.steps or args.epochs * self.epoch_steps
         self.eval_every = args.eval_every or self.epoch_steps
         self.save_every = args.save_every or self.eval_every
         self.sharded = getattr(args, "sharded", False)  # a flag of two scripts
@@ -99,7 +99,8 @@ class Run:
         self.throughput = Throughput(peak_rate(args, rank, world_size))
         # Sums of nll and norm over the steps that were not read back yet.
         self.unread: Tensor | None = None
-        # Of metrics.csv: written once the evaluation, if the step has one, is done.
+        # The row of metrics.csv that a step has ended, until `end_step` writes it: after an
+        # evaluation with its metrics (`save_best`), otherwise at once (`record`).
         self.row: dict[str, Any] | None = None
         self.bar: Any = None  # tqdm's
         self.log: MetricsLog | None = None
@@ -128,7 +129,7 @@ class Run:
         if self.args.profile:
             self.start_profile(model, optimizer, step)
         if self.log:
-            self.log.open(self.args, step, self.last, self.progress.wandb_id)
+            self.log.open(self.args, step, self.last_step, self.progress.wandb_id)
         if self.rank == 0 and sys.stderr.isatty():
             self.show_bar(step)
         self.began = time.perf_counter() - self.progress.seconds
@@ -161,7 +162,7 @@ class Run:
             progress = saved["progress"]
             if "sharded" in saved:
                 shards = str(self.folder / saved["sharded"])
-            if step > self.last:
+            if step > self.last_step:
                 raise UserError(f"{self.folder} is at step {step} already")
         step, progress, shards = broadcast_object((step, progress, shards))
         self.progress = Progress.load(progress)
@@ -186,14 +187,14 @@ class Run:
 
         ranks = (self.rank, self.world_size)
         self.profile = Profile(
-            self.args, self.folder, *ranks, self.last, model, optimizer, step
+            self.args, self.folder, *ranks, self.last_step, model, optimizer, step
         )
 
     def show_bar(self, step: int) -> None:
         """Shows a progress bar in the terminal, at `step`."""
         from tqdm import tqdm
 
-        self.bar = tqdm(total=self.last, initial=step, unit="step", dynamic_ncols=True)
+        self.bar = tqdm(total=self.last_step, initial=step, unit="step", dynamic_ncols=True)
 
     def begin_step(self) -> None:
         """Starts the clock of the next step."""
@@ -205,25 +206,26 @@ class Run:
 
     def should_evaluate(self, step: int) -> bool:
         """Returns whether the model is evaluated after this step."""
-        is_due = step % self.eval_every == 0 or step == self.last
+        is_due = step % self.eval_every == 0 or step == self.last_step
         return is_due and not self.args.benchmark
 
     def should_save(self, step: int, stopping: bool) -> bool:
         """Returns whether a checkpoint is written after this step."""
-        is_due = step % self.save_every == 0 or step == self.last or stopping
+        is_due = step % self.save_every == 0 or step == self.last_step or stopping
         return is_due and not self.args.benchmark
 
     def should_log(self, step: int) -> bool:
         """Returns whether this step ends a row of metrics.csv."""
         ends_row = step % self.args.log_every == 0 or step % self.eval_every == 0
-        return ends_row or step == self.last
+        return ends_row or step == self.last_step
 
     def record(self, step: int, nll: Tensor, targets: int, norm: Tensor) -> None:
-        """Counts a step. It waits for the device only where a row, an epoch or a save is due.
+        """Counts a step.
 
         nll: this rank's sum over the step's targets; targets: of all ranks; norm: the
-        gradient's. A collective. Raises UserError where the loss or the gradient is not finite,
-        which ends the run.
+        gradient's. Only where a row, an epoch or a save is due, it waits for the device and for
+        the other ranks. Raises UserError where the loss or the gradient is not finite, which
+        ends the run.
         """
         examples, tokens, flops = self.task.size(step - 1)
         values = torch.stack([nll.double(), norm.double()])
@@ -242,7 +244,7 @@ class Run:
             self.end_row(step, float(norm))
         if self.bar is not None:
             self.bar.update()
-        if not self.should_evaluate(step):
+        if not self.should_evaluate(step):  # else `save_best` ends the step
             self.end_step(step, {})
         if self.args.trial_seconds:
             self.stop_if_trial_is_over(step)
@@ -291,7 +293,7 @@ class Run:
         progress.seconds = time.perf_counter() - self.began
         speeds = self.throughput.end_row()
         is_second_row = len(self.throughput.speeds) == 2  # the first steps are slower
-        if self.writes and is_second_row and step < self.last:
+        if self.writes and is_second_row and step < self.last_step:
             self.say(summary.forecast(self, step))
         loss = progress.nll / progress.targets
         self.row = {
@@ -300,7 +302,7 @@ class Run:
             "seconds": f"{progress.seconds:.2f}",
             "tokens": progress.tokens,
             "train_loss": f"{loss:.6f}",
-            "learning_rate": f"{learning_rate(step, self.args, self.last):.4e}",
+            "learning_rate": f"{learning_rate(step, self.args, self.last_step):.4e}",
             "grad_norm": f"{norm:.6f}",
             **speeds,
             "memory_mib": round(peak_memory()),
@@ -351,19 +353,20 @@ class Run:
 
     def evaluation_checkpoints(self) -> list[Path]:
         """Returns the files with the weights of the last evaluations, oldest first."""
-        return sorted(self.folder.glob("step-[0-9]*.pt"))
+        paths = self.folder.glob("step-[0-9]*.pt")
+        return sorted(paths, key=lambda path: int(path.stem.removeprefix("step-")))
 
     def stop_if_no_better(self, step: int) -> None:
         """Makes this step the last one if --patience is over, in all ranks alike."""
         if 0 < self.args.patience <= self.progress.since_best:
             self.say(f"step {step}: no better for {self.args.patience} evaluations")
-            self.last = step
+            self.last_step = step
 
     def stop_if_trial_is_over(self, step: int) -> None:
         """Makes this step the last of a trial whose time is over; rank 0 decides for all."""
         is_over = time.perf_counter() - self.began > self.args.trial_seconds
         if broadcast_object(is_over):
-            self.last = step
+            self.last_step = step
 
     def save_checkpoint(
         self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
@@ -438,9 +441,9 @@ class Run:
         """Prints a line with the run's progress."""
         step = row["step"]
         seconds = self.progress.seconds
-        remaining = (self.last - step) * seconds / step
+        remaining = (self.last_step - step) * seconds / step
         loss = float(row["train_loss"])
-        parts = [f"step {step}/{self.last}, epoch {row['epoch']}: loss {loss:.3f}"]
+        parts = [f"step {step}/{self.last_step}, epoch {row['epoch']}: loss {loss:.3f}"]
         shown = [name for name in self.columns if name in evaluated]
         parts += [f"{name.replace('_', ' ')} {round(evaluated[name], 4):.4g}" for name in shown]
         parts.append(f"{int(row['tokens_per_second']):,} tokens/s")

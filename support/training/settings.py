@@ -1,8 +1,9 @@
 """Every flag of the training scripts: its name, type, default, limits and help.
 
 A training script calls `parse_arguments(__doc__, Settings)` of support/training/command_line.py
-and gets its flags as one object of this class, `args` in the scripts. Flags that a single
-script has are in a class derived from it. The values in configs/ override the defaults here.
+and gets its flags as one object of this class, `args` in the scripts. Flags that only
+some scripts have are in classes derived from it. The values in configs/ override the defaults
+here.
 """
 
 import dataclasses
@@ -29,11 +30,13 @@ def flag(
 ) -> Any:
     """Describes a flag.
 
-    limits: the smallest and the largest value; choices: the words that it can be. task: the
-    only task that has a use for it. is_shape: part of the model's shape, which pretrained
-    weights (--pretrained) bring along. remembered: --resume takes the value that the run was
-    started with. copied: --config takes it from another run's config.json. changeable: a resumed run may be given
-    another value. This also holds for every flag that is not remembered or not copied.
+    limits: the smallest and the largest value. choices: the allowed words. task: the only task
+    that uses it. is_shape: whether it is part of the model's shape, which --pretrained decides.
+
+    What happens to it when a run is resumed, or another one starts from its config.json:
+    remembered: --resume uses the value that the run was started with. copied: --config takes
+    the value from another run's config.json. changeable: a resumed run may be given another
+    value; so may it for every flag that is not remembered or not copied.
     """
     return dataclasses.field(
         default=default,
@@ -51,6 +54,9 @@ def flag(
 
 
 TRANSLATE, CLASSIFY = "translation", "classification"
+
+# The docstring of each class below is the heading of its flags in --help. The classes of single
+# scripts have the heading "run" again, so that their flags are listed under it.
 
 
 @dataclass
@@ -353,7 +359,7 @@ def defaults_of(settings: type[Settings]) -> dict[str, Any]:
 
 
 def groups_of(settings: type[Settings]) -> dict[str, list[dataclasses.Field]]:
-    """Returns the flags by heading, as --help lists them."""
+    """Returns the flags by heading, a class's docstring, in the order of --help."""
     groups: dict[str, list[dataclasses.Field]] = {}
     for base in reversed(settings.__mro__):
         own_fields = [

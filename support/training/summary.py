@@ -31,13 +31,13 @@ def beginning(run) -> str:
     source = args.base_config or "the defaults"
     if args.resume:
         source = f"those of {args.folder}"
-    epochs = round(run.last / run.epoch_steps, 2)
+    epochs = round(run.last_step / run.epoch_steps, 2)
     sharing = f" ({run.tensor} share each layer)" if run.tensor > 1 else ""
     lines = [
         f"settings: {source}, and the flags given",
         str(run.task),
         f"epochs: {epochs:g} of {len(run.task.batches.examples):,} {run.task.unit}, "
-        f"{run.last:,} steps",
+        f"{run.last_step:,} steps",
         f"processes: {run.world_size}{sharing}, threads of each: {torch.get_num_threads()}, "
         f"{device_name(args.device)}, {args.precision}",
     ]
@@ -47,17 +47,17 @@ def beginning(run) -> str:
             f"warning: --tensor {run.tensor}, but a node has {node_size} processes, so the "
             f"parts of a layer are added up over the network; --tensor {node_size} would not"
         )
-    if args.warmup > run.last and not (args.saved or args.benchmark):
+    if args.warmup > run.last_step and not (args.saved or args.benchmark):
         lines.append(
-            f"warning: the run has {run.last} steps, fewer than --warmup {args.warmup}, so the "
-            f"learning rate stays low; --warmup 0 takes a tenth of the run"
+            f"warning: the run has {run.last_step} steps, fewer than --warmup {args.warmup}: "
+            f"the learning rate stays low; --warmup 0 takes a tenth of the run"
         )
     return "\n".join(lines)
 
 
 def forecast(run, step: int) -> str:
     """Returns how long the rest of a run will take, by the speed of the last steps."""
-    epochs = (run.last - step) / run.epoch_steps
+    epochs = (run.last_step - step) / run.epoch_steps
     remaining = epochs * epoch_seconds(run, run.throughput.speeds[-1])
     duration = f"{remaining / 60:.0f} minutes"
     if remaining < 120:
@@ -107,9 +107,9 @@ def finish(run, model: nn.Module) -> None:
     seconds = time.perf_counter() - run.began
     epochs = list(run.progress.epochs)
     if run.progress.epoch.seconds:  # the last epoch is not whole
-        epochs.append(run.epoch_record(run.last))
+        epochs.append(run.epoch_record(run.last_step))
     content: dict[str, Any] = {
-        "steps": run.last,
+        "steps": run.last_step,
         "tokens": run.progress.tokens,
         "wall_seconds": round(seconds, 1),
         **median_speed(run.folder / "metrics.csv"),
@@ -159,7 +159,7 @@ def choose_weights(run, model: nn.Module) -> tuple[dict, dict[str, float]]:
         paths = run.evaluation_checkpoints()[-run.args.average_checkpoints :]
     if paths:
         state = checkpoint.average_weights(paths)
-        mean = run.content(run.last, state) | {"averaged": len(paths)}
+        mean = run.content(run.last_step, state) | {"averaged": len(paths)}
     metrics_of_mean = load_and_evaluate(mean["model"])
     if metrics_of_mean["loss"] >= metrics["loss"]:
         load_full_state_dict(model, best["model"])

@@ -53,16 +53,17 @@ class Task(Protocol):
         """Returns the examples, the tokens and the FLOPs of a whole step."""
 
     def evaluate(
-        self, model: nn.Module, part: str, rank: int, world_size: int, final: bool = False
+        self, model: nn.Module, part: str, data_rank: int, data_size: int, final: bool = False
     ) -> dict[str, float]:
         """Returns the loss and the metrics of "valid" or "test", equal in all ranks.
 
-        A collective: every example is evaluated once, by one rank. final: as at the end of the
-        run.
+        A collective. The examples are divided over `data_size` groups of ranks, of which
+        `data_rank` is this one's: with tensor parallelism the ranks of a TP group have the same
+        examples, and otherwise each rank is a group. final: as at the end of the run.
         """
 
     def report(
-        self, model: nn.Module, rank: int, world_size: int, folder: Path
+        self, model: nn.Module, data_rank: int, data_size: int, folder: Path
     ) -> tuple[dict[str, Any], str]:
         """Scores the test set. Returns entries of summary.json, and text to show."""
 

@@ -34,11 +34,10 @@ def beam_search(
     form an ensemble with `model`: the probabilities of all are averaged.
 
     Returns the `n_best` hypotheses of each sentence, best first, as (score, ids). The score is
-    the log-probability in nats over length ** length_penalty, where eos counts too (Wu et al.,
-    2016). On Multi30k's validation set a penalty of 2 was best; with 1, translations were 5 %
-    too short. The length is at most 2 * source + 8, and at most max_length. The result for a
-    sentence does not depend on the others of its batch. Raises ValueError for an impossible
-    beam.
+    the log-probability in nats over length ** length_penalty, where eos counts, too. On
+    Multi30k's validation set a penalty of 2 was best; with 1, translations were 5 % too short.
+    The length is at most 2 * source + 8, and at most max_length. The result for a sentence does
+    not depend on the others of its batch. Raises ValueError for an impossible beam.
     """
     check_beam(beam, model.config)
     hypotheses = Hypotheses(src, model.config, beam, length_penalty)

@@ -124,7 +124,7 @@ class Translation:
 
     @torch.no_grad()  # FSDP cannot gather in inference mode
     def evaluate(
-        self, model: nn.Module, part: str, rank: int, world_size: int, final: bool = False
+        self, model: nn.Module, part: str, data_rank: int, data_size: int, final: bool = False
     ) -> dict[str, float]:
         """Returns the loss and the metrics of the part "valid" or "test", equal in all ranks.
 
@@ -136,13 +136,13 @@ class Translation:
         """
         was_training = model.training
         model.eval()
-        nll, correct, targets = self.count(model, part, rank, world_size)
+        nll, correct, targets = self.count(model, part, data_rank, data_size)
         metrics = {"loss": nll / targets, "token_accuracy": correct / targets}
         if final:
             self.translate(model, part, beam=BEAM)
         elif self.args.bleu_sentences:
             self.translate(model, part, beam=1, most=self.args.bleu_sentences)
-        if rank == 0 and (final or self.args.bleu_sentences):
+        if dist.get_rank() == 0 and (final or self.args.bleu_sentences):
             _, translations, references = zip(*self.scored_lines(part))
             self.bleu = bleu(translations, references, self.args.tgt)
             metrics["bleu"] = self.bleu.value
@@ -159,14 +159,14 @@ class Translation:
         return [(sources[i], text, references[i]) for i, text in self.translations.items()]
 
     def count(
-        self, model: nn.Module, part: str, rank: int, world_size: int
+        self, model: nn.Module, part: str, data_rank: int, data_size: int
     ) -> tuple[float, float, float]:
         """Returns nll, right tokens and targets of a part, each summed over all ranks."""
         pairs = Pairs(self.folder, part)
         device = next(model.parameters()).device
         is_bf16 = self.args.precision == "bf16"
         sums = torch.zeros(3, dtype=torch.float64, device=device)
-        batches = evaluation_batches(pairs, EVALUATION_TOKENS, rank, world_size, device)
+        batches = evaluation_batches(pairs, EVALUATION_TOKENS, data_rank, data_size, device)
         for _, (src, tgt_in, tgt_out, places) in batches:
             with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
                 logits = model(src, tgt_in).flatten(0, 1)[places]  # (tokens, vocabulary)
@@ -174,7 +174,7 @@ class Translation:
             sums[0] += F.cross_entropy(logits, target, reduction="sum")
             sums[1] += (logits.argmax(-1) == target).sum()
             sums[2] += len(target)
-        sum_over_data(sums, world_size)
+        sum_over_data(sums, data_size)
         nll, correct, targets = sums.tolist()
         return nll, correct, targets
 
@@ -205,7 +205,7 @@ class Translation:
         self.translations = dict(zip(lines, best))
 
     def report(
-        self, model: nn.Module, rank: int, world_size: int, folder: Path
+        self, model: nn.Module, data_rank: int, data_size: int, folder: Path
     ) -> tuple[dict[str, Any], str]:
         """Scores the test set, or without one the validation set, as translate.py translates.
 
@@ -213,7 +213,7 @@ class Translation:
         there. Returns entries for summary.json and text to show.
         """
         part = "test" if (self.folder / "test.src.txt").is_file() else "valid"
-        self.evaluate(model, part, rank, world_size, final=True)
+        self.evaluate(model, part, data_rank, data_size, final=True)
         if dist.get_rank() > 0:
             return {}, ""
         count = len(read_text(self.folder, part, "src"))

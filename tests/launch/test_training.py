@@ -131,7 +131,9 @@ def test_a_run_says_who_computes_and_whether_its_rate_gets_up():
     args = CpuSettings(device="cpu", precision="fp32", warmup=100)
     args.base_config = "configs/multi30k.yaml"
     task = FakeTask(batches=SimpleNamespace(examples=range(1200)))
-    run = SimpleNamespace(task=task, args=args, world_size=3, tensor=1, last=99, epoch_steps=33)
+    run = SimpleNamespace(
+        task=task, args=args, world_size=3, tensor=1, last_step=99, epoch_steps=33
+    )
     settings, data, length, processes, warning = run_summary.beginning(run).split("\n")
     assert settings == "settings: configs/multi30k.yaml, and the flags given"
     assert data == "the corpus"
@@ -139,7 +141,7 @@ def test_a_run_says_who_computes_and_whether_its_rate_gets_up():
     assert processes.startswith("processes: 3, threads of each: ")
     assert processes.endswith(", fp32")
     assert "the run has 99 steps, fewer than --warmup 100" in warning
-    run.last = 100
+    run.last_step = 100
     assert len(run_summary.beginning(run).split("\n")) == 4
 
 
@@ -149,7 +151,7 @@ def test_layers_that_two_nodes_share_are_warned_of(monkeypatch):
     args = TpSettings(device="cpu", precision="fp32")
     task = FakeTask(batches=SimpleNamespace(examples=range(1200)))
     run = SimpleNamespace(
-        task=task, args=args, world_size=4, tensor=2, last=9000, epoch_steps=33
+        task=task, args=args, world_size=4, tensor=2, last_step=9000, epoch_steps=33
     )
     assert "processes: 4 (2 share each layer), " in run_summary.beginning(run)
     assert "warning" not in run_summary.beginning(run)
@@ -209,8 +211,8 @@ def test_what_a_run_leaves(trained):
 
 
 @pytest.fixture
-def started(tmp_path, small_corpus):
-    """A run of very many steps, just started."""
+def started(request, tmp_path, small_corpus):
+    """A run of very many steps, just started. Its parameter: more flags."""
     command = [
         sys.executable,
         str(ROOT / "train_cpu.py"),
@@ -220,6 +222,7 @@ def started(tmp_path, small_corpus):
         f"{small_corpus}-valid",
         *SMALL,
         *shlex.split("--procs 2 --name long --steps 100000 --eval-every 50000 --save-every 5"),
+        *getattr(request, "param", []),
     ]
     process = subprocess.Popen(
         command,
@@ -278,6 +281,19 @@ def test_ctrl_c_and_kill_save_say_so_and_leave_nobody_behind(running, name, whol
     assert torch.load(run / "last.pt", weights_only=True)["step"] == saved
     assert "--resume logs/long" in out and not err.strip()
     wait_for(lambda: not alive(workers), 10)
+
+
+@POSIX
+@pytest.mark.slow
+@pytest.mark.parametrize("started", [["--minutes", "2"]], indirect=True)
+def test_a_signal_after_the_trial_of_minutes_saves_too(running):
+    """Training begins twice: the trial is over when the run itself prepares its data."""
+    process, _, run = running
+    process.terminate()
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert "saved at step" in out
+    assert (run / "last.pt").is_file()
 
 
 @POSIX
@@ -608,7 +624,7 @@ def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
             data_rank=0,
             data_size=1,
             args=SimpleNamespace(average_checkpoints=2),
-            last=4,
+            last_step=4,
             began=0,
             say=print,
             progress=progress,

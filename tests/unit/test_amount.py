@@ -90,9 +90,9 @@ def test_a_trial_ends_when_its_time_is_over(monkeypatch):
     monkeypatch.setattr("support.training.run.broadcast_object", lambda value: value)
     args = SimpleNamespace(trial_seconds=12)
     for seconds, last in ((11, 40), (13, 3)):
-        run = SimpleNamespace(args=args, began=time.perf_counter() - seconds, last=40)
+        run = SimpleNamespace(args=args, began=time.perf_counter() - seconds, last_step=40)
         Run.stop_if_trial_is_over(run, step=3)
-        assert run.last == last
+        assert run.last_step == last
 
 
 def test_a_forecast_counts_what_remains():
@@ -100,7 +100,7 @@ def test_a_forecast_counts_what_remains():
     throughput = SimpleNamespace(speeds=[1.0, 100.5], mfus=[0.01, 0.01])
     args = SimpleNamespace(device="cpu")
     run = SimpleNamespace(
-        args=args, task=task, last=900, epoch_steps=400, throughput=throughput
+        args=args, task=task, last_step=900, epoch_steps=400, throughput=throughput
     )
     assert summary.forecast(run, step=50) == "about 14 minutes of training here"
     assert summary.forecast(run, step=800) == "about 100 seconds of training here"
@@ -133,7 +133,7 @@ def test_after_the_last_step_nothing_is_foretold(monkeypatch, last, expected):
         began=0.0,
         bar=None,
         epoch_of=lambda step: 1,
-        last=last,
+        last_step=last,
         progress=Progress(targets=1),
         say=said.append,
         throughput=SimpleNamespace(end_row=dict, speeds=[1.0, 1.0]),

@@ -257,7 +257,7 @@ def test_images_are_bytes_until_the_model_normalizes_them(tmp_path):
     transform = ImageTransform(4, mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7])
     examples = Images(tmp_path, "train", tokens=1)
     batches = ExampleBatches(examples, 5, 1, 0, np.ones(1), crop=1, flip=True)
-    pixels = batches.shard(0, 0, 1, torch.device("cpu"))[0]
+    pixels = batches.micro_batch(0, 0, 1, torch.device("cpu"))[0]
     assert pixels.dtype == torch.uint8 and examples.batch(np.arange(0))[0].dtype == torch.uint8
     mean, std = (torch.tensor(value).view(3, 1, 1) for value in (transform.mean, transform.std))
     config = ClassifierConfig(2, patch=4, image_size=4, d_model=8, heads=2, d_ff=8, layers=1)

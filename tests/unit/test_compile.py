@@ -81,8 +81,8 @@ def test_an_epoch_has_three_graphs_at_most(graphs, batches, alone, wrap, device,
     speed_up(model, device, True, recompute, compiled=True)
     train_model = wrap(model)
     for step in range(len(batches)):
-        for shard in range(2):
-            batch = batches.shard(step, shard, 2, torch.device("cpu"))
+        for index in range(2):
+            batch = batches.micro_batch(step, index, 2, torch.device("cpu"))
             with torch.autocast("cpu", torch.bfloat16):
                 loss, _ = train_model(*batch)
             loss.backward()

@@ -432,11 +432,16 @@ def batches(pairs, tmp_path_factory):
 CPU = torch.device("cpu")
 
 
-def shards_of(batches, step: int, world_size: int = 1, accumulate: int = 1) -> list[list]:
+def micro_batches_of(
+    batches, step: int, world_size: int = 1, accumulate: int = 1
+) -> list[list]:
     """The micro-batches of a step that each rank takes."""
     number = world_size * accumulate
     return [
-        [batches.shard(step, shard, number, CPU) for shard in range(rank, number, world_size)]
+        [
+            batches.micro_batch(step, index, number, CPU)
+            for index in range(rank, number, world_size)
+        ]
         for rank in range(world_size)
     ]
 
@@ -445,7 +450,7 @@ def test_an_epoch_has_every_sentence_once_little_padding_and_few_shapes(batches)
     real = padded = 0
     seen, shapes = [], set()
     for step in range(len(batches)):
-        src, _, tgt_out, _ = batches.shard(step, 0, 1, CPU)
+        src, _, tgt_out, _ = batches.micro_batch(step, 0, 1, CPU)
         seen.append(batches.rows(step))
         real += int((src > 0).sum() + (tgt_out > 0).sum())
         padded += src.numel() + tgt_out.numel()
@@ -508,8 +513,8 @@ SHARES = [(1, 1), (2, 1), (1, 4), (3, 2), (4, 4), (700, 1)]  # (processes, micro
 def test_any_number_of_processes_shares_the_same_step(batches, world_size, accumulate):
     """Also more processes than sentences: some get one row of padding."""
     for step in (0, 7):
-        whole = batches.shard(step, 0, 1, CPU)
-        shares = shards_of(batches, step, world_size, accumulate)
+        whole = batches.micro_batch(step, 0, 1, CPU)
+        shares = micro_batches_of(batches, step, world_size, accumulate)
         assert {len(share) for share in shares} == {accumulate}
         rows = [
             tuple(row.tolist())
@@ -526,7 +531,7 @@ def test_any_number_of_processes_shares_the_same_step(batches, world_size, accum
 def test_the_targets_of_a_step_are_those_of_all_its_shares(batches, world_size, accumulate):
     """Every process knows them from the plan: what is no padding, end marks counted."""
     for step in (0, 7, len(batches) + 3):
-        shares = shards_of(batches, step, world_size, accumulate)
+        shares = micro_batches_of(batches, step, world_size, accumulate)
         real = sum(
             int((tgt_out != data.PAD).sum()) for share in shares for _, _, tgt_out, _ in share
         )
@@ -550,16 +555,16 @@ def test_batches_for_a_gpu_are_made_a_step_ahead(batches, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda part: part)  # here without a GPU
     monkeypatch.setattr(torch.Tensor, "to", lambda part, *_, **__: part)
     made = []
-    make_shard = Batches.make_shard
+    make = Batches.make_micro_batch
 
     def noted(self, step, *args, **kwargs):
         made.append(step)
-        return make_shard(self, step, *args, **kwargs)
+        return make(self, step, *args, **kwargs)
 
-    expected = {step: batches.shard(step, 1, 6, CPU) for step in (3, 4, 9)}
-    monkeypatch.setattr(Batches, "make_shard", noted)
+    expected = {step: batches.micro_batch(step, 1, 6, CPU) for step in (3, 4, 9)}
+    monkeypatch.setattr(Batches, "make_micro_batch", noted)
     for step in expected:  # one after the other, then after a jump
-        batch = batches.shard(step, 1, 6, torch.device("cuda"))
+        batch = batches.micro_batch(step, 1, 6, torch.device("cuda"))
         assert all(torch.equal(a, b) for a, b in zip(batch, expected[step], strict=True))
     batches.prefetched.pop((10, 1)).result()
     batches.prefetched.pop((5, 1)).result()
@@ -570,7 +575,7 @@ def test_a_batch_is_told_its_epoch(batches, monkeypatch):
     monkeypatch.setattr(batches, "collate", lambda rows, widths, epoch: [torch.tensor(epoch)])
     epoch = len(batches)
     steps = (epoch - 1, epoch, 3 * epoch + 2)
-    assert [int(*batches.shard(step, 0, 1, CPU)) for step in steps] == [0, 1, 3]
+    assert [int(*batches.micro_batch(step, 0, 1, CPU)) for step in steps] == [0, 1, 3]
 
 
 def test_the_time_that_a_step_waits_for_its_batch_is_counted(batches, monkeypatch):
@@ -580,8 +585,8 @@ def test_the_time_that_a_step_waits_for_its_batch_is_counted(batches, monkeypatc
 
     monkeypatch.setattr(batches, "collate", collate)
     monkeypatch.setattr(batches, "seconds_waited", 0.0)
-    for shard in range(2):
-        batches.shard(0, shard, 2, CPU)
+    for index in range(2):
+        batches.micro_batch(0, index, 2, CPU)
     assert 0.04 <= batches.seconds_waited < 2
 
 
