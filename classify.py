@@ -28,8 +28,8 @@ from support.classification.predict import load_classifier, predict_logits
 from support.classification.splits import hold_out
 from support.common.checkpoint import find_checkpoint, load
 from support.common.errors import UserError, make_parser, run_main
-from support.common.hardware import available_cores, find_device
-from support.common.kernels import configure_backends, speed_up
+from support.common.hardware import available_cores, configure_backends, find_device
+from support.common.kernels import speed_up
 from support.common.prompt import prompt, readable
 from support.common.text_table import pad_right, text_width
 from support.corpora.pairs import PARTS, find_part_tables

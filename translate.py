@@ -19,8 +19,7 @@ import torch
 
 from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError, make_parser, run_main
-from support.common.hardware import available_cores, find_device
-from support.common.kernels import fast_precision
+from support.common.hardware import available_cores, fast_precision, find_device
 from support.common.packages import require
 from support.common.prompt import prompt, readable
 from support.corpora.pairs import read_parallel

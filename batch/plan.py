@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.common.errors import UserError, make_parser, run_main
-from support.common.kernels import fast_precision
+from support.common.hardware import fast_precision
 from support.common.text_table import aligned
 from support.planning.estimate import (
     MAX_GPUS,

@@ -1,6 +1,5 @@
 """Faster implementations of parts of the model: skip this file on first reading.
 
-    configure_backends()                                     # once in each process
     model = speed_up(Transformer(config), "cpu", bf16=True)  # computes the same, in less time
 
 model.py writes each part as one would read it; `speed_up` replaces some of them by those below.
@@ -8,11 +7,6 @@ tests/unit/test_fast.py compares the two, tests/measure/tricks.py measures the g
 """
 
 import math
-import os
-import shutil
-import subprocess
-import sys
-import sysconfig
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import TypeVar
@@ -23,27 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model import Attention, Residual, Transformer
-from support.common.errors import UserError
 
 Model = TypeVar("Model", bound=nn.Module)
-
-
-def configure_backends(precision: str = "fp32") -> None:
-    """Configures PyTorch's libraries for this process; call it before the first computation.
-
-    precision: that of --precision. With "tf32" a GPU rounds the inputs of fp32's matrix
-    products to 10 bits after the point, for its faster units.
-    """
-    if precision == "tf32":
-        torch.set_float32_matmul_precision("high")
-    # On an H100 PyTorch would choose cuDNN's attention, which plans anew for each batch shape.
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    # Convolutions in fp32 are exact, and add up in the same order each time.
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.deterministic = True
-    # oneDNN, too, plans for each batch shape. It caches 1,024 plans, but an epoch needs several
-    # times as many. It reads this variable when it is first used.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
 
 
 def speed_up(
@@ -127,50 +102,6 @@ def call_with_any_shape(layer: Callable, x: Tensor, *others: Tensor) -> Tensor:
     return layer(x, *others)
 
 
-def fast_precision(device: str) -> str:
-    """Returns "bf16" if the hardware multiplies in bf16, else "fp32", as emulation is slow."""
-    if device == "cuda":
-        ampere_or_newer = torch.cuda.get_device_capability()[0] >= 8
-        return "bf16" if ampere_or_newer else "fp32"
-    supports = torch.cpu.get_capabilities()
-    instructions = ("avx512_bf16", "amx_bf16", "bf16")
-    return "bf16" if any(supports.get(name) for name in instructions) else "fp32"
-
-
-def check_compiler(device: str) -> None:
-    """Raises UserError unless torch.compile will find a compiler, and Python's headers.
-
-    device: "cpu", for which it generates C++, or "cuda", for which Triton compiles some C.
-    """
-    variable, compiler, language = "CXX", "g++", "c++"
-    if device == "cuda":
-        variable, compiler, language = "CC", "gcc", "c"
-        if not shutil.which("gcc"):
-            compiler = "clang"
-    elif sys.platform == "darwin":
-        compiler = "clang++"
-    elif sys.platform == "win32":
-        compiler = "cl"
-    compiler = os.environ.get(variable) or compiler
-    command = [compiler]
-    if sys.platform != "win32":  # compile nothing but an include of the headers
-        headers = sysconfig.get_path("include")
-        command += ["-fsyntax-only", "-x", language, f"-I{headers}", "-"]
-    program = "#include <Python.h>\n"
-    try:
-        done = subprocess.run(command, input=program, capture_output=True, text=True)
-        if done.returncode == 0:
-            return
-        lines = [line for line in done.stderr.splitlines() if "error" in line]
-        reason = "\n".join(lines) or f"{compiler} ends with status {done.returncode}"
-    except OSError as problem:
-        reason = f"{compiler}: {problem.strerror}"
-    raise UserError(
-        f"--compile needs a compiler and Python's headers ({reason.splitlines()[0][:200]}): "
-        f"apt install g++ python3-dev, or what your system calls them"
-    )
-
-
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """`scaled_dot_product` by PyTorch's fused kernel: same shapes, same result.
 
@@ -192,6 +123,8 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
     PyTorch would compute it in each layer; but all layers of a pass have the same mask.
     """
+    # The cache compares tensors by identity. It keeps the mask alive, so that no other tensor
+    # gets its id.
     scores = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
     return scores.masked_fill_(~mask, -math.inf)
 

@@ -21,8 +21,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from support.common.errors import UserError, exit_on_user_error
-from support.common.hardware import available_cores
-from support.common.kernels import configure_backends
+from support.common.hardware import available_cores, configure_backends
 from support.common.run_folder import remove_if_empty
 from support.common.streams import prepare_streams
 from support.distributed.rendezvous import (

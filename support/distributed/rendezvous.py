@@ -22,8 +22,7 @@ import torch
 import torch.distributed as dist
 
 from support.common.errors import UserError, first_line
-from support.common.hardware import find_device
-from support.common.kernels import check_compiler
+from support.common.hardware import check_compiler, find_device
 from support.common.paths import ROOT
 from support.distributed.collectives import all_gather_objects, is_communication_error
 from support.distributed.signals import Signals

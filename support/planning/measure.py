@@ -23,8 +23,13 @@ from torch.nn.utils import clip_grad_norm_
 
 from model import ModelConfig, Transformer, initialize
 from support.common.errors import UserError
-from support.common.hardware import available_cores, matrix_rate, peak_memory
-from support.common.kernels import configure_backends, speed_up
+from support.common.hardware import (
+    available_cores,
+    configure_backends,
+    matrix_rate,
+    peak_memory,
+)
+from support.common.kernels import speed_up
 from support.common.paths import ROOT
 from support.distributed.rendezvous import connect, store_on_loopback
 from support.planning.estimate import ADAM_BYTES

@@ -18,8 +18,12 @@ from typing import Any, NoReturn
 
 from support.common.checkpoint import load_run
 from support.common.errors import UserError
-from support.common.hardware import find_device, number_in_environment
-from support.common.kernels import check_compiler, fast_precision
+from support.common.hardware import (
+    check_compiler,
+    fast_precision,
+    find_device,
+    number_in_environment,
+)
 from support.common.packages import require
 from support.common.paths import LOGS
 from support.common.prompt import readable

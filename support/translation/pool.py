@@ -21,7 +21,8 @@ import torch
 
 from model import Transformer
 from support.common.errors import UserError
-from support.common.kernels import configure_backends, speed_up
+from support.common.hardware import configure_backends
+from support.common.kernels import speed_up
 from support.translation.beam import Hypothesis, translate_batch
 
 Batch = list[list[int]]  # token ids of sentences, longest first

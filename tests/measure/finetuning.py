@@ -30,8 +30,7 @@ import torch
 
 from support.classification.corpus import Labelled, classes_of
 from support.classification.labelled import find_labelled
-from support.common.hardware import available_cores, device_name
-from support.common.kernels import fast_precision
+from support.common.hardware import available_cores, device_name, fast_precision
 
 
 def train_by_trainer(folder: Path) -> None:

@@ -38,9 +38,10 @@ ROOT = Path(__file__).parents[2]
 MODULES = {  # (what of it: all if none is named, tests)
     "model.py": ((), "test_model test_fast test_classifier"),
     "support/common/kernels.py": (
-        ("speed_up", "fast_precision", "ByteDropout", "FusedCrossEntropy"),
+        ("speed_up", "ByteDropout", "FusedCrossEntropy"),
         "test_fast test_model",
     ),
+    "support/common/hardware.py": (("fast_precision",), "test_fast"),
     "data.py": (("Pairs", "group_by_length", "Batches"), "test_data"),
     "support/common/checkpoint.py": ((), "test_checkpoint"),
     "support/translation/beam.py": ((), "test_beam"),

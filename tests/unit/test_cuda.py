@@ -15,8 +15,8 @@ from conftest import ROOT, SMALL, run_script
 from model import ModelConfig, Transformer
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.common.errors import UserError
-from support.common.hardware import find_device
-from support.common.kernels import configure_backends, speed_up
+from support.common.hardware import configure_backends, find_device
+from support.common.kernels import speed_up
 from support.distributed.launch import name_full_gpu
 from support.translation.beam import Decoder
 

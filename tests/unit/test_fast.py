@@ -7,11 +7,11 @@ from test_model import make_batch, make_model
 from torch import nn
 
 from model import Attention, cross_entropy, scaled_dot_product
+from support.common.hardware import fast_precision
 from support.common.kernels import (
     ByteDropout,
     FusedCrossEntropy,
     cpu_bf16_attention,
-    fast_precision,
     fused_attention,
     speed_up,
 )

@@ -12,7 +12,7 @@ from conftest import ROOT, run_script
 
 from support.common import figures, files, fonts, packages, paths
 from support.common.errors import UserError
-from support.common.kernels import check_compiler
+from support.common.hardware import check_compiler
 from support.distributed.rendezvous import check_interface
 from support.training.command_line import CommandLine, check_encoding
 from support.training.settings import CpuSettings, FsdpSettings
