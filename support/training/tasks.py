@@ -5,7 +5,7 @@ implementations, support/translation/task.py and support/classification/task.py,
 only when the flags ask for them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -87,7 +87,10 @@ def find_task(args: Settings) -> Task:
 
 def make_task(args: Settings) -> Task:
     """Returns the task that the flags ask for, with its data prepared. Raises UserError."""
-    if type_of_task(args.data, args.label, args.saved) == "translation":
+    from support.corpora.task_type import task_type
+
+    kind = args.saved["kind"] if args.saved else task_type(args.data, args.label)
+    if kind == "translation":
         from support.translation.task import Translation
 
         return Translation(args, args.saved)
@@ -101,23 +104,18 @@ def make_task(args: Settings) -> Task:
     return Classification(args, args.saved, pretrained)
 
 
-def type_of_task(data: str, label: str, saved: Mapping | None = None) -> str:
-    """Returns "translation" or "classification". saved: what a checkpoint holds of the task."""
-    if saved:
-        return str(saved["kind"])
-    from support.corpora.task_type import task_type
-
-    return task_type(data, label)
-
-
 def base_config(flags: dict[str, Any]) -> Path | None:
     """Returns the file in configs/ that a new run begins with, if any. Raises UserError.
 
     It is the corpus's own, NAME.yaml, or else the one for its kind and amount of data.
     """
-    from support.corpora.task_type import CLASSIFICATION_CORPORA, TRANSLATION_CORPORA
+    from support.corpora.task_type import (
+        CLASSIFICATION_CORPORA,
+        TRANSLATION_CORPORA,
+        task_type,
+    )
 
-    if type_of_task(flags["data"], flags["label"]) == "translation":
+    if task_type(flags["data"], flags["label"]) == "translation":
         from support.corpora.pairs import find_corpus
 
         pairs = find_corpus(
@@ -168,7 +166,9 @@ def check_task(args: Settings, defaults: dict[str, Any]) -> None:
     """Raises UserError for flags that the task has no use for, and for an impossible model."""
     if args.saved:
         return
-    task = type_of_task(args.data, args.label)
+    from support.corpora.task_type import task_type
+
+    task = task_type(args.data, args.label)
     for name, field in flags_of(type(args)).items():
         other = field.metadata["task"]
         if other in ("", task) or getattr(args, name) == defaults[name]:
@@ -178,6 +178,7 @@ def check_task(args: Settings, defaults: dict[str, Any]) -> None:
             hint = "; to classify a table, name its column of classes with --label"
         raise UserError(f"{option(name)} is for {other}, but {args.data} is for {task}{hint}")
     if not args.pretrained:
+        # A classifier's layers have the same limits.
         from support.translation.task import model_config
 
         model_config(args, args.vocab_size)

@@ -30,7 +30,7 @@ from support.distributed.collectives import (
 )
 from support.translation.beam import translate_batch
 from support.translation.lines import translate_lines
-from support.translation.scores import bleu, chrf
+from support.translation.scores import Score, bleu, chrf
 
 BEAM = 4  # hypotheses of the last evaluations; those during training are greedy
 EVALUATION_TOKENS = 2048  # a side in a batch of an evaluation, whose logits are all kept
@@ -89,8 +89,13 @@ class Translation:
         self.folder = prepare(corpus, CACHE / "encoded", args.vocab_size, args.max_length, bpe)
         self.bpe = BPE(read_bpe(self.folder))
         self.config = model_config(args, self.bpe.vocab_size)
-        self.pairs = Pairs(self.folder, "train")
-        self.batches = Batches(self.pairs, args.batch_tokens, args.seed, args.batch_size)
+        pairs = Pairs(self.folder, "train")
+        self.batches = Batches(pairs, args.batch_tokens, args.seed, args.batch_size)
+        # What the last evaluation has left for `report`: in all ranks the translations, by line
+        # number; in rank 0 the scores.
+        self.translations: dict[int, str] = {}
+        self.bleu_score: Score
+        self.chrf_score: Score
 
     def __str__(self) -> str:
         """Returns what each part of the corpus holds, a line for each."""
@@ -111,7 +116,8 @@ class Translation:
     def size(self, step: int) -> tuple[int, int, float]:
         """Returns pairs, tokens on both sides without padding, and FLOPs of a whole step."""
         rows = self.batches.rows(step)
-        src_lengths, tgt_lengths = map(torch.from_numpy, self.pairs.lengths(rows))
+        lengths = self.batches.examples.lengths(rows)
+        src_lengths, tgt_lengths = map(torch.from_numpy, lengths)
         tokens = int(src_lengths.sum() + tgt_lengths.sum())
         return len(rows), tokens, transformer_flops(self.config, src_lengths, tgt_lengths)
 
@@ -144,11 +150,11 @@ class Translation:
             self.translate(model, part, beam=1, most=self.args.bleu_sentences)
         if dist.get_rank() == 0 and (final or self.args.bleu_sentences):
             _, translations, references = zip(*self.scored_lines(part))
-            self.bleu = bleu(translations, references, self.args.tgt)
-            metrics["bleu"] = self.bleu.value
+            self.bleu_score = bleu(translations, references, self.args.tgt)
+            metrics["bleu"] = self.bleu_score.value
             if final:
-                self.chrf = chrf(translations, references)
-                metrics["chrf"] = self.chrf.value
+                self.chrf_score = chrf(translations, references)
+                metrics["chrf"] = self.chrf_score.value
         model.train(was_training)
         return broadcast_object(metrics)
 
@@ -221,10 +227,10 @@ class Translation:
         (folder / "translations.txt").write_text(text, encoding="utf-8")
         scored = self.scored_lines(part)
         lines = [
-            f"BLEU {self.bleu.value:.1f}, chrF {self.chrf.value:.1f} "
+            f"BLEU {self.bleu_score.value:.1f}, chrF {self.chrf_score.value:.1f} "
             f"on {len(scored):,} sentences of the {part} set, beam {BEAM}",
-            f"BLEU's signature: {self.bleu.signature}",
-            f"chrF's signature: {self.chrf.signature}",
+            f"BLEU's signature: {self.bleu_score.signature}",
+            f"chrF's signature: {self.chrf_score.signature}",
             "",
         ]
         for source, translation, reference in scored[:: max(1, len(scored) // EXAMPLES_SHOWN)]:
@@ -237,10 +243,10 @@ class Translation:
         lines += ["Now talk to it:", "", "  python translate.py", ""]
         summary = {
             "beam": BEAM,
-            f"{part}_bleu": round(self.bleu.value, 2),
-            "bleu_signature": self.bleu.signature,
-            f"{part}_chrf": round(self.chrf.value, 2),
-            "chrf_signature": self.chrf.signature,
+            f"{part}_bleu": round(self.bleu_score.value, 2),
+            "bleu_signature": self.bleu_score.signature,
+            f"{part}_chrf": round(self.chrf_score.value, 2),
+            "chrf_signature": self.chrf_score.signature,
         }
         return summary, "\n".join(lines)
 

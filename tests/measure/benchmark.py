@@ -128,9 +128,8 @@ def main() -> None:
         return
     args = parse_flags(flags).complete()
     task = find_task(args)
-    sources, targets = (
-        int(side.sum()) for side in task.pairs.lengths(np.arange(len(task.pairs)))
-    )
+    pairs = task.batches.examples
+    sources, targets = (int(side.sum()) for side in pairs.lengths(np.arange(len(pairs))))
     shape = {
         "model": asdict(task.config),
         "steps": args.steps,
@@ -139,7 +138,7 @@ def main() -> None:
 
     here, peers, found = __file__, str(Path(__file__).with_name("peers.py")), {}
     with tempfile.TemporaryDirectory() as folder:
-        for side, (ids, offsets) in zip(("src", "tgt"), task.pairs.sides):
+        for side, (ids, offsets) in zip(("src", "tgt"), pairs.sides):
             with open(f"{folder}/train.{side}", "w") as file:
                 file.writelines(
                     " ".join(map(str, ids[a:b])) + "\n" for a, b in zip(offsets, offsets[1:])
