@@ -114,13 +114,15 @@ def name_full_gpu(rank: int):
 
 @contextmanager
 def rank_0_first():
-    """Runs the block in rank 0 before the others: it downloads and encodes what they then find.
+    """Runs the block in rank 0, then in the first process of each other node, then in all.
 
-    After it comes the first process of each other node, which may have a disk of its own.
+    The first ones download and encode the corpus; the others find it on their node's disk.
     """
     rank = ThisProcess.rank
     store = ThisProcess.store
     node, local_rank = node_and_local_rank(rank)
+    # Every rank waits for rank 0, also if it then waits for the first process of its node: an
+    # error of rank 0 ends that process here, before it publishes anything.
     if rank > 0:
         wait_for_result(store, "prepared/0")
     if local_rank > 0:

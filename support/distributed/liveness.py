@@ -37,34 +37,34 @@ def ended_with_others(store: dist.Store, rank: int, world_size: int) -> Iterator
         yield
         return
     # The system answers for a process as long as it lives, also while the process stands still.
-    with socket.create_server((address, 0), backlog=world_size) as door:
-        store.set(f"door/{rank}", f"{address} {door.getsockname()[1]}")
-        ours, handlers = socket.socketpair()
-        handlers.setblocking(False)
-        signal.set_wakeup_fd(handlers.fileno(), warn_on_full_buffer=False)
+    with socket.create_server((address, 0), backlog=world_size) as listener:
+        store.set(f"listener/{rank}", f"{address} {listener.getsockname()[1]}")
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         watcher = threading.Thread(
-            target=watch, args=(ours, store, rank, world_size), daemon=True
+            target=watch, args=(reader, store, rank, world_size), daemon=True
         )
         watcher.start()
         try:
             yield
             with suppress(dist.DistError):  # torchrun has ended
-                store.set(f"left/{rank}", "")  # this process ends, but has not died
+                store.set(f"finished/{rank}", "")  # this process ends, but has not died
         finally:
             signal.set_wakeup_fd(-1)
-            handlers.close()  # ends the thread
+            writer.close()  # ends the thread
             watcher.join(PATIENCE)
 
 
-def watch(ours: socket.socket, store: dist.Store, rank: int, world_size: int) -> None:
+def watch(reader: socket.socket, store: dist.Store, rank: int, world_size: int) -> None:
     """Waits for a signal; from then on, looks whether the other processes live."""
-    with ours:
-        if not ours.recv(1):  # the other end is closed
+    with reader:
+        if not reader.recv(1):  # the other end is closed
             return
-        ours.settimeout(GRACE)
+        reader.settimeout(GRACE)
         while True:
             try:
-                if not ours.recv(1):
+                if not reader.recv(1):
                     return
             except TimeoutError:
                 lost = [
@@ -74,15 +74,15 @@ def watch(ours: socket.socket, store: dist.Store, rank: int, world_size: int) ->
                 ]
                 if lost:
                     end_at_once(lost, world_size)
-            ours.settimeout(PERIOD)
+            reader.settimeout(PERIOD)
 
 
 def has_died(store: dist.Store, rank: int) -> bool:
-    """Returns whether a process has ended without having left the block."""
+    """Returns whether a process has ended without having finished the block."""
     try:
-        if store.check([f"left/{rank}"]) or not store.check([f"door/{rank}"]):
+        if store.check([f"finished/{rank}"]) or not store.check([f"listener/{rank}"]):
             return False
-        address, port = store.get(f"door/{rank}").decode().split()
+        address, port = store.get(f"listener/{rank}").decode().split()
         socket.create_connection((address, int(port)), timeout=PATIENCE).close()
     except (OSError, dist.DistError):  # nobody answers, or the store has died with rank 0
         return True

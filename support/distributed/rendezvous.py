@@ -143,12 +143,12 @@ def checksum_of_code() -> str:
     return digest.hexdigest()[:12]
 
 
-def agree(**facts: str) -> None:
-    """Raises UserError, naming who differs, unless all ranks state the same. A collective."""
-    stated = all_gather_objects((socket.gethostname(), facts))
-    _, expected = stated[0]
-    for rank, (host, own) in enumerate(stated):
-        check_equal(rank, host, own, expected)
+def check_same_data(checksum: str) -> None:
+    """Raises UserError, naming who differs, unless all ranks have the same. A collective."""
+    checksums = all_gather_objects((socket.gethostname(), checksum))
+    _, expected = checksums[0]
+    for rank, (host, own) in enumerate(checksums):
+        check_equal(rank, host, {"data": own}, {"data": expected})
 
 
 def check_equal(rank: int, host: str, own: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -212,7 +212,8 @@ def open_port(store: dist.Store, rank: int) -> dist.TCPStore | None:
     """Makes `dist.init_process_group` use a new port of rank 0's host.
 
     torchrun's own port serves all starts of a run; the process group of a start that failed has
-    left its keys there. Returns what has to be kept in rank 0 while the group is made.
+    left its keys there. Returns rank 0's server, which ends with the last object that uses it:
+    rank 0 has to keep it until the process group is made, which then uses it as well.
     """
     server = None
     if rank == 0:

@@ -52,5 +52,5 @@ def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store
 
 
 def seconds_since_start() -> float:
-    """Returns how long ago the program was started that has started this process."""
+    """Returns the age of the parent process in seconds: train_cpu.py, or torchrun's agent."""
     return time.time() - psutil.Process(os.getppid()).create_time()

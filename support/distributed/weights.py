@@ -31,12 +31,14 @@ from support.distributed.collectives import is_communication_error
 # PyTorch would warn that the parts of a weight on a mesh are gathered one dimension at a time.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
-# A state dict of each process's own shards; one that every process gathers on its device; one
-# that rank 0 gathers on its CPU; and one that rank 0 sends to all.
+# Each rank gets, or loads, its own shards.
 SHARDED = StateDictOptions()
-WHOLE = StateDictOptions(full_state_dict=True)
-FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
-BROADCAST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+# Each rank gathers all weights on its device.
+FULL_IN_ALL_RANKS = StateDictOptions(full_state_dict=True)
+# Rank 0 gathers all weights on its CPU; the others get {}.
+FULL_IN_RANK_0 = StateDictOptions(full_state_dict=True, cpu_offload=True)
+# Rank 0 has all weights, and sends to each rank what it needs.
+FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
 def restore(
@@ -55,8 +57,10 @@ def restore(
             load_sharded(model, optimizer, sharded)
         else:
             content = checkpoint or {"model": {}, "optimizer": {}}
-            set_model_state_dict(model, content["model"], options=BROADCAST)
-            set_optimizer_state_dict(model, optimizer, content["optimizer"], options=BROADCAST)
+            set_model_state_dict(model, content["model"], options=FROM_RANK_0)
+            set_optimizer_state_dict(
+                model, optimizer, content["optimizer"], options=FROM_RANK_0
+            )
     except (RuntimeError, KeyError, ValueError) as problem:
         if is_communication_error(problem):  # not a fault of the checkpoint
             raise
@@ -90,7 +94,7 @@ def state_dicts(
 
     sharded: each process gets its own shards; otherwise rank 0 gets all, on its CPU.
     """
-    return get_state_dict(model, optimizer, options=SHARDED if sharded else FULL)
+    return get_state_dict(model, optimizer, options=SHARDED if sharded else FULL_IN_RANK_0)
 
 
 def save_sharded(folder: Path, name: str, weights: dict, state: dict) -> None:
@@ -112,7 +116,7 @@ def first_failure(problem: dcp.CheckpointException) -> str:
 
 def full_state_dict(model: nn.Module) -> dict[str, Any]:
     """Returns all weights on the CPU in rank 0, and {} in the others."""
-    return get_model_state_dict(model, options=FULL)
+    return get_model_state_dict(model, options=FULL_IN_RANK_0)
 
 
 def load_full_state_dict(model: nn.Module, weights: dict[str, Any] | None) -> None:
@@ -120,7 +124,7 @@ def load_full_state_dict(model: nn.Module, weights: dict[str, Any] | None) -> No
     if isinstance(model, FSDPModule):  # FSDP leaves the root gathered after an evaluation
         model.reshard()
     weights = dict(weights or {})  # a copy, as the function below changes it
-    set_model_state_dict(model, weights, options=BROADCAST)
+    set_model_state_dict(model, weights, options=FROM_RANK_0)
 
 
 def gather_model(model: nn.Module, make_model: Callable[[], nn.Module]) -> nn.Module:
@@ -133,7 +137,9 @@ def gather_model(model: nn.Module, make_model: Callable[[], nn.Module]) -> nn.Mo
         return model
     with torch.device("meta"):  # shapes without memory: it gets the gathered weights themselves
         gathered = make_model()
-    gathered.load_state_dict(get_model_state_dict(model, options=WHOLE), assign=True)
+    gathered.load_state_dict(
+        get_model_state_dict(model, options=FULL_IN_ALL_RANKS), assign=True
+    )
     return gathered
 
 
@@ -146,9 +152,12 @@ def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
     parts = []
     copies = []
     for parameter in parameters:
-        if isinstance(parameter.grad, DTensor):
-            parts.append(parameter.grad.to_local())
-            copies.append(count_copies(parameter.grad))
+        gradient = parameter.grad
+        if gradient is None:  # the loss does not depend on it
+            continue
+        assert isinstance(gradient, DTensor), "every weight of train_tp.py is a DTensor"
+        parts.append(gradient.to_local())
+        copies.append(count_copies(gradient))
     norms = torch.stack(torch._foreach_norm(parts)).double()
     # Not blocking: else the CPU would wait for a GPU in each step.
     divisors = torch.tensor(copies).to(norms.device, non_blocking=True)

@@ -53,4 +53,6 @@ def parameter_groups(model: nn.Module, args) -> list[dict]:
 
 def seed_step(seed: int, step: int, rank: int) -> None:
     """Seeds dropout for one step of one rank, so that a resumed run draws the same numbers."""
+    # The two primes keep seeds apart: those of a run's steps and ranks, up to 1,009 ranks, and
+    # those of runs with different --seed, up to 1,000,003 steps.
     torch.manual_seed((seed * 1_000_003 + step) * 1_009 + rank)

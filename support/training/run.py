@@ -22,7 +22,7 @@ from support.common.hardware import device_name, peak_memory, peak_reserved
 from support.common.run_folder import lock_folder
 from support.common.streams import ignore_lost_stdout
 from support.distributed.collectives import all_gather_objects, broadcast_object
-from support.distributed.rendezvous import agree
+from support.distributed.rendezvous import check_same_data
 from support.training import summary
 from support.training.metrics_log import COLUMNS, MetricsLog
 from support.training.optim import learning_rate
@@ -117,7 +117,7 @@ class Run:
         """
         saved_task = self.task.saved()
         content = json.dumps(saved_task, sort_keys=True)
-        agree(data=hashlib.sha256(content.encode()).hexdigest()[:12])
+        check_same_data(hashlib.sha256(content.encode()).hexdigest()[:12])
         self.open_folder(model, saved_task["config"])
         step = 0
         if self.args.saved:

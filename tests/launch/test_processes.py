@@ -235,7 +235,7 @@ with liveness.ended_with_others(store, 0, 2):
 """
 
 
-@pytest.mark.parametrize("fate", ["alive", "left", "died"])
+@pytest.mark.parametrize("fate", ["alive", "finished", "died"])
 def test_who_waits_for_the_dead_in_code_of_c_ends_by_a_signal(monkeypatch, fate):
     store = rendezvous.store_on_loopback()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
@@ -247,15 +247,15 @@ def test_who_waits_for_the_dead_in_code_of_c_ends_by_a_signal(monkeypatch, fate)
     )
     try:
         rendezvous.wait_for(store, "waiting")
-        with socket.create_server(("127.0.0.1", 0)) as door:  # rank 1 is this process
-            store.set("door/1", f"127.0.0.1 {door.getsockname()[1]}")
+        with socket.create_server(("127.0.0.1", 0)) as listener:  # rank 1 is this process
+            store.set("listener/1", f"127.0.0.1 {listener.getsockname()[1]}")
             waiting.send_signal(signal.SIGTERM)
             with pytest.raises(subprocess.TimeoutExpired):
                 waiting.wait(1)
-            if fate == "left":
-                store.set("left/1", "")
+            if fate == "finished":
+                store.set("finished/1", "")
             if fate != "alive":
-                door.close()
+                listener.close()
             if fate == "died":
                 assert "error: process 1 of 2 has died" in waiting.communicate(timeout=20)[1]
                 assert waiting.returncode == 1
