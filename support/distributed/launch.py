@@ -38,6 +38,7 @@ from support.distributed.rendezvous import (
     wait_for_result,
 )
 from support.distributed.signals import Signals, block_signals, unblock_signals
+from support.distributed.trial import settle_length
 
 Train = Callable[..., None]  # train(rank, world_size, args)
 
@@ -83,8 +84,6 @@ def run(train: Train, rank: int, world_size: int, store: dist.Store, args) -> No
 
             stack.enter_context(delayed_collectives(args.delay_ms / 1000))
         if args.minutes and not args.saved:
-            from support.distributed.trial import settle_length
-
             settle_length(train, rank, world_size, store, args)
         server = open_port(store, rank)
         train(rank, world_size, args)
@@ -114,7 +113,7 @@ def name_full_gpu(rank: int):
 
 @contextmanager
 def rank_0_first():
-    """Runs the block in rank 0, then in the first process of each other node, then in all.
+    """Runs the block in rank 0, then in the first process of each other node, then in the rest.
 
     The first ones download and encode the corpus; the others find it on their node's disk.
     """

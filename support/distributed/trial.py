@@ -6,6 +6,7 @@ import io
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import psutil
 import torch.distributed as dist
@@ -18,24 +19,34 @@ SHARE_OF_TRIAL = 0.2  # of the time
 SHARE_OF_STEPS = 0.9  # of the time; the rest is for evaluations
 
 
+@dataclass
+class Trial:
+    """When a trial ends, and what it has measured."""
+
+    max_seconds: float  # after which it ends
+    epoch_steps: int = 0
+    epoch_seconds: float = 0.0  # of the steps of an epoch; 0: a signal has stopped the trial
+
+
 def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store, args) -> None:
     """Sets the number of epochs that fits in --minutes, or of steps if not even one epoch does.
 
     The trial is a run with --benchmark, which saves nothing: a run that is given the number
     of epochs is the same run. All processes take part.
     """
-    trial = dataclasses.replace(
+    trial = Trial(60 * args.minutes * SHARE_OF_TRIAL)
+    trial_args = dataclasses.replace(
         args,
         benchmark=True,
         steps=TRIAL_STEPS,
-        trial_seconds=60 * args.minutes * SHARE_OF_TRIAL,
+        trial=trial,
         log_every=1,  # each step is timed
         profile=False,
     )
     # A port of its own: the keys of a group stay in its store, where the next would find them.
     server = open_port(dist.PrefixStore("trial", store), rank)
     with contextlib.redirect_stdout(io.StringIO()):
-        train(rank, world_size, trial)
+        train(rank, world_size, trial_args)
         measured = seconds_since_start(), trial.epoch_seconds
         elapsed, epoch_seconds = broadcast_object(measured)
         dist.destroy_process_group()

@@ -179,8 +179,7 @@ class Profile:
         self.profiler.export_chrome_trace(str(path))
         with gzip.open(path) as file:
             events = read_events(json.load(file))
-        tensor = getattr(self.args, "tensor", 1)  # a flag of train_tp.py
-        step = find_step(events, self.drawn, self.world_size, tensor)
+        step = find_step(events, self.drawn, self.world_size, self.args.tensor)
         return step, self.memory.bytes, self.activations_sent
 
     def write(self, results: list[tuple[Step, dict[str, int], float]]) -> None:

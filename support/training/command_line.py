@@ -63,17 +63,14 @@ class CommandLine:
         check_encoding(self.given)
         given = self.with_config_file()
         folder = find_folder(given, restarted)
-        checkpoint = None
-        is_there = (folder / "last.pt").is_file() and folder != LOGS
-        if given.get("resume") or (is_there and not given.get("benchmark")):
-            checkpoint = load_run(folder, sharded="sharded" in flags_of(self.settings))
+        checkpoint = self.read_checkpoint(folder, given)
         if checkpoint and given.get("resume"):
             flags = self.flags_of_resumed_run(given, checkpoint["flags"])
             config = ""
-            requested = given
+            requested = given  # --resume remembers all others
         else:
             flags, config = self.flags_of_new_run(given, checkpoint)
-            requested = flags
+            requested = flags  # --name remembers none: the defaults have to agree, too
         if checkpoint:
             refuse_changes(self.settings, requested, checkpoint["flags"], folder)
         args = self.settings(**flags)
@@ -98,6 +95,18 @@ class CommandLine:
         if "batch_tokens" in given:
             in_file["batch_size"] = 0
         return in_file | given
+
+    def read_checkpoint(self, folder: Path, given: dict[str, Any]) -> dict | None:
+        """Returns the checkpoint that the run continues from, or None for a new run.
+
+        --resume requires one. With --name, or when torchrun starts a run again, there may be
+        one. Raises UserError.
+        """
+        if not given.get("resume"):
+            is_there = folder != LOGS and (folder / "last.pt").is_file()
+            if not is_there or given.get("benchmark"):
+                return None
+        return load_run(folder, sharded="sharded" in flags_of(self.settings))
 
     def flags_of_resumed_run(
         self, given: dict[str, Any], stored: dict[str, Any]
@@ -263,7 +272,7 @@ def settle_mesh(args: Settings) -> None:
     if isinstance(args, TpSettings):
         args.tensor = args.tensor or number_in_environment("LOCAL_WORLD_SIZE", 1)
     for name in ("replicas", "tensor"):
-        number = getattr(args, name, 1)
+        number = getattr(args, name)
         if number == 1:
             continue
         world_size = number_in_environment("WORLD_SIZE", 1)

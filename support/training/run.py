@@ -26,7 +26,7 @@ from support.distributed.rendezvous import check_same_data
 from support.training import summary
 from support.training.metrics_log import COLUMNS, MetricsLog
 from support.training.optim import learning_rate
-from support.training.settings import Settings
+from support.training.settings import Settings, flags_of
 from support.training.tasks import Task
 from support.training.throughput import Throughput, peak_rate
 
@@ -83,8 +83,7 @@ class Run:
         self.task = task
         self.rank = rank
         self.world_size = world_size
-        # A flag of train_tp.py: so many ranks share each layer, and have the same data.
-        self.tensor = getattr(args, "tensor", 1)
+        self.tensor = args.tensor  # so many ranks share each layer, and have the same data
         self.data_rank = rank // self.tensor
         self.data_size = world_size // self.tensor
         self.folder = Path(args.folder)
@@ -93,7 +92,7 @@ class Run:
         self.last_step = args.steps or args.epochs * self.epoch_steps
         self.eval_every = args.eval_every or self.epoch_steps
         self.save_every = args.save_every or self.eval_every
-        self.sharded = getattr(args, "sharded", False)  # a flag of two scripts
+        self.sharded = args.sharded
         self.columns = [*COLUMNS, *(f"valid_{name}" for name in task.metrics)]
         self.progress = Progress()
         self.throughput = Throughput(peak_rate(args, rank, world_size))
@@ -157,7 +156,8 @@ class Run:
         progress = {}
         shards = ""
         if self.rank == 0:
-            saved = checkpoint.load_run(self.folder, hasattr(self.args, "sharded"))
+            can_be_sharded = "sharded" in flags_of(type(self.args))
+            saved = checkpoint.load_run(self.folder, can_be_sharded)
             step = saved["step"]
             progress = saved["progress"]
             if "sharded" in saved:
@@ -246,8 +246,8 @@ class Run:
             self.bar.update()
         if not self.should_evaluate(step):  # else `save_best` ends the step
             self.end_step(step, {})
-        if self.args.trial_seconds:
-            self.stop_if_trial_is_over(step)
+        if self.args.trial:
+            self.stop_if_trial_is_over(step, self.args.trial.max_seconds)
         self.begin_step()
 
     def end_profiled_step(self, step: int) -> float:
@@ -362,9 +362,9 @@ class Run:
             self.say(f"step {step}: no better for {self.args.patience} evaluations")
             self.last_step = step
 
-    def stop_if_trial_is_over(self, step: int) -> None:
+    def stop_if_trial_is_over(self, step: int, max_seconds: float) -> None:
         """Makes this step the last of a trial whose time is over; rank 0 decides for all."""
-        is_over = time.perf_counter() - self.began > self.args.trial_seconds
+        is_over = time.perf_counter() - self.began > max_seconds
         if broadcast_object(is_over):
             self.last_step = step
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from support.common.errors import UserError
+from support.distributed.trial import Trial
 
 LARGE = 2**31 - 1
 
@@ -289,9 +290,24 @@ class Settings(RunSettings, SpeedSettings, OptimizerSettings, ModelSettings, Cor
     saved: dict | None = None  # what the task left in the checkpoint that the run resumes from
     base_config: str = ""  # the file in configs/ that the run began with
     threads: int = 1  # of this process
-    trial_seconds: float = 0.0  # after which a trial ends; 0: the run is none
-    epoch_seconds: float = 0.0  # of the steps of an epoch, as --benchmark has measured
-    epoch_steps: int = 0
+    trial: Trial | None = None  # if the run is the trial of --minutes
+
+    # Flags of single scripts, whose classes replace these values.
+
+    @property
+    def sharded(self) -> bool:
+        """Returns whether last.pt is saved in shards."""
+        return False
+
+    @property
+    def replicas(self) -> int:
+        """Returns the number of model replicas for hybrid sharding."""
+        return 1
+
+    @property
+    def tensor(self) -> int:
+        """Returns how many processes compute each layer together."""
+        return 1
 
     def flags(self) -> dict[str, Any]:
         """Returns the flags by name, as config.json and checkpoints hold them."""
@@ -342,15 +358,19 @@ class TpSettings(ShardedSettings):
     )
 
 
-# Flags that not all scripts have. The others ignore them in a file.
-SCRIPT_FLAGS = {"procs", "sharded", "replicas", "tensor"}
-
-
 def flags_of(settings: type[Settings]) -> dict[str, dataclasses.Field]:
     """Returns the fields that are flags, by name, in the order of the classes above."""
     return {
         field.name: field for field in dataclasses.fields(settings) if "help" in field.metadata
     }
+
+
+# Flags that not all scripts have. The others ignore them in a file.
+SCRIPT_FLAGS = {
+    *flags_of(CpuSettings),
+    *flags_of(FsdpSettings),
+    *flags_of(TpSettings),
+} - flags_of(Settings).keys()
 
 
 def defaults_of(settings: type[Settings]) -> dict[str, Any]:

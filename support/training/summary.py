@@ -206,14 +206,19 @@ def how_to_resume(run, step: int) -> str:
 
 
 def benchmark(run) -> None:
-    """Prints how fast the steps were, and the memory of the largest process. A collective."""
+    """Prints how fast the steps were, and the memory of the largest process. A collective.
+
+    A trial of --minutes gets its measurement.
+    """
     memory = all_gather_objects(peak_memory())
     if not run.throughput.speeds:
         run.say("stopped before there was anything to measure")
         return
     speed, mfu = run.throughput.warm_medians()
-    run.args.epoch_steps = run.epoch_steps
-    run.args.epoch_seconds = epoch_seconds(run, speed)
+    trial = run.args.trial
+    if trial:
+        trial.epoch_steps = run.epoch_steps
+        trial.epoch_seconds = epoch_seconds(run, speed)
     run.say(
         f"{speed:,.0f} {run.task.speed_unit}/s, "
         f"MFU {mfu:.1%} of {run.throughput.peak / 1e9:,.0f} GFLOP/s; "

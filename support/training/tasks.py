@@ -74,12 +74,11 @@ class Task(Protocol):
 def find_task(args: Settings) -> Task:
     """Returns the task of a run, with its data ready to train on. Raises UserError."""
     task = make_task(args)
-    tensor = getattr(args, "tensor", 1)
     for name in ("heads", "d_ff"):
         size = getattr(task.config, name)
-        if size % tensor:
+        if size % args.tensor:
             raise UserError(
-                f"--tensor {tensor}: {option(name)} {size} cannot be divided by it; each "
+                f"--tensor {args.tensor}: {option(name)} {size} cannot be divided by it; each "
                 f"process takes an equal part"
             )
     return task

@@ -70,9 +70,9 @@ def test_minutes_become_epochs_or_steps(monkeypatch, minutes, epoch_seconds, exp
     """Of the time without what has passed, a tenth is kept for evaluations."""
 
     def train(rank, world_size, args):
-        assert args.benchmark and args.trial_seconds == 12 * minutes
+        assert args.benchmark and args.trial.max_seconds == 12 * minutes
         dist.init_process_group("gloo", rank=rank, world_size=world_size)
-        args.epoch_seconds, args.epoch_steps = epoch_seconds, 60
+        args.trial.epoch_seconds, args.trial.epoch_steps = epoch_seconds, 60
 
     store = store_on_loopback()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
@@ -88,10 +88,9 @@ def test_minutes_become_epochs_or_steps(monkeypatch, minutes, epoch_seconds, exp
 def test_a_trial_ends_when_its_time_is_over(monkeypatch):
     """Steps may take so long that a few need more than --minutes."""
     monkeypatch.setattr("support.training.run.broadcast_object", lambda value: value)
-    args = SimpleNamespace(trial_seconds=12)
     for seconds, last in ((11, 40), (13, 3)):
-        run = SimpleNamespace(args=args, began=time.perf_counter() - seconds, last_step=40)
-        Run.stop_if_trial_is_over(run, step=3)
+        run = SimpleNamespace(began=time.perf_counter() - seconds, last_step=40)
+        Run.stop_if_trial_is_over(run, step=3, max_seconds=12)
         assert run.last_step == last
 
 

@@ -373,7 +373,7 @@ def make_profile(folder, model, optimizer, step, **flags):
     flags = {"benchmark": False, "device": "cpu", "accumulate": 2, "precision": "fp32"} | flags
     config = {"mode": "cpu", "world_size": 1, "flags": flags}
     (folder / "config.json").write_text(json.dumps(config))
-    args = SimpleNamespace(**flags)
+    args = SimpleNamespace(**flags, tensor=1)
     return Profile(args, folder, 0, 1, 20, model, optimizer, step)
 
 
