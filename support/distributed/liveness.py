@@ -80,13 +80,24 @@ def watch(reader: socket.socket, store: dist.Store, rank: int, world_size: int) 
 def has_died(store: dist.Store, rank: int) -> bool:
     """Returns whether a process has ended without having finished the block."""
     try:
-        if store.check([f"finished/{rank}"]) or not store.check([f"listener/{rank}"]):
+        if not store.check([f"listener/{rank}"]):
             return False
         address, port = store.get(f"listener/{rank}").decode().split()
-        socket.create_connection((address, int(port)), timeout=PATIENCE).close()
-    except (OSError, dist.DistError):  # nobody answers, or the store has died with rank 0
+        if answers(address, int(port)):
+            return False
+        # Checked last: a process first sets this key, and then stops listening.
+        return not store.check([f"finished/{rank}"])
+    except dist.DistError:  # the store has died with rank 0
         return True
-    return False
+
+
+def answers(address: str, port: int) -> bool:
+    """Returns whether a process listens there."""
+    try:
+        socket.create_connection((address, port), timeout=PATIENCE).close()
+    except OSError:
+        return False
+    return True
 
 
 def end_at_once(lost: list[int], world_size: int) -> None:

@@ -17,7 +17,7 @@ from conftest import ROOT, skip_on_windows
 from support.common import run_folder
 from support.common.errors import UserError
 from support.distributed import launch as processes
-from support.distributed import rendezvous
+from support.distributed import liveness, rendezvous
 from support.distributed.rendezvous import name_lost_processes, restart_store
 from support.distributed.signals import STOPPING, Signals
 
@@ -265,3 +265,15 @@ def test_who_waits_for_the_dead_in_code_of_c_ends_by_a_signal(monkeypatch, fate)
     finally:
         waiting.kill()
         waiting.communicate()
+
+
+def test_a_process_that_finishes_while_it_is_asked_has_not_died(monkeypatch):
+    store = dist.HashStore()
+    store.set("listener/1", "127.0.0.1 1")
+
+    def connect(*_, **__):
+        store.set("finished/1", "")
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr("socket.create_connection", connect)
+    assert not liveness.has_died(store, 1)
