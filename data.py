@@ -18,7 +18,7 @@ import time
 import unicodedata
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from itertools import chain, islice
@@ -207,13 +207,23 @@ def hold_out(read: Callable[[], Iterator[tuple[str, str]]]) -> dict:
     sources = (source for source, target in read() if source.strip() and target.strip())
     hashes = np.fromiter(map(hash_text, sources), np.uint32)
     held_out = choose_held_out(hashes, size=min(1000, len(hashes) // 20))
+    return split_readers(read, lambda source: hash_text(source) in held_out)
 
-    def select(is_held_out: bool) -> Iterator[tuple[str, str]]:
-        for source, target in read():
-            if (hash_text(source) in held_out) == is_held_out:
-                yield source, target
 
-    return {"train": lambda: select(False), "valid": lambda: select(True)}
+def split_readers(
+    read: Callable[[], Iterable[tuple]], is_held_out: Callable[[Any], bool]
+) -> dict:
+    """Returns readers of "train" and "valid" that divide the tuples of `read`.
+
+    is_held_out: returns whether a tuple is in "valid", given the first of its values.
+    """
+
+    def select(part: str) -> Iterator[tuple]:
+        for values in read():
+            if is_held_out(values[0]) == (part == "valid"):
+                yield values
+
+    return {"train": lambda: select("train"), "valid": lambda: select("valid")}
 
 
 def hash_text(text: str) -> int:
