@@ -74,7 +74,7 @@ def train(rank: int, world_size: int, args: Settings) -> None:
         norm = clip_grad_norm_(parameters, max_norm)
         set_learning_rate(optimizer, lr)
         optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=False)  # keeps the views into DDP's buckets
         step += 1
         stopping = stop_requested()  # if one rank is asked to stop, all stop
         run.record(step, nll, targets, norm)

@@ -135,7 +135,9 @@ class ModelSettings:
 class OptimizerSettings:
     """optimization"""
 
-    batch_tokens: int = flag(4096, "tokens a side in a step, over all processes", (1, 10**9))
+    batch_tokens: int = flag(
+        4096, "source tokens, and target tokens, in a step of all processes", (1, 10**9)
+    )
     batch_size: int = flag(
         0, "examples in a step; 0: as many as --batch-tokens holds", (0, 10**8)
     )

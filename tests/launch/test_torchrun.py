@@ -533,6 +533,43 @@ torchrun(train, parse_arguments("", FsdpSettings))
     assert done.returncode == 0, done.stderr
 
 
+def test_the_gradients_of_ddp_stay_in_its_buckets(tmp_path, corpus_flags):
+    """Else --accumulate would need as much memory again, for gradients beside the buckets."""
+    (tmp_path / "noted.py").write_text("""
+import train_ddp
+from support.distributed.launch import torchrun
+from support.training.command_line import parse_arguments
+from support.training.settings import Settings
+weights = []
+clip = train_ddp.clip_grad_norm_
+seed_step = train_ddp.seed_step
+def noted_clip(parameters, max_norm):
+    weights[:] = parameters
+    return clip(parameters, max_norm)
+def noted_seed_step(seed, step, rank):                      # at the beginning of a step
+    seed_step(seed, step, rank)
+    if weights:
+        buckets = {weight.grad.untyped_storage().data_ptr() for weight in weights}
+        print("step", step, "in a bucket:", len(buckets) < len(weights))
+train_ddp.clip_grad_norm_ = noted_clip
+train_ddp.seed_step = noted_seed_step
+torchrun(train_ddp.train, parse_arguments("", Settings))
+""")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "1", "noted.py", "--device", "cpu", *corpus_flags, *SMALL),
+            *("--steps", "3", "--accumulate", "2", "--benchmark"),
+        ],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "step 2 in a bucket: True" in done.stdout, done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["cpu", "fsdp"])
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path, corpus_flags, mode):
