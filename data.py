@@ -18,7 +18,7 @@ import time
 import unicodedata
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from itertools import chain, islice
@@ -102,7 +102,8 @@ def prepare(
     """
     description = [FORMAT, corpus.name, corpus.checksum(), vocab_size, max_length]
     trained = name_folder(cache, corpus.name, [*description, None])
-    # A resumed run brings the BPE that was trained here.
+    # A new run passes no BPE, and its folder is named without one. When the run is resumed, it
+    # passes the BPE that was trained then: it finds the same folder, and encodes nothing again.
     if is_encoded(trained) and bpe in (None, read_bpe(trained)):
         return trained
     folder = name_folder(cache, corpus.name, [*description, bpe])
@@ -199,19 +200,30 @@ def encode(
 def hold_out(read: Callable[[], Iterator[tuple[str, str]]]) -> dict:
     """Returns readers of "train" and "valid" that divide the pairs of `read`.
 
-    About 1,000 pairs are held out to validate on, at most one in 20. A hash of the source
-    chooses them, so that equal sentences stay together. Pairs with an empty side do not count.
+    About 1,000 pairs are held out to validate on, at most one in 20, but at least one. A hash
+    of the source chooses them, so that equal sentences stay together. Pairs with an empty side
+    do not count.
     """
     sources = (source for source, target in read() if source.strip() and target.strip())
     hashes = np.fromiter(map(hash_text, sources), np.uint32)
     held_out = choose_held_out(hashes, size=min(1000, len(hashes) // 20))
+    return split_readers(read, lambda source: hash_text(source) in held_out)
 
-    def select(is_held_out: bool) -> Iterator[tuple[str, str]]:
-        for source, target in read():
-            if (hash_text(source) in held_out) == is_held_out:
-                yield source, target
 
-    return {"train": lambda: select(False), "valid": lambda: select(True)}
+def split_readers(
+    read: Callable[[], Iterable[tuple]], is_held_out: Callable[[Any], bool]
+) -> dict:
+    """Returns readers of "train" and "valid" that divide the tuples of `read`.
+
+    is_held_out: returns whether a tuple is in "valid", given the first of its values.
+    """
+
+    def select(part: str) -> Iterator[tuple]:
+        for values in read():
+            if is_held_out(values[0]) == (part == "valid"):
+                yield values
+
+    return {"train": lambda: select("train"), "valid": lambda: select("valid")}
 
 
 def hash_text(text: str) -> int:
@@ -227,9 +239,10 @@ def choose_held_out(hashes: np.ndarray, size: int) -> set[int]:
     """
     values, counts = np.unique(hashes, return_counts=True)
     is_rare = counts <= max(size // 10, counts.min(initial=len(hashes)))
-    rare = values[is_rare][:-1]  # one at least is left to train on
-    total = counts[is_rare].cumsum()
-    return set(rare[: np.searchsorted(total, size) + 1].tolist())
+    # np.unique sorts the hashes, so the first ones are a random choice of examples.
+    candidates = values[is_rare][:-1]  # at least one hash is left to train on
+    num_examples = counts[is_rare].cumsum()  # of the first candidate, of the first two, ...
+    return set(candidates[: np.searchsorted(num_examples, size) + 1].tolist())
 
 
 def count_pairs(corpus, part: str) -> int:
@@ -345,39 +358,41 @@ class Pairs:
     def batch(
         self, rows: np.ndarray, src_width: int = 0, tgt_width: int = 0
     ) -> tuple[torch.Tensor, ...]:
-        """Returns (src, tgt_in, tgt_out, places), int64.
+        """Returns (src, tgt_in, tgt_out, token_indices), int64.
 
-        src: (rows, src_width), padded; tgt_in, tgt_out: (rows, tgt_width), padded; places:
-        (tokens,), the indices of the tokens in tgt_out.flatten(). A width of 0 is that of the
-        longest sentence. Without rows it returns one row of padding, so that a rank with
-        nothing to do still takes the step.
+        src: (rows, src_width), padded; tgt_in, tgt_out: (rows, tgt_width), padded;
+        token_indices: (tokens,), which elements of tgt_out.flatten() are not padding. A width
+        of 0 is that of the longest sentence. Without rows it returns one row of padding, so
+        that a rank with nothing to do still takes the step.
         """
         src_side, tgt_side = self.sides
         src_lengths, tgt_lengths = self.lengths(rows)
         src = padded(*src_side, rows, src_lengths, src_width)
-        tgt = padded(*tgt_side, rows, tgt_lengths, tgt_width)
-        tgt_in = tgt[:, :-1].masked_fill(tgt[:, :-1] == EOS, PAD)
-        tgt_out = tgt[:, 1:].contiguous()
-        places = (tgt_out != PAD).flatten().nonzero().squeeze(1)
-        return src[:, 1:].contiguous(), tgt_in, tgt_out, places
+        tgt_out = padded(*tgt_side, rows, tgt_lengths, tgt_width)  # ids, eos, padding
+        is_token = tgt_out != PAD
+        tgt_in = tgt_out.roll(1, dims=1)  # each token one position later
+        tgt_in[:, 0] = BOS
+        tgt_in[~is_token] = PAD  # bos, ids, padding
+        token_indices = is_token.flatten().nonzero().squeeze(1)
+        return src, tgt_in, tgt_out, token_indices
 
 
 def padded(
     ids: np.ndarray, offsets: np.ndarray, rows: np.ndarray, lengths: np.ndarray, width: int
 ) -> torch.Tensor:
-    """Returns the sentences `rows` between bos and eos, padded: (rows, 1 + width).
+    """Returns the sentences `rows`, each with eos at its end, padded: (rows, width).
 
     ids, offsets: of all sentences; lengths: of the rows, with eos; width: 0 for the longest.
+    Without rows it returns one row of padding.
     """
     width = width or int(lengths.max(initial=1))
-    out = np.full((max(len(rows), 1), 1 + width), PAD, dtype=np.int64)
-    if len(rows):
-        column = np.arange(width)[None]  # (1, width)
-        num_ids = lengths[:, None] - 1  # (rows, 1), without eos
-        position = np.minimum(offsets[rows][:, None] + column, len(ids) - 1)
-        out[:, 0] = BOS
-        out[:, 1:] = np.where(column < num_ids, ids[position], PAD)
-        out[np.arange(len(rows)), lengths] = EOS
+    if not len(rows):
+        return torch.full((1, width), PAD)
+    column = np.arange(width)[None]  # (1, width)
+    num_ids = lengths[:, None] - 1  # (rows, 1), without eos
+    position = np.minimum(offsets[rows][:, None] + column, len(ids) - 1)
+    out = np.where(column < num_ids, ids[position], PAD).astype(np.int64)
+    out[column == num_ids] = EOS
     return torch.from_numpy(out)
 
 
@@ -397,6 +412,7 @@ def group_by_length(
     lengths are shuffled by `rng`. The number of examples depends on the length alone, and is a
     multiple of 8 from 32 on: few distinct shapes occur, and processes get equal shares.
     """
+    # The first and the last side: a classifier's examples have only one, which is both.
     longer = np.maximum(lengths[0], lengths[-1])
     difference = lengths[0] - lengths[-1]
     shuffled = rng.permutation(len(longer))
@@ -429,6 +445,7 @@ class Batches:
         self.batch_size = batch_size
         self.num_blocks = math.ceil(len(examples) / BLOCK_SIZE)
         self.plan = lru_cache(maxsize=2)(self.plan_block)  # keeps the last two blocks
+        # Lengths alone decide how many steps a block has: as many in all epochs as in epoch 0.
         steps_of_blocks = [len(self.plan(0, block)) for block in range(self.num_blocks)]
         self.block_starts = np.cumsum([0, *steps_of_blocks])  # the first step of each block
         self.executor = ThreadPoolExecutor(max_workers=1)

@@ -2,8 +2,8 @@
 
     model = Transformer(ModelConfig(vocab_size=8000))
     initialize(model, seed=1)
-    loss, nll = model(src, tgt_in, tgt_out, places)        # sums over the batch's target tokens
-    ids = model.greedy(src)                                # translations, as token ids
+    loss, nll = model(src, tgt_in, tgt_out, token_indices)  # sums over the target's tokens
+    ids = model.greedy(src)                                 # translations, as token ids
 
 Section numbers are those of the paper, https://arxiv.org/abs/1706.03762. Comments give shapes:
 batch, src and tgt (lengths in tokens), heads, d_model, d_head = d_model / heads.
@@ -247,24 +247,24 @@ class Transformer(nn.Module):
         src: Tensor,
         tgt_in: Tensor,
         tgt_out: Tensor | None = None,
-        places: Tensor | None = None,
+        token_indices: Tensor | None = None,
     ) -> tuple[Tensor, Tensor] | Tensor:
         """Returns (loss, nll) of a batch, sums over its target tokens: see `cross_entropy`.
 
         src: (batch, src); tgt_in: (batch, tgt), begins with bos; tgt_out: (batch, tgt), the
-        same one token further on, ends with eos; places: (tokens,), the indices of the tokens
-        in tgt_out.flatten(). Padding is at the end and counts for nothing. Without tgt_out and
-        places it returns the logits in fp32, (batch, tgt, vocabulary).
+        same one token further on, ends with eos; token_indices: (tokens,), which elements of
+        tgt_out.flatten() are not padding. Padding is at the end and counts for nothing. Without
+        tgt_out and token_indices it returns the logits in fp32, (batch, tgt, vocabulary).
         """
         memory, memory_mask = self.encode(src)
         x = self.decode(tgt_in, memory, memory_mask)  # (batch, tgt, d_model)
         if tgt_out is None:
             return F.linear(x, self.embedding.weight).float()
-        assert places is not None, "places come with tgt_out"
-        # The projection is most of the work, so padding is left out before it. `places` comes
+        assert token_indices is not None, "token_indices come with tgt_out"
+        # The projection is most of the work, so padding is left out before it. The indices come
         # with the batch, because finding the tokens here would make the CPU wait for a GPU.
-        x = x.flatten(0, 1).index_select(0, places)  # (tokens, d_model)
-        target = tgt_out.flatten().index_select(0, places)
+        x = x.flatten(0, 1).index_select(0, token_indices)  # (tokens, d_model)
+        target = tgt_out.flatten().index_select(0, token_indices)
         return self.loss(x, self.embedding.weight, target, self.config.label_smoothing)
 
     @torch.inference_mode()
@@ -286,7 +286,8 @@ class Transformer(nn.Module):
         return ids[:, 1:]
 
 
-# Learned vectors of tokens and positions; the last two are a classifier's.
+# Parameters that make the first vectors: token embeddings (for images the projection of
+# patches), learned positions and prefix tokens. The last two are a classifier's.
 EMBEDDINGS = ("embedding.weight", "positions", "prefix_tokens")
 
 
@@ -313,6 +314,19 @@ def initialize(model: nn.Module, seed: int) -> None:
         parameter.copy_(values)
 
 
+def shard_like(parameter: Tensor, values: Tensor) -> Tensor:
+    """Returns `values` as a DTensor that is sharded like `parameter`."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(parameter, DTensor)
+    return distribute_tensor(
+        values.to(parameter.device),
+        parameter.device_mesh,
+        parameter.placements,
+        src_data_rank=None,  # every process has the same values: nothing is sent
+    )
+
+
 def tensor_parallel_plan() -> dict[str, "ParallelStyle"]:
     """Returns how train_tp.py splits the matrices of an encoder or decoder layer.
 
@@ -329,16 +343,3 @@ def tensor_parallel_plan() -> dict[str, "ParallelStyle"]:
         "feed_forward.0": ColwiseParallel(),
         "feed_forward.2": RowwiseParallel(),
     }
-
-
-def shard_like(parameter: Tensor, values: Tensor) -> Tensor:
-    """Returns `values` as a DTensor that is sharded like `parameter`."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    assert isinstance(parameter, DTensor)
-    return distribute_tensor(
-        values.to(parameter.device),
-        parameter.device_mesh,
-        parameter.placements,
-        src_data_rank=None,  # every process has the same values: nothing is sent
-    )

@@ -111,6 +111,7 @@ def metric_name(column: str) -> str:
 def draw_lines(axes: Axes, lines: Lines, labels: list[str]) -> None:
     """Draws lines, each in the style of its place among all labels of the figure."""
     for i, label in enumerate(labels):
+        # Without points it is plotted, too: the legend takes its lines from the first panel.
         points = lines.get(label, {})
         markers_per_line = 10 if len(labels) < 10 else 4
         every = max(1, len(points) // markers_per_line)

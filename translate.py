@@ -143,12 +143,14 @@ class Translator:
         if 2 * args.beam > vocab_size:
             raise UserError(f"--beam {args.beam}: more than half the vocabulary, {vocab_size}")
         if args.engine == "ctranslate2":
-            engine = load_ctranslate2()
-            decoder = engine(self.model, args.beam, args.n_best, procs)
+            require("ctranslate2", "--engine ctranslate2")
+            from support.ctranslate.engine import Engine
+
+            self.search = Engine(self.model, args.beam, args.n_best, procs).search
         else:
             bf16 = args.precision == "bf16"
-            decoder = Pool(list(models), args.beam, args.n_best, procs, args.device, bf16)
-        self.search = decoder.search
+            pool = Pool(list(models), args.beam, args.n_best, procs, args.device, bf16)
+            self.search = pool.search
         self.device = args.device
 
     def __call__(self, lines: list[str]) -> list[str]:
@@ -177,14 +179,6 @@ def check_ensemble(models: tuple, bpes: tuple, tasks: tuple) -> None:
             "--checkpoint: the models of an ensemble need one vocabulary, direction and "
             "--max-length; these have different ones"
         )
-
-
-def load_ctranslate2() -> type:
-    """Returns the class that decodes with CTranslate2. Raises UserError without the package."""
-    require("ctranslate2", "--engine ctranslate2")
-    from support.ctranslate.engine import Engine
-
-    return Engine
 
 
 # --- What is translated -----------------------------------------------------------------------

@@ -6,12 +6,10 @@ Example:
 
 import zlib
 from collections.abc import Iterator
-from functools import partial
-from typing import Any
 
 import numpy as np
 
-from data import choose_held_out, hash_text
+from data import choose_held_out, hash_text, split_readers
 from support.classification.corpus import Labelled, Reader
 
 VALID_EXAMPLES = 2000  # held out of training where there is no validation set
@@ -40,10 +38,9 @@ def hold_out(corpus: Labelled) -> tuple[dict[str, Reader], int]:
     # The first example of each class is trained on, so that every class is known.
     others = hashes[~np.isin(hashes, list(first_of_class.values()))]
     held_out = choose_held_out(others, min(VALID_EXAMPLES, len(hashes) // ONE_IN))
-    parts: dict[str, Reader] = {
-        "train": partial(select, corpus, held_out, is_held_out=False),
-        "valid": partial(select, corpus, held_out, is_held_out=True),
-    }
+    parts: dict[str, Reader] = split_readers(
+        corpus.parts["train"], lambda example: hash_example(example) in held_out
+    )
     if "test" in corpus.parts:
         parts["test"] = corpus.parts["test"]
     return parts, len(hashes)
@@ -54,12 +51,3 @@ def hash_example(example: str | np.ndarray) -> int:
     if isinstance(example, str):
         return hash_text(example)
     return zlib.crc32(example.tobytes())
-
-
-def select(
-    corpus: Labelled, held_out: set[int], is_held_out: bool
-) -> Iterator[tuple[Any, str]]:
-    """Yields those examples of the training set that are held out, or those that are not."""
-    for example, name in corpus.parts["train"]():
-        if (hash_example(example) in held_out) == is_held_out:
-            yield example, name

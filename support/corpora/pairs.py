@@ -56,12 +56,14 @@ class Corpus:
 
     name: str
     parts: dict[str, Reader]  # of train, valid, test
-    columns: tuple[str, ...]  # the languages; then the parts that another file replaced
+    languages: tuple[str, str]  # of the source and of the target
     files: list[Path] = field(default_factory=list)  # what it is made from
+    replaced: list[str] = field(default_factory=list)  # parts that --valid and --test replaced
 
     def checksum(self) -> str:
         """Returns a checksum of what the files hold, and of how they are read."""
-        content = [sorted(self.parts), self.columns, [sha256(file) for file in self.files]]
+        reading = [*self.languages, *self.replaced]
+        content = [sorted(self.parts), reading, [sha256(file) for file in self.files]]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
@@ -95,13 +97,8 @@ def phrasebook_corpus(src: str, tgt: str) -> Corpus:
     """Returns the built-in corpus, in either direction. Raises UserError."""
     if {src, tgt} != {"de", "en"}:
         raise UserError(f"--src {src} --tgt {tgt}: the phrasebook has de and en")
-    readers: dict[str, Reader] = {part: partial(read_phrasebook, part, src) for part in PARTS}
+    readers: dict[str, Reader] = {part: partial(phrasebook.pairs, part, src) for part in PARTS}
     return Corpus("phrasebook", readers, (src, tgt), [phrasebook.DATA])
-
-
-def read_phrasebook(part: str, src: str) -> Iterator[Pair]:
-    """Yields the pairs of a part of the phrasebook, from the language `src` to the other."""
-    yield from phrasebook.pairs(part) if src == "de" else phrasebook.turned_pairs(part)
 
 
 def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
@@ -156,8 +153,8 @@ def own_name(path: Path, built_in: tuple[str, ...]) -> str:
 
 def add_part(corpus: Corpus, part: str, source: str, src: str, tgt: str) -> None:
     """Adds a PREFIX, a table or a .zip to the corpus. Raises UserError."""
-    if part in corpus.parts:  # it replaces another: see `checksum`
-        corpus.columns = (*corpus.columns, part)
+    if part in corpus.parts:
+        corpus.replaced.append(part)
     path = Path(source)
     prefix = find_prefix(source, src, tgt)
     src_file = find_file(f"{prefix}.{src}")

@@ -5,6 +5,7 @@ phrasebook.tsv.gz.
 """
 
 import gzip
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -43,18 +44,16 @@ def read_part(part: str) -> list[list[str]]:
     raise ValueError(f"the phrasebook has no part {part!r}")
 
 
-def pairs(part: str) -> list[tuple[str, str]]:
-    """Returns the (German, English) pairs of a part."""
-    return [(german, english) for german, english, _ in read_part(part)]
+def pairs(part: str, src: str = "de") -> Iterator[tuple[str, str]]:
+    """Yields the (German, English) pairs of a part.
 
-
-def turned_pairs(part: str) -> list[tuple[str, str]]:
-    """Returns the (English, German) pairs of a part whose German is well written."""
-    return [
-        (english, german)
-        for german, english in pairs(part)
-        if not german[0].islower() and german[-1] in ".?!"
-    ]
+    If `src` is "en", it yields (English, German) of only those whose German is well written.
+    """
+    for german, english, _ in read_part(part):
+        if src == "de":
+            yield german, english
+        elif not german[0].islower() and german[-1] in ".?!":
+            yield english, german
 
 
 def labelled(part: str) -> list[tuple[str, str]]:

@@ -208,10 +208,10 @@ def quoted_columns(lines: Iterable[str]) -> set[int]:
 
 
 def unquoted(cell: str, is_quoted_column: bool) -> str:
-    """Returns a cell of a table with tabs without the quotes that a program has put around it.
+    """Returns a cell of a table with tabs, without quotes that a program has put around it.
 
-    It has if it has done so in the whole column, or if the cell's own quotes are doubled. Else
-    the cell is a quotation, and its quotes belong to it.
+    A program has quoted the cell if the whole column is quoted, or if the quotes inside the
+    cell are doubled. Otherwise the quotes are part of the text.
     """
     match = QUOTED.match(cell)
     if match and (is_quoted_column or '""' in match[1]):
@@ -230,8 +230,8 @@ def read_objects(path: File) -> Iterator[tuple[int, dict[str, Any]]]:
             raise UserError(f'{path}, line {number}: no JSON object, as {{"text": ...}}')
         columns: dict[str, Any] = {}
         for name, value in row.items():
-            inner = value if isinstance(value, dict) else {name: value}
-            columns |= {column_name(name): value for name, value in inner.items()}
+            entries = value if isinstance(value, dict) else {name: value}
+            columns |= {column_name(key): entry for key, entry in entries.items()}
         yield number, columns
 
 
@@ -281,14 +281,13 @@ def read_columns(
         return
     _, first_row = first
     positions = find_columns(path, columns, first_row, flags)
-    width: int | None = None  # of all rows, if there is a header of names
-    if not is_header(first_row, columns, positions):
+    by_position = all_positions(columns)
+    if by_position and not is_header(first_row, positions):
         rows = chain([first], rows)
-    elif not all_positions(columns):
-        width = len(first_row)
+    # Below names, a longer row may have a text with a comma and without quotes.
+    width = None if by_position else len(first_row)
     for number, row in rows:
         if width is not None and any(cell.strip() for cell in row[width:]):
-            # Perhaps a text without quotes has a comma.
             raise UserError(
                 f"{path}, row {number}: {len(row)} columns, but the header has {width}"
             )
@@ -349,9 +348,7 @@ def find_columns(path: File, columns: list[str], row: list[str], flags: str) -> 
     return positions
 
 
-def is_header(row: list[str], columns: list[str], positions: list[int]) -> bool:
-    """Returns whether a table's first row names its columns."""
-    if not all_positions(columns):
-        return True
+def is_header(row: list[str], positions: list[int]) -> bool:
+    """Returns whether all cells at these positions of a row are in HEADER."""
     names = [column_name(row[i]) for i in positions if 0 <= i < len(row)]
     return set(names) <= HEADER

@@ -117,8 +117,8 @@ class Hypotheses:
         if not len(done_rows):
             return
         where = torch.from_numpy(np.stack([done_rows, columns]))
-        row_places, column_places = where.to(totals.device, non_blocking=True)
-        all_ids = self.ids[row_places, column_places].tolist()
+        row_indices, column_indices = where.to(totals.device, non_blocking=True)
+        all_ids = self.ids[row_indices, column_indices].tolist()
         for row, total, ids in zip(
             done_rows.tolist(), values[done_rows, columns].tolist(), all_ids
         ):
@@ -142,8 +142,8 @@ def best_candidates(scores: Tensor, log_p: Tensor, count: int) -> tuple[Tensor, 
     """
     vocab_size = log_p.shape[2]
     totals = (scores[:, :, None] + log_p).flatten(1)  # (live, beam * vocabulary)
-    totals, places = totals.topk(count)
-    return totals, places // vocab_size, places % vocab_size
+    totals, indices = totals.topk(count)
+    return totals, indices // vocab_size, indices % vocab_size
 
 
 def mean_log_probability(logits: list[Tensor]) -> Tensor:

@@ -86,14 +86,14 @@ def halve(bpe: BPE, text: str, max_tokens: int) -> list[Ids]:
     ids = bpe.encode([text])[0]
     if len(ids) <= max_tokens:
         return [ids]
-    places = [i for i, char in enumerate(text) if char.isspace()]
-    if not places:
+    cuts = [i for i, char in enumerate(text) if char.isspace()]
+    if not cuts:
         # Accents and vowel signs, "M", belong to the character before them.
         is_mark = [unicodedata.category(char).startswith("M") for char in text]
-        places = [i for i in range(1, len(text)) if not is_mark[i]]
-    if not places:
+        cuts = [i for i in range(1, len(text)) if not is_mark[i]]
+    if not cuts:
         return [ids[:max_tokens]]
-    cut = min(places, key=lambda place: abs(place - len(text) // 2))
+    cut = min(cuts, key=lambda i: abs(i - len(text) // 2))
     halves = text[:cut].strip(), text[cut:].strip()
     return [piece for half in halves for piece in halve(bpe, half, max_tokens)]
 

@@ -173,10 +173,10 @@ class Translation:
         is_bf16 = self.args.precision == "bf16"
         sums = torch.zeros(3, dtype=torch.float64, device=device)
         batches = evaluation_batches(pairs, EVALUATION_TOKENS, data_rank, data_size, device)
-        for _, (src, tgt_in, tgt_out, places) in batches:
+        for _, (src, tgt_in, tgt_out, token_indices) in batches:
             with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
-                logits = model(src, tgt_in).flatten(0, 1)[places]  # (tokens, vocabulary)
-            target = tgt_out.flatten()[places]
+                logits = model(src, tgt_in).flatten(0, 1)[token_indices]  # (tokens, vocabulary)
+            target = tgt_out.flatten()[token_indices]
             sums[0] += F.cross_entropy(logits, target, reduction="sum")
             sums[1] += (logits.argmax(-1) == target).sum()
             sums[2] += len(target)

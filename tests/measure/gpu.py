@@ -217,7 +217,7 @@ def decoding(bench: Bench) -> Iterator[str]:
     flags += " --average-checkpoints 1"
     shape = [*plan.shape_flags(TINY), *SHORT] if bench.small else []
     bench.train("ddp", *flags.split(), *shape)
-    pairs = phrasebook.pairs("train")[:sentences]
+    pairs = list(phrasebook.pairs("train"))[:sentences]
     files = []
     for side, texts in zip(("de", "en"), zip(*pairs)):
         files.append(str(bench.folder / f"score.{side}"))

@@ -90,14 +90,14 @@ def count(layers: int) -> dict[str, KernelCounter]:
     config = ModelConfig(1000, layers=layers, d_model=64, heads=4, d_ff=128)
     model = speed_up(Transformer(config), "cuda", bf16=True)
     ids = torch.full((SENTENCES, LENGTH), 5)
-    places = torch.arange(ids.numel())
+    token_indices = torch.arange(ids.numel())
     passes = {"forward": KernelCounter(), "backward": KernelCounter()}
     with (
         patch("torch.nn.functional.dropout", dropout),
         torch.autograd.set_detect_anomaly(True, check_nan=False),  # it keeps the lines
     ):
         with passes["forward"], torch.autocast("cpu", torch.bfloat16):
-            loss, _ = model(ids, ids, ids, places)
+            loss, _ = model(ids, ids, ids, token_indices)
         with passes["backward"]:
             loss.backward()
     return passes

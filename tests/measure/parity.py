@@ -47,7 +47,7 @@ def write_corpus(folder: Path) -> list[str]:
     from support.corpora import phrasebook
 
     sizes = {"train": 4000, "valid": 40, "test": 40}
-    pairs = {part: phrasebook.pairs(part)[:size] for part, size in sizes.items()}
+    pairs = {part: list(phrasebook.pairs(part))[:size] for part, size in sizes.items()}
     for part in pairs:
         for side, ending in enumerate(("de", "en")):
             lines = "".join(pair[side] + "\n" for pair in pairs[part])

@@ -50,9 +50,9 @@ class TorchTransformer(nn.Module):
         return self.dropout(x + self.positions[: ids.shape[1]])
 
     def forward(
-        self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor, places: Tensor | None = None
+        self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor, token_indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Returns (loss, nll), as ours does; `places` is not needed."""
+        """Returns (loss, nll), as ours does; `token_indices` is not needed."""
         pad, length = self.config.pad, tgt_in.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool).triu(1)
         memory = self.encoder(self.embed(src), src_key_padding_mask=src == pad)

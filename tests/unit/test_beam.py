@@ -91,8 +91,8 @@ def test_scores_are_the_models_own(src, beam, norm, fast):
     for sentence, hypotheses in zip(src, found):
         for score, ids in hypotheses:
             target = with_eos(ids, sentence)
-            places = torch.arange(target.shape[1])
-            nll = model(sentence[None], shifted(target), target, places)[1]
+            token_indices = torch.arange(target.shape[1])
+            nll = model(sentence[None], shifted(target), target, token_indices)[1]
             assert score == pytest.approx(-float(nll) / target.shape[1], rel=1e-4)
 
 

@@ -239,7 +239,7 @@ def test_the_encoded_corpus_is_the_text(small_corpus, pairs, tmp_path):
     corpus = find_corpus(str(small_corpus), valid=f"{small_corpus}-valid")
     folder = prepare(corpus, tmp_path, 300, 256)
     bpe, train = BPE(read_bpe(folder)), Pairs(folder, "train")
-    src, tgt_in, tgt_out, places = train.batch(np.arange(len(train)))
+    src, tgt_in, tgt_out, token_indices = train.batch(np.arange(len(train)))
     assert len(train) == 600
     assert sentences(bpe, src) == [
         " ".join(german.split()) for german, _ in pairs["train"][:600]
@@ -249,7 +249,7 @@ def test_the_encoded_corpus_is_the_text(small_corpus, pairs, tmp_path):
         assert target[-1] == data.EOS and bpe.decode(target[:-1]) == " ".join(english.split())
         assert tgt_in[row].tolist()[: len(target)] == [data.BOS] + target[:-1]
         assert not tgt_in[row, len(target) :].any()
-    assert torch.equal(tgt_out.flatten()[places], tgt_out[tgt_out != data.PAD])
+    assert torch.equal(tgt_out.flatten()[token_indices], tgt_out[tgt_out != data.PAD])
     validation = Path(f"{small_corpus}-valid.en").read_text(encoding="utf-8").splitlines()
     assert read_text(folder, "valid", "tgt") == validation
     assert prepare(corpus, tmp_path, 300, 256) == folder  # found again
@@ -545,10 +545,10 @@ def test_the_targets_of_a_step_are_those_of_all_its_shares(batches, world_size, 
 def test_no_rows_make_one_of_padding(batches):
     for widths, expected in (((), (1, 1, 1)), ((7, 9), (7, 9, 9))):
         found = batches.examples.batch(np.arange(0), *widths)
-        *sentences, places = found
+        *sentences, token_indices = found
         assert [tuple(part.shape) for part in sentences] == [(1, width) for width in expected]
         assert not any(part.any() for part in sentences)
-        assert places.shape == (0,)
+        assert token_indices.shape == (0,)
 
 
 def test_batches_for_a_gpu_are_made_a_step_ahead(batches, monkeypatch):

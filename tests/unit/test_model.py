@@ -42,10 +42,10 @@ def make_batch(batch=6, src=9, tgt=7, vocab=50):
         tgt_out[row, tgt - row] = data.EOS
         tgt_out[row, tgt - row + 1 :] = data.PAD
         tgt_in[row, tgt - row + 1 :] = data.PAD
-    return source, tgt_in, tgt_out, places_of(tgt_out)
+    return source, tgt_in, tgt_out, indices_of_tokens(tgt_out)
 
 
-def places_of(tgt_out):
+def indices_of_tokens(tgt_out):
     return (tgt_out != data.PAD).flatten().nonzero().squeeze(1)
 
 
@@ -169,7 +169,7 @@ def test_the_flop_count_is_that_of_pytorchs_counter():
     src, tgt = torch.randint(3, 50, (4, 30)), torch.randint(3, 50, (4, 20))
     counter = FlopCounterMode(display=False)
     with counter:
-        model(src, tgt, tgt, places_of(tgt))[0].backward()
+        model(src, tgt, tgt, indices_of_tokens(tgt))[0].backward()
     unused = 3 * 2 * 2 * 64 * 4 * 2 * (20 * 20 - 20 * 21 / 2)
     ours = transformer_flops(model.config, torch.full((4,), 30), torch.full((4,), 20))
     assert counter.get_total_flops() == ours + unused
@@ -180,8 +180,8 @@ def test_the_flop_count_is_that_of_pytorchs_counter():
 
 @torch.no_grad()
 def test_padding_and_what_comes_later_change_nothing(model):
-    src, tgt_in, tgt_out, places = make_batch()
-    whole = model(src, tgt_in, tgt_out, places)
+    src, tgt_in, tgt_out, token_indices = make_batch()
+    whole = model(src, tgt_in, tgt_out, token_indices)
     one_by_one = []
     for i in range(6):
         tgt_width = 8 - i
@@ -209,7 +209,7 @@ def test_a_batch_of_padding_alone_has_no_loss_and_no_gradient(fast, bf16):
     if fast:
         speed_up(model, "cpu", bf16)
     src, tgt_in, tgt_out = (torch.zeros(1, width, dtype=torch.long) for width in (9, 8, 8))
-    empty = (src, tgt_in, tgt_out, places_of(tgt_out))
+    empty = (src, tgt_in, tgt_out, indices_of_tokens(tgt_out))
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         loss, nll = model(*empty)
     loss.backward()
@@ -228,10 +228,10 @@ def test_a_sentence_of_padding_among_others_changes_nothing(fast):
     if fast:
         speed_up(model, "cpu", bf16=False)
     batch = make_batch()
-    *sentences, places = batch
-    more = [torch.cat([part, torch.zeros_like(part[:1])]) for part in sentences] + [places]
+    *sentences, token_indices = batch
+    padded = [torch.cat([part, torch.zeros_like(part[:1])]) for part in sentences]
     found = []
-    for each in (batch, more):
+    for each in (batch, (*padded, token_indices)):
         model.zero_grad()
         loss, nll = model(*each)
         loss.backward()
@@ -242,7 +242,7 @@ def test_a_sentence_of_padding_among_others_changes_nothing(fast):
 
 def test_the_longest_sentence(model):
     ids = torch.randint(3, 50, (1, model.config.max_length))
-    assert model(ids, ids, ids, places_of(ids))[0].isfinite()
+    assert model(ids, ids, ids, indices_of_tokens(ids))[0].isfinite()
     assert model(ids, ids).shape == (1, model.config.max_length, 50)
 
 

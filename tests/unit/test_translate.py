@@ -309,8 +309,8 @@ def copier():
     adam = torch.optim.Adam(model.parameters(), lr=5e-3)
     for words in (random_words(step, 64, 2 + step % 7) for step in range(350)):
         tgt_in, src = F.pad(words, (1, 0), value=BOS), F.pad(words, (0, 1), value=EOS)
-        places = torch.arange(src.numel())  # no padding
-        loss, _ = model(src, tgt_in, src, places)
+        token_indices = torch.arange(src.numel())  # no padding
+        loss, _ = model(src, tgt_in, src, token_indices)
         (loss / src.numel()).backward()
         adam.step()
         adam.zero_grad()
