@@ -449,9 +449,7 @@ class Batches:
         steps_of_blocks = [len(self.plan(0, block)) for block in range(self.num_blocks)]
         self.block_starts = np.cumsum([0, *steps_of_blocks])  # the first step of each block
         self.executor = ThreadPoolExecutor(max_workers=1)
-        self.prefetched: dict[
-            tuple[int, int], Future
-        ] = {}  # by step and index of the micro-batch
+        self.prefetched: dict[tuple[int, int], Future] = {}  # by step and index
         self.seconds_waited = 0.0  # for micro-batches, until the caller sets it to 0
 
     def __len__(self) -> int:
