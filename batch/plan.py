@@ -275,7 +275,7 @@ def main() -> None:
         holding = [f"{MODE_NAMES[mode]} fits on {n}" for mode, n in zip(modes, fewest) if n]
         advice = ", ".join(holding) or f"nor on any number up to {MAX_GPUS:,}"
         raise UserError(f"{size} do not fit on {machines}; {advice}")
-    pairs = f"{step.sentences:,} pairs of {step.length} tokens a side"
+    pairs = f"{step.sentences:,} pairs of {step.length} tokens on each side"
     print(f"{size}; a step: {pairs}; {machines}, {step.precision}\n")
     columns = [column(*each, args.total_tokens) for each in zip(estimates, fewest)]
     rows = [[title, *(cells[title] for cells in columns)] for title in columns[0]]

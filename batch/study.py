@@ -75,9 +75,9 @@ def study_batch_size(args: argparse.Namespace) -> list[Run]:
 
     --batch-tokens is the size of the whole step: sentences times the longest of them. A
     sentence of the phrasebook has 11 tokens, so 32, 96 and 384 are about 1, 4 and 16 sentences
-    for each of two processes. All runs see as many tokens (--tokens a side, padding included)
-    or, with a classifier, --examples. A larger batch has less noise, so the learning rate grows
-    with the root of its size. A quarter of each run is warm-up.
+    for each of two processes. All runs see as many tokens (--tokens on each side, padding
+    included) or, with a classifier, --examples. A larger batch has less noise, so the learning
+    rate grows with the root of its size. A quarter of each run is warm-up.
     """
     from support.corpora.task_type import task_type
 

@@ -176,7 +176,7 @@ def speed(bench: Bench) -> Iterator[str]:
     steps = "--steps 8 --log-every 1" if bench.small else "--steps 60 --log-every 3"
     corpus = write_words(bench.folder, pairs=300 if bench.small else 60_000)
     yield header(
-        "size", "parameters", "tokens a side", "--compile", "tokens/s", "MFU", "peak, MiB"
+        "size", "parameters", "tokens on each side", "--compile", "tokens/s", "MFU", "peak, MiB"
     )
     failures = []
     for (name, shape), compiled, tokens in product(sizes.items(), (False, True), batches):
@@ -248,7 +248,7 @@ def memory(bench: Bench) -> Iterator[str]:
     if bench.device == "cpu":
         hardware = replace(HARDWARE["cpu"], base_memory=base_memory())
     config = ModelConfig(plan.VOCABULARY, **shape, max_length=plan.LENGTH)
-    yield f"{sentences} pairs of {plan.LENGTH} tokens a side in a step:\n"
+    yield f"{sentences} pairs of {plan.LENGTH} tokens on each side in a step:\n"
     yield header("script", "precision", "predicted, MiB", "measured, MiB", "off by")
     cases = list(product(("ddp", "fsdp"), ("bf16", "fp32"), (False, True)))
     if bench.small:

@@ -48,7 +48,7 @@ GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 def write_corpus(folder: Path) -> list[str]:
-    """Writes pairs of LENGTH tokens a side, their end mark included; returns their flags."""
+    """Writes pairs of LENGTH tokens on each side, eos included; returns their flags."""
     generator = random.Random(0)
     for part, pairs in (("train", 1024), ("valid", 8)):
         for side in ("de", "en"):
@@ -187,7 +187,7 @@ def compare_large(flags: list[str], modes: list[str], counts: list[int]) -> None
     parameters = make_step("large").parameters
     print(
         f"{parameters / 1e6:.0f} million parameters, {SENTENCES['large']} pairs of {LENGTH} "
-        f"tokens a side in a step.\n"
+        f"tokens on each side in a step.\n"
     )
     print_header(
         "script",
