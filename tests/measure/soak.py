@@ -90,7 +90,8 @@ NOT_WRITTEN = re.compile(
 )
 STOPPED = re.compile(
     r"stopped and saved at step (\d+); resume with: "
-    r"(?:python|torchrun [-\w. ]+) train_\w+\.py --resume logs/run(?: --device cpu)?$"
+    r"(?:python|torchrun [-\w. ]+) train_\w+\.py --resume logs/run"
+    r"(?: --device cpu)?(?: --tensor 2)?$"
 )
 STEP = re.compile(
     r"step (\d+)/(\d+), epoch (\d+): loss ([\d.]+)"
