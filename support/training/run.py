@@ -294,7 +294,7 @@ class Run:
         speeds = self.throughput.end_row()
         is_second_row = len(self.throughput.speeds) == 2  # the first steps are slower
         if self.writes and is_second_row and step < self.last_step:
-            self.say(summary.forecast(self, step))
+            self.say(summary.forecast(self, step) + summary.advice(self))
         loss = progress.nll / progress.targets
         self.row = {
             "step": step,

@@ -59,14 +59,13 @@ def forecast(run, step: int) -> str:
     """Returns how long the rest of a run will take, by the speed of the last steps."""
     epochs = (run.last_step - step) / run.epoch_steps
     remaining = epochs * epoch_seconds(run, run.throughput.speeds[-1])
-    duration = f"{remaining / 60:.0f} minutes"
     if remaining < 120:
-        duration = f"{remaining:.0f} seconds"
-    return f"about {duration} of training here{advice(run)}"
+        return f"about {remaining:.0f} seconds of training here"
+    return f"about {remaining / 60:.0f} minutes of training here"
 
 
 def advice(run) -> str:
-    """Returns a line with a larger step if GPUs are hardly used, or "".
+    """Returns a line, after a line break, with a larger step if GPUs are hardly used, or "".
 
     Starting the kernels takes as long for a large step as for a small one. Adam's learning rate
     grows with the square root of the step.

@@ -8,13 +8,15 @@ CORPUS is a folder with train.en and train.fr, dev.en and dev.fr, test.en and te
 2.3. Both programs train at the same time, with one core each: train_cpu.py with the settings
 that it chooses and --minutes, JoeyNMT with its recipe for IWSLT14, on text that our vocabulary
 has divided into tokens. JoeyNMT is stopped after as many minutes and tested with the best of
-its checkpoints. Prints a row of a table. The runs are logs/small_pairs/NAME and NAME-joeynmt.
+its checkpoints. Prints a row of a table: corpus, minutes, our BLEU and steps, JoeyNMT's BLEU and
+steps. The runs are logs/small_pairs/NAME and NAME-joeynmt.
 """
 
 import argparse
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -157,6 +159,12 @@ def test_joeynmt(python: str, folder: Path, bpe: BPE, references: list[str], tgt
     return f"{bleu(hypotheses, references, tgt).value:.1f}"
 
 
+def last_step(folder: Path) -> str:
+    """Returns the last step that JoeyNMT has logged, as text."""
+    steps = re.findall(r"Step: +(\d+)", (folder / "train.txt").read_text())
+    return steps[-1] if steps else "0"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
@@ -201,9 +209,10 @@ def main() -> None:
         peer.send_signal(signal.SIGKILL)
         peer.wait()
     summary = json.loads(Path("logs", "small_pairs", name, "summary.json").read_text())
-    row = [name, f"{args.minutes:g}", f"{summary['test_bleu']:.1f}"]
+    row = [name, f"{args.minutes:g}", f"{summary['test_bleu']:.1f}", f"{summary['steps']}"]
     if peer:
         row.append(test_joeynmt(args.joeynmt, folder, bpe, parts["test"][1], args.tgt))
+        row.append(last_step(folder))
     print("| " + " | ".join(row) + " |")
 
 

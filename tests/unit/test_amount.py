@@ -96,11 +96,8 @@ def test_a_trial_ends_when_its_time_is_over(monkeypatch):
 
 def test_a_forecast_counts_what_remains():
     task = SimpleNamespace(size=lambda step: (8, 100 + step % 2, 0.0))
-    throughput = SimpleNamespace(speeds=[1.0, 100.5], mfus=[0.01, 0.01])
-    args = SimpleNamespace(device="cpu")
-    run = SimpleNamespace(
-        args=args, task=task, last_step=900, epoch_steps=400, throughput=throughput
-    )
+    throughput = SimpleNamespace(speeds=[1.0, 100.5])
+    run = SimpleNamespace(task=task, last_step=900, epoch_steps=400, throughput=throughput)
     assert summary.forecast(run, step=50) == "about 14 minutes of training here"
     assert summary.forecast(run, step=800) == "about 100 seconds of training here"
 
@@ -135,7 +132,7 @@ def test_after_the_last_step_nothing_is_foretold(monkeypatch, last, expected):
         last_step=last,
         progress=Progress(targets=1),
         say=said.append,
-        throughput=SimpleNamespace(end_row=dict, speeds=[1.0, 1.0]),
+        throughput=SimpleNamespace(end_row=dict, speeds=[1.0, 1.0], mfus=[0.5, 0.5]),
         writes=True,
     )
     Run.end_row(run, step=20, norm=1.0)
