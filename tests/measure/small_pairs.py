@@ -8,8 +8,8 @@ CORPUS is a folder with train.en and train.fr, dev.en and dev.fr, test.en and te
 2.3. Both programs train at the same time, with one core each: train_cpu.py with the settings
 that it chooses and --minutes, JoeyNMT with its recipe for IWSLT14, on text that our vocabulary
 has divided into tokens. JoeyNMT is stopped after as many minutes and tested with the best of
-its checkpoints. Prints a row of a table: corpus, minutes, our BLEU and steps, JoeyNMT's BLEU and
-steps. The runs are logs/small_pairs/NAME and NAME-joeynmt.
+its checkpoints. Prints a row of a table: corpus, minutes, our BLEU and steps, JoeyNMT's BLEU
+and steps. The runs are logs/small_pairs/NAME and NAME-joeynmt.
 """
 
 import argparse
