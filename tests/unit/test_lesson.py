@@ -22,6 +22,12 @@ def shown_lines(text: str) -> list[str]:
     return [line for block in blocks for line in block.splitlines()]
 
 
+def anchors(text: str) -> list[str]:
+    """Returns the anchors that GitHub gives to the headings of a Markdown text."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
+
+
 @pytest.mark.parametrize(
     "document, one, other",
     [
@@ -39,10 +45,24 @@ def test_a_diff_is_shown_whole(document: str, one: str, other: str):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_to_files(document: Path):
+def test_links_lead_to_files_and_headings(document: Path):
     text = document.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
-        assert (document.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text):
+        path = document.parent / target if target else document
+        assert path.exists(), target
+        if anchor:
+            assert anchor in anchors(path.read_text(encoding="utf-8")), f"{target}#{anchor}"
+
+
+def test_the_readme_says_how_long_files_are():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\[`.*?) \| ([\d, ]+) \|", text, re.MULTILINE)
+    assert rows
+    for names, lengths in rows:
+        files = re.findall(r"`(.*?)`", names)
+        for name, said in zip(files, lengths.split(", "), strict=True):
+            lines = len((ROOT / name).read_text(encoding="utf-8").splitlines())
+            assert abs(lines - int(said)) < 10, f"{name} has {lines} lines"
 
 
 def test_the_map_names_every_module():

@@ -26,7 +26,7 @@ from support.profiling import memory
 
 
 def in_forks(folder, part, procs=2) -> None:
-    """Calls part(rank) in `procs` forks that share a Gloo group, for at most a minute."""
+    """Calls part(rank) in `procs` forks that share a Gloo group, for at most five minutes."""
 
     def one(rank):
         torch.set_num_threads(1)
@@ -36,7 +36,7 @@ def in_forks(folder, part, procs=2) -> None:
             store=dist.FileStore(str(folder / "store"), procs),
             rank=rank,
             world_size=procs,
-            timeout=timedelta(seconds=30),
+            timeout=timedelta(minutes=4),
         )
         part(rank)
         dist.destroy_process_group()
@@ -48,7 +48,7 @@ def in_forks(folder, part, procs=2) -> None:
     for fork in forks:
         fork.start()
     for fork in forks:
-        fork.join(60)
+        fork.join(300)
         fork.kill()  # if it has not ended
         fork.join()
     assert [fork.exitcode for fork in forks] == [0] * procs
