@@ -152,7 +152,7 @@ def cast_norms(model: nn.Module) -> None:
     """Makes norms before a sub-layer cast their output, which several matrix products read.
 
     Autocast would cast it for each of them: a query's, a key's, and those of all layers that
-    attend to the source. On a CPU `ByteDropout` has cast it already.
+    attend to the source. On a CPU `ByteDropout` has cast it already, unless --dropout is 0.
     """
     norms: list[nn.Module] = [
         module.norm for module in model.modules() if isinstance(module, Residual)

@@ -27,7 +27,7 @@ MODE_NAMES = {
 }
 FIRST_BUCKET = 2**20  # bytes of DDP's first bucket: PyTorch's default
 BUCKET = 25 * 2**20  # and of the others
-LOSS_BYTES = 16  # the sums of loss and targets, all-reduced once a step
+STOP_BYTES = 8  # of `stop_requested`, all-reduced once a step
 ADAM_BYTES = 7 * FP32  # read and written for a parameter, its gradient and two moments
 MAX_GPUS = 1024
 
@@ -91,7 +91,7 @@ class Estimate:
             seconds = self.ddp_communication()
         else:
             seconds = self.fsdp_communication() + self.tensor_communication()
-        return seconds + self.network.all_reduce(LOSS_BYTES) + self.step.delay
+        return seconds + self.network.all_reduce(STOP_BYTES) + self.step.delay
 
     @property
     def seconds(self) -> float:
@@ -177,7 +177,7 @@ class Estimate:
         return forward * (2 if self.step.recompute else 1) + backward
 
     def fsdp_collectives(self) -> int:
-        """Returns the number of a step's collectives, without those of norm and loss."""
+        """Returns the number of a step's collectives, but for the norm and `stop_requested`."""
         units = len(self.step.units)
         collectives = units if self.mode == "hsdp" else 0
         if self.shards > 1:

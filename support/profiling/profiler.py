@@ -5,8 +5,8 @@
     profile.json              memory, and bytes sent in that step: counted, and by the formula
     memory.png                a plot of the memory
 
-On several nodes, the times of waiting are only as exact as the nodes' clocks agree. Without
---profile, none of this code is imported.
+On several nodes, the times of waiting are only as exact as the nodes' clocks agree. Training
+without --profile imports none of this code.
 """
 
 import gzip
@@ -39,8 +39,8 @@ class Profile:
 
     Hooks of the model and of autograd mark in the trace where the phases of a step begin:
     "batch", "forward" and "backward" for each micro-batch, then "optimizer", which includes
-    the collectives before it. DistributedDataParallel and torch.compile keep the hooks of the
-    model that they wrap.
+    the collectives before it. DistributedDataParallel keeps the hooks of the model that it
+    wraps.
     """
 
     def __init__(

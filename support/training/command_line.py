@@ -1,7 +1,7 @@
 """From the command line to the settings of a run.
 
     command_line = parse_arguments(__doc__, Settings)  # in every process
-    args = command_line.complete()  # in rank 0, which sends it to the others
+    args = command_line.complete()  # in one process, which sends it to the others
 
 The value of a flag is the first of these that there is: the command line's; the --config
 file's; with --resume, the one that the run was started with; the one in the corpus's file in

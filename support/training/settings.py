@@ -1,9 +1,8 @@
 """Every flag of the training scripts: its name, type, default, limits and help.
 
-A training script calls `parse_arguments(__doc__, Settings)` of support/training/command_line.py
-and gets its flags as one object of this class, `args` in the scripts. Flags that only
-some scripts have are in classes derived from it. The values in configs/ override the defaults
-here.
+A training script calls `parse_arguments(__doc__, Settings)` of command_line.py, and its `train`
+gets the flags as one object of this class, `args`. Flags that only some scripts have are in
+classes derived from it. The values in configs/ override the defaults here.
 """
 
 import dataclasses
@@ -121,7 +120,10 @@ class ModelSettings:
         is_shape=True,
     )
     pretrained: str = flag(
-        "", "start from the weights in this Hugging Face folder (BERT, ViT, ...)", task=CLASSIFY
+        "",
+        "start from the weights in this Hugging Face folder (BERT, ViT, ...), or OWNER/NAME, "
+        "which is downloaded",
+        task=CLASSIFY,
     )
     pool: str = flag(
         "pretrained",
@@ -323,7 +325,10 @@ class CpuSettings(Settings):
     DEVICES: ClassVar[tuple[str, ...]] = ("cpu",)
 
     procs: int = flag(
-        0, "processes; 0: one for each core, at most 8", (0, 10_000), changeable=True
+        0,
+        "processes; 0: one for each core, at most 8 and at most one per 512 --batch-tokens",
+        (0, 10_000),
+        changeable=True,
     )
 
 

@@ -2,7 +2,8 @@
 
     answers = translate_lines(bpe, lines, max_tokens, search)
 
-`search` decodes batches of token ids: pool.py and support/ctranslate/engine.py have one each.
+`search` decodes batches of token ids: pool.py, `shared_search` in task.py, and
+support/ctranslate/engine.py each provide one.
 """
 
 import math

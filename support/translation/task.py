@@ -34,7 +34,7 @@ from support.translation.scores import Score, bleu, chrf
 
 BEAM = 4  # hypotheses of the last evaluations; those during training are greedy
 EVALUATION_TOKENS = 2048  # a side in a batch of an evaluation, whose logits are all kept
-EXAMPLES_SHOWN = 5
+EXAMPLES_SHOWN = 5  # at most, at the end of a run
 
 
 def model_config(args, vocab_size: int) -> ModelConfig:
@@ -233,7 +233,8 @@ class Translation:
             f"chrF's signature: {self.chrf_score.signature}",
             "",
         ]
-        for source, translation, reference in scored[:: max(1, len(scored) // EXAMPLES_SHOWN)]:
+        stride = math.ceil(len(scored) / EXAMPLES_SHOWN)
+        for source, translation, reference in scored[::stride]:
             lines += [
                 f"  source       {source}",
                 f"  translation  {translation}",
