@@ -132,10 +132,10 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
     their sizes in bytes are added. The folder gets its name when it is complete, so that no
     process sees it before. A folder that has been damaged since is made again.
     """
-    was_there = folder.exists()  # else another run may make it from now on
+    existed = folder.exists()  # asked first, because another run may make it meanwhile
     if is_encoded(folder):
         return folder
-    if was_there:
+    if existed:
         shutil.rmtree(folder, ignore_errors=True)
     cache = folder.parent
     partial = cache / f"partial-{uuid.uuid4().hex}"
@@ -241,8 +241,9 @@ def choose_held_out(hashes: np.ndarray, size: int) -> set[int]:
     is_rare = counts <= max(size // 10, counts.min(initial=len(hashes)))
     # np.unique sorts the hashes, so the first ones are a random choice of examples.
     candidates = values[is_rare][:-1]  # at least one hash is left to train on
-    num_examples = counts[is_rare].cumsum()  # of the first candidate, of the first two, ...
-    return set(candidates[: np.searchsorted(num_examples, size) + 1].tolist())
+    counts = counts[is_rare][:-1]
+    num_before = counts.cumsum() - counts  # examples of all candidates before each
+    return set(candidates[num_before < max(1, size)].tolist())
 
 
 def count_pairs(corpus, part: str) -> int:
@@ -390,6 +391,7 @@ def padded(
         return torch.full((1, width), PAD)
     column = np.arange(width)[None]  # (1, width)
     num_ids = lengths[:, None] - 1  # (rows, 1), without eos
+    # Past the end of a sentence this reads the next one, which np.where leaves out.
     position = np.minimum(offsets[rows][:, None] + column, len(ids) - 1)
     out = np.where(column < num_ids, ids[position], PAD).astype(np.int64)
     out[column == num_ids] = EOS

@@ -6,6 +6,7 @@ classes derived from it. The values in configs/ override the defaults here.
 """
 
 import dataclasses
+import inspect
 import typing
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -387,15 +388,12 @@ def defaults_of(settings: type[Settings]) -> dict[str, Any]:
 
 def groups_of(settings: type[Settings]) -> dict[str, list[dataclasses.Field]]:
     """Returns the flags by heading, a class's docstring, in the order of --help."""
+    known = flags_of(settings)
     groups: dict[str, list[dataclasses.Field]] = {}
     for base in reversed(settings.__mro__):
-        own_fields = [
-            field
-            for name, field in flags_of(settings).items()
-            if name in vars(base).get("__annotations__", {})
-        ]
-        if own_fields:
-            groups.setdefault(str(base.__doc__), []).extend(own_fields)
+        for name in inspect.get_annotations(base):
+            if name in known:
+                groups.setdefault(str(base.__doc__), []).append(known[name])
     return groups
 
 
