@@ -95,6 +95,8 @@ class MetricsLog:
             partial.unlink()
         if step < last:  # a run that had ended is made longer
             (self.folder / "summary.json").unlink(missing_ok=True)
+        if step == 0:  # a run that was killed before it saved last.pt may have left its best
+            (self.folder / "best.pt").unlink(missing_ok=True)
         for path in self.folder.glob("step-[0-9]*.pt"):
             if int(path.stem.removeprefix("step-")) > step:
                 path.unlink()

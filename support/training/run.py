@@ -55,6 +55,7 @@ class Progress:
     targets: int = 0
     best: list[float] = field(default_factory=lambda: [-math.inf, -math.inf])
     since_best: int = 0  # evaluations since the best one
+    last_evaluation: int = 0  # its step
     epoch: EpochSums = field(default_factory=EpochSums)
     evaluated: dict[str, float] = field(default_factory=dict)  # last evaluation of the epoch
     epochs: list[dict[str, Any]] = field(default_factory=list)  # a record of each that is done
@@ -132,6 +133,8 @@ class Run:
         if self.rank == 0 and sys.stderr.isatty():
             self.show_bar(step)
         self.began = time.perf_counter() - self.progress.seconds
+        if step == self.last_step and self.progress.last_evaluation < step:
+            self.evaluate_stopped_run(step, model)
         self.begin_step()
         return step
 
@@ -159,16 +162,37 @@ class Run:
             can_be_sharded = "sharded" in flags_of(type(self.args))
             saved = checkpoint.load_run(self.folder, can_be_sharded)
             step = saved["step"]
-            progress = saved["progress"]
-            if "sharded" in saved:
-                shards = str(self.folder / saved["sharded"])
             if step > self.last_step:
                 raise UserError(f"{self.folder} is at step {step} already")
+            progress = saved["progress"] | self.find_best(step)
+            if "sharded" in saved:
+                shards = str(self.folder / saved["sharded"])
         step, progress, shards = broadcast_object((step, progress, shards))
         self.progress = Progress.load(progress)
         weights.restore(model, optimizer, saved, shards)
         self.stop_if_no_better(step)
         return step
+
+    def find_best(self, step: int) -> dict[str, Any]:
+        """Returns the entries of Progress that depend on best.pt, for a run resumed at `step`.
+
+        If best.pt is missing, it is as if nothing had been evaluated yet. So it is if best.pt
+        is of a later step, which the run has not reached again: that file is removed.
+        """
+        path = self.folder / "best.pt"
+        if path.is_file():
+            best = checkpoint.load(path)
+            if best["step"] <= step:
+                return {"best": best["progress"]["best"]}
+            path.unlink()
+        beginning = dataclasses.asdict(Progress())
+        return {name: beginning[name] for name in ("best", "since_best", "last_evaluation")}
+
+    def evaluate_stopped_run(self, step: int, model: nn.Module) -> None:
+        """Evaluates a run that was stopped at `step` and is resumed to end there."""
+        self.say(f"evaluating the weights of step {step}")
+        metrics = self.task.evaluate(model, "valid", self.data_rank, self.data_size)
+        self.save_best(step, model, metrics)
 
     def load_pretrained_weights(self, model: nn.Module, pretrained: dict[str, Tensor]) -> None:
         """Loads the weights that the task brings along. The others stay random."""
@@ -280,8 +304,9 @@ class Run:
         """Raises UserError for a loss or a gradient that is not finite."""
         self.close()
         hint = "Nothing was saved."
-        if (self.folder / "last.pt").is_file() and not self.args.benchmark:
-            hint = f"The last good checkpoint is {self.folder}/last.pt."
+        for name in ("best.pt", "last.pt"):
+            if (self.folder / name).is_file() and not self.args.benchmark:
+                hint = f"The last good checkpoint is {self.folder}/{name}."
         raise UserError(
             f"The {quantity} is not finite, as was noticed at step {step}. {hint} "
             f"Try a lower --lr, a longer --warmup or --precision fp32."
@@ -324,10 +349,13 @@ class Run:
         """Saves the weights of an evaluation: the best in best.pt, the latest in step-N.pt.
 
         The best have the highest first metric on the validation set, and of those the lowest
-        loss. A collective: rank 0 gathers the weights.
+        loss. A collective: rank 0 gathers the weights. Raises UserError where the loss is not
+        finite.
         """
         from support.distributed import weights
 
+        if not math.isfinite(metrics["loss"]):
+            self.refuse_step(step, "validation loss")
         state = weights.full_state_dict(model)
         in_log = ("loss", *self.task.metrics)
         self.progress.evaluated = {
@@ -337,6 +365,7 @@ class Run:
         self.end_step(step, self.progress.evaluated)
         first_metric = metrics.get(self.task.metrics[0], 0.0)  # none with --bleu-sentences 0
         score = [first_metric, -metrics["loss"]]
+        self.progress.last_evaluation = step
         self.progress.since_best += 1
         if score > self.progress.best:
             self.progress.best = score
@@ -409,7 +438,8 @@ class Run:
     def end_step(self, step: int, evaluated: dict[str, float]) -> None:
         """Writes the row of metrics.csv that ends with this step, and its epoch's record."""
         if step % self.epoch_steps == 0:
-            self.progress.epochs.append(self.epoch_record(step))
+            if self.progress.epoch.seconds:  # else a resumed run has it already
+                self.progress.epochs.append(self.epoch_record(step))
             self.progress.epoch = EpochSums()
             self.progress.evaluated = {}
         row = self.row

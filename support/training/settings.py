@@ -250,7 +250,6 @@ class RunSettings:
         "sentences of the validation set, at most, that give BLEU during training",
         (0, LARGE),
         task=TRANSLATE,
-        changeable=True,
     )
     save_every: int = flag(
         0, "steps between checkpoints; 0: at every evaluation", (0, LARGE), changeable=True

@@ -144,6 +144,8 @@ class Translation:
         model.eval()
         nll, correct, targets = self.count(model, part, data_rank, data_size)
         metrics = {"loss": nll / targets, "token_accuracy": correct / targets}
+        if not math.isfinite(nll):  # the run will end: translations would only take time
+            return metrics
         if final:
             self.translate(model, part, beam=BEAM)
         elif self.args.bleu_sentences:

@@ -438,6 +438,14 @@ def test_resume_refuses_another_shape_and_a_spoilt_checkpoint(tmp_path, trained,
     assert (tmp_path / "logs/first/metrics.csv").read_bytes() == before
 
 
+def test_a_resumed_run_scores_its_evaluations_as_before(tmp_path, trained, refusal):
+    """BLEU of other sentences could not be compared with that of the best weights."""
+    shutil.copytree(trained / "logs", tmp_path / "logs")
+    assert "--bleu-sentences 0: logs/first was started with 2000" in refusal(
+        "--resume", "logs/first", "--bleu-sentences", "0"
+    )
+
+
 @pytest.mark.slow
 def test_going_on_keeps_the_rows_and_refuses_another_corpus(tmp_path, refusal, pairs):
     """The rows from before stay, also when rows are now wanted less often."""

@@ -1,0 +1,141 @@
+"""Runs that diverge, stop, are killed and resumed: train_cpu.py in the process of the test."""
+
+import contextlib
+import json
+import math
+import signal
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import SMALL
+
+import train_cpu
+from support.classification.task import Classification
+from support.common import checkpoint
+from support.common.errors import UserError
+from support.distributed import launch
+from support.distributed.rendezvous import store_on_loopback
+from support.distributed.signals import STOPPING
+from support.training.command_line import parse_arguments
+from support.training.settings import CpuSettings
+from support.translation.task import Translation
+
+
+class Killed(BaseException):
+    """In the place of `kill -9`."""
+
+
+@pytest.fixture
+def train_here(tmp_path, monkeypatch):
+    """train_here(*flags) trains in logs/r, in this process alone, and returns summary.json.
+
+    stop=N: the run is asked to stop in its Nth step; kill=N: it is killed in that step, before
+    what is due at its end. Without --resume a run is a new one. What it learns is so easy that
+    each evaluation is better than the one before.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    rows = ["good,1", "bad,0"] * 40
+    (tmp_path / "reviews.csv").write_text("\n".join(["text,label", *rows, ""]))
+    threads = torch.get_num_threads()
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
+
+    def train(*flags, stop=0, kill=0):
+        if "--resume" not in flags:
+            corpus = ("--data", "reviews.csv", "--valid", "reviews.csv", "--label", "label")
+            size = ("--batch-size", 8, "--hardware-tflops", 1)
+            flags = (*corpus, *SMALL, *size, "--name", "r", *flags)
+        steps = iter(range(1, 10**6))
+
+        def stop_requested() -> bool:
+            step = next(steps)
+            if step == kill:
+                raise Killed
+            return step == stop
+
+        monkeypatch.setattr(train_cpu, "stop_requested", stop_requested)
+        monkeypatch.setattr(sys, "argv", ["train_cpu.py", *map(str, flags)])
+        args = parse_arguments("", CpuSettings).complete()
+        with contextlib.suppress(Killed):
+            launch.run(train_cpu.train, 0, 1, store_on_loopback(), args)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        path = tmp_path / "logs/r/summary.json"
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    yield train
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    torch.set_num_threads(threads)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def best_step(run) -> int:
+    return checkpoint.load(run / "best.pt")["step"]
+
+
+def test_a_loss_that_is_not_finite_is_never_the_best(tmp_path, train_here, monkeypatch):
+    losses = iter([0.5, math.nan])
+    monkeypatch.setattr(
+        Classification, "evaluate", lambda *_, **__: {"accuracy": 1.0, "loss": next(losses)}
+    )
+    said = (
+        "The validation loss is not finite, as was noticed at step 4. "
+        "The last good checkpoint is logs/r/best.pt."
+    )
+    with pytest.raises(UserError, match=said):
+        train_here("--steps", 4, "--eval-every", 2, "--save-every", 4)
+    assert best_step(tmp_path / "logs/r") == 2
+    assert not (tmp_path / "logs/r/last.pt").exists()
+
+
+def test_nothing_is_translated_where_the_loss_is_not_finite():
+    task = SimpleNamespace(count=lambda *_: (math.nan, 0.0, 8.0))  # it cannot translate
+    metrics = Translation.evaluate(task, torch.nn.Linear(1, 1), "valid", 0, 1)
+    assert math.isnan(metrics["loss"])
+
+
+@pytest.mark.parametrize("step", [2, 6, 8, 10])
+def test_a_stopped_run_may_end_where_it_is(train_here, capsys, step):
+    """Before and after its first evaluation, in the step of one, and at the end of an epoch."""
+    train_here("--steps", 20, "--eval-every", 4, stop=step)
+    assert "stopped and saved at step" in capsys.readouterr().out
+    summary = train_here("--resume", "logs/r", "--steps", step)
+    assert (summary["steps"], summary["best_step"]) == (step, step)
+    assert [epoch["step"] for epoch in summary["epochs"]] == [step]
+    was_evaluated = step == 8
+    out = capsys.readouterr().out
+    assert (f"evaluating the weights of step {step}" in out) == (not was_evaluated)
+
+
+@pytest.mark.parametrize("steps", [8, 12])
+def test_a_run_goes_on_without_its_best_weights(tmp_path, train_here, steps):
+    """From last.pt alone; also where the run has ended, at step 8."""
+    train_here("--steps", 8, "--eval-every", 4)
+    (tmp_path / "logs/r/best.pt").unlink()
+    summary = train_here("--resume", "logs/r", "--steps", steps)
+    assert summary["best_step"] == best_step(tmp_path / "logs/r") == steps
+
+
+@pytest.mark.parametrize("steps", [10, 20])
+def test_the_best_weights_of_steps_that_were_given_up_are_removed(tmp_path, train_here, steps):
+    """Killed in step 19, a run goes on from its checkpoint at step 10."""
+    train_here("--steps", 40, "--eval-every", 4, "--save-every", 10, kill=19)
+    assert best_step(tmp_path / "logs/r") == 16
+    summary = train_here("--resume", "logs/r", "--steps", steps)
+    assert summary["best_step"] == best_step(tmp_path / "logs/r") == steps
+
+
+def test_the_best_weights_of_another_run_are_removed(tmp_path, train_here):
+    """One of the same name that was killed before it had saved last.pt."""
+    train_here("--steps", 40, "--eval-every", 4, "--save-every", 40, kill=9)
+    assert best_step(tmp_path / "logs/r") == 8
+    train_here("--seed", 2, "--steps", 40, kill=2)
+    assert not (tmp_path / "logs/r/best.pt").exists()
