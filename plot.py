@@ -73,19 +73,20 @@ def find_figures(runs: list[Row], logs: dict[str, list[Row]]) -> dict[str, list[
     """
     ys = ["loss"] if len(logs) == 1 else ["train_loss", "valid_loss"]
     ys += metrics(runs, "valid")
-    figures = {
+    panels_of = {
         "curves.png": [
             (x, y, runs_table.curves(logs, x, y)) for y in ys for x in ("step", "minutes")
         ]
     }
     for file, (x, *names) in FIGURES.items():
         ys = [y for name in names for y in expand(name, runs)]
-        figures[file] = [(x, y, runs_table.compare(runs, x, y)) for y in ys]
-    drawable = {
-        file: [(x, y, lines) for x, y, lines in panels if lines]
-        for file, panels in figures.items()
-    }
-    return {file: panels for file, panels in drawable.items() if panels}
+        panels_of[file] = [(x, y, runs_table.compare(runs, x, y)) for y in ys]
+    figures = {}
+    for file, panels in panels_of.items():
+        drawable = [(x, y, lines) for x, y, lines in panels if lines]
+        if drawable:
+            figures[file] = drawable
+    return figures
 
 
 def expand(name: str, runs: list[Row]) -> list[str]:

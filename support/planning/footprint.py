@@ -163,9 +163,10 @@ def temporary_memory(step: TrainingStep, shards: int, sentences: int) -> float:
     if shards:
         copies = weight_bytes * step.units[0]  # gathered first and freed last
         largest_layer = max(step.units[1:])
-        layer_gradients += largest_layer * (
-            GATHERED_LAYERS * weight_bytes + weight_bytes + FP32
-        )
+        gathered = GATHERED_LAYERS * weight_bytes * largest_layer
+        whole_gradient = weight_bytes * largest_layer
+        gradient_to_reduce = FP32 * largest_layer
+        layer_gradients += gathered + whole_gradient + gradient_to_reduce
     elif number != FP32:
         copies = number * (step.parameters - embedding)  # autocast's
     # The peak is at one of three places: the logits and softmax of some rows; the gradient of

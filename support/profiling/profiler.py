@@ -65,8 +65,6 @@ class Profile:
         first = step + WARM_UP + SETTLE + 1
         self.recorded = range(first, first + RECORDED)
         self.drawn = self.recorded[RECORDED // 2]
-        if args.benchmark:
-            raise UserError("--profile saves files, and --benchmark saves none: drop one")
         if self.recorded[-1] > last_step:
             raise UserError(
                 f"--profile records steps {first} to {self.recorded[-1]}, but the last step of "

@@ -406,6 +406,7 @@ def test_bad_flags_are_answered_in_one_line(tmp_path, train):
         (["--max-length", "2000000000"], "--max-length 2000000000: it must be from 1 to"),
         (["--d-model", "2000000"], "--d-model 2000000: it must be from 1 to"),
         (["--precision", "tf32"], "--precision tf32: only GPUs have it; use fp32"),
+        (["--profile", "--benchmark"], "--profile saves files, and --benchmark saves none"),
         (["--lr", "nan"], "--lr nan: it must be from 0 to"),
         (["--data", os.fsdecode(b"\xff.tsv")], "--data '\\udcff.tsv': not UTF-8"),
         (["--name", "/tmp/x"], "--name '/tmp/x': letters, digits"),
