@@ -177,7 +177,8 @@ class Profile:
         self.profiler.export_chrome_trace(str(path))
         with gzip.open(path) as file:
             events = read_events(json.load(file))
-        step = find_step(events, self.drawn, self.world_size, self.args.tensor)
+        args = self.args
+        step = find_step(events, self.drawn, self.world_size, args.replicas, args.tensor)
         return step, self.memory.bytes, self.activations_sent
 
     def write(self, results: list[tuple[Step, dict[str, int], float]]) -> None:

@@ -73,8 +73,12 @@ def read_events(trace: dict) -> list[Event]:
     return sorted(events, key=lambda event: (event.start, -event.end))
 
 
-def find_step(events: list[Event], number: int, world_size: int, tensor: int = 1) -> Step:
-    """Returns the step that the range "step NUMBER" encloses. tensor: ranks that share a layer.
+def find_step(
+    events: list[Event], number: int, world_size: int, replicas: int = 1, tensor: int = 1
+) -> Step:
+    """Returns the step that the range "step NUMBER" encloses.
+
+    replicas: copies of the model that FSDP shards; tensor: ranks that share each layer.
 
     On a GPU a phase begins with the first kernel that was launched in it, and the step ends
     with the first kernel of the next step.
@@ -95,7 +99,9 @@ def find_step(events: list[Event], number: int, world_size: int, tensor: int = 1
     backward_passes = [range(start, end) for name, start, end in marked if name == "backward"]
     collectives = []
     if world_size > 1:  # one rank alone sends nothing
-        collectives = find_collectives(inside, nccl, backward_passes, world_size, tensor)
+        collectives = find_collectives(
+            inside, nccl, backward_passes, world_size, replicas, tensor
+        )
     busy = [
         event for event in events if event.category in GPU_CATEGORIES and not is_nccl(event)
     ]
@@ -175,6 +181,7 @@ def find_collectives(
     nccl: list[tuple[int, Event]],
     backward_passes: list[range],
     world_size: int,
+    replicas: int,
     tensor: int,
 ) -> list[Collective]:
     """Returns the collectives of a step, in the order in which the rank called them.
@@ -184,6 +191,7 @@ def find_collectives(
         nccl: NCCL's kernels, each after the time of its launch.
         backward_passes: their times. DDP's buckets are all-reduced within them.
         world_size: how many ranks there are.
+        replicas: how many copies of the model they have, each in shards.
         tensor: how many of them share a layer, and sum its activations.
     """
     gloo: dict[int, list[Event]] = defaultdict(list)  # by how many numbers go in
@@ -191,7 +199,6 @@ def find_collectives(
         if event.name.startswith("gloo:"):
             gloo[count_numbers(event, 0)].append(event)
     collectives = []
-    shards = world_size  # ranks that share one copy of the model
     buckets = 0
     for i, (event, outer) in enumerate(nested(events)):
         if event.name not in COLLECTIVES:
@@ -203,10 +210,10 @@ def find_collectives(
         is_strided = False
         if name != "all-reduce":  # it has two tensors: the whole and a shard
             tensors.append(count_numbers(event, 1))
-            shards = group_size = max(tensors) // min(tensors)
+            group_size = world_size // (replicas * tensor)
             is_strided = tensor > 1
         elif unit:  # the ranks that have the same shard sum its gradients
-            group_size = world_size // shards
+            group_size = replicas
             is_strided = True
         elif is_of_dtensor(outer):
             unit = "activations"
