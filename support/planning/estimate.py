@@ -237,11 +237,11 @@ class Estimate:
 def bucket_sizes(tensors: list[int]) -> list[float]:
     """Returns the bytes of DDP's buckets, which fill from the last parameter to the first."""
     sizes = [0.0]
-    for numbers in reversed(tensors):
+    for elements in reversed(tensors):
         capacity = FIRST_BUCKET if len(sizes) == 1 else BUCKET
         if sizes[-1] >= capacity:
             sizes.append(0.0)
-        sizes[-1] += FP32 * numbers
+        sizes[-1] += FP32 * elements
     return sizes
 
 

@@ -51,7 +51,7 @@ class TrainingStep:
         # Parameters that FSDP gathers at once: those outside the layers, then each layer's, or
         # with --tensor this process's part of each layer's.
         outside = self.parameters - sum(layers)
-        parts = [numbers_of_part(layer, self.tensor) for layer in model.layers()]
+        parts = [elements_of_part(layer, self.tensor) for layer in model.layers()]
         self.units = [outside, *parts]
         self.tokens = 2 * self.sentences * self.length
         self.count_flops()
@@ -87,16 +87,16 @@ class TrainingStep:
             self.hardware_flops += part_of_layers / 3
 
 
-def numbers_of_part(layer: nn.Module, tensor: int) -> int:
+def elements_of_part(layer: nn.Module, tensor: int) -> int:
     """Returns the parameters of a layer that each of `tensor` processes has."""
-    numbers = 0
+    elements = 0
     for name, module in layer.named_modules():
         is_split = any(fnmatch(name, pattern) for pattern in tensor_parallel_plan())
         for parameter, weight in module.named_parameters(recurse=False):
             is_whole = parameter == "bias" and name.endswith(WHOLE_BIASES)
             parts = tensor if is_split and not is_whole else 1
-            numbers += weight.numel() // parts
-    return numbers
+            elements += weight.numel() // parts
+    return elements
 
 
 def layer_activations(step: TrainingStep, sentences: int, attentions: int) -> float:

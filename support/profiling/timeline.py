@@ -222,49 +222,51 @@ def find_collectives(
             buckets += 1
             unit = f"bucket {buckets}"
         within = [other for other in events[i : i + 5] if other.start < event.end]
-        carrier = find_carrier(event, tensors[-1], gloo, nccl)  # the last one goes in
-        start = start_of(carrier, within)
-        size = max(tensors) * bytes_per_number([carrier, *within])
-        sent = bytes_sent(name, carrier, size, group_size)
+        transport_event = find_transport(event, tensors[-1], gloo, nccl)  # the last one goes in
+        start = start_of(transport_event, within)
+        size = max(tensors) * bytes_per_number([transport_event, *within])
+        sent = bytes_sent(name, transport_event, size, group_size)
         collectives.append(
-            Collective(start, carrier.end, name, unit, size, sent, group_size, is_strided)
+            Collective(
+                start, transport_event.end, name, unit, size, sent, group_size, is_strided
+            )
         )
     return collectives
 
 
-def bytes_sent(name: str, carrier: Event, size: int, group_size: int) -> float:
+def bytes_sent(name: str, transport_event: Event, size: int, group_size: int) -> float:
     """Returns the bytes that each of the ranks sends of `size` bytes, an all-reduce twice.
 
     Gloo implements a reduce-scatter as an all-reduce.
     """
-    is_all_reduce = name == "all-reduce" or carrier.name == "gloo:all_reduce"
+    is_all_reduce = name == "all-reduce" or transport_event.name == "gloo:all_reduce"
     passes = 2 if is_all_reduce else 1
     return passes * size * (group_size - 1) / group_size
 
 
-def start_of(carrier: Event, within: list[Event]) -> int:
+def start_of(transport_event: Event, within: list[Event]) -> int:
     """Returns when a rank joins a collective: on CPUs it may delay that (--delay-ms)."""
-    if carrier.category not in GPU_CATEGORIES:
+    if transport_event.category not in GPU_CATEGORIES:
         for event in within:
             if event.name == DELAY:
                 return event.start
-    return carrier.start
+    return transport_event.start
 
 
-def find_carrier(
-    request: Event,
+def find_transport(
+    call_event: Event,
     input_size: int,
     gloo: dict[int, list[Event]],
     nccl: list[tuple[int, Event]],
 ) -> Event:
     """Returns what carried a collective out: NCCL's kernel, or an operation taken from `gloo`.
 
-    Where neither was recorded, it is the request itself.
+    Where neither was recorded, it is the call itself.
     """
     for launch, kernel in nccl:
-        if request.start <= launch < request.end:
+        if call_event.start <= launch < call_event.end:
             return kernel
-    return gloo[input_size].pop(0) if gloo[input_size] else request
+    return gloo[input_size].pop(0) if gloo[input_size] else call_event
 
 
 def fsdp_layer(outer: list[Event]) -> str:

@@ -47,7 +47,7 @@ Lines = dict[str, dict[float, float]]  # {label: {x: y}}
 
 
 @dataclass
-class Run:
+class RunFiles:
     """What the folder of a run says."""
 
     row: Row  # of a table of runs
@@ -138,7 +138,7 @@ def write_study(runs: list[Row], path: Path) -> None:
 # --- Runs
 
 
-def read_run(folder: Path, names: list[str]) -> Run:
+def read_run(folder: Path, names: list[str]) -> RunFiles:
     """Returns the run in a folder. If the folder's name is among `names`, its path is the name.
 
     Raises OSError, ValueError, csv.Error, TypeError and KeyError.
@@ -172,7 +172,7 @@ def read_run(folder: Path, names: list[str]) -> Run:
         row[test] = number(summary.get(test))
         final = number(summary.get(valid))
         row[valid] = max([*values_of(curve, valid), final])  # a NaN at the end loses
-    return Run(row, curve, summary)
+    return RunFiles(row, curve, summary)
 
 
 def read_curve(path: Path) -> list[Row]:
