@@ -303,6 +303,12 @@ def main() -> None:
         export(Path(args.export), predictor.model, predictor.saved)
         print(f"{args.export}: {predictor.path} in the format of transformers")
     elif args.example is not None:
+        if predictor.modality == "text" and Path(args.example).is_file():
+            print(
+                f"warning: the name {args.example} is classified as a text; to classify the "
+                f"lines of the file: < {args.example}",
+                file=sys.stderr,
+            )
         print(predictor.bar_chart(readable(args.example)))
     elif sys.stdin.isatty():
         classify_at_prompt(predictor)

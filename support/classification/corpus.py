@@ -104,7 +104,10 @@ def classes_of(corpus: Labelled) -> list[str]:
     seems to be a header.
     """
     if "train" not in corpus.parts:
-        raise UserError(f"{corpus.name}: no training set, only {', '.join(corpus.parts)}")
+        raise UserError(
+            f"{corpus.name}: no training set, only {', '.join(corpus.parts)}; it is train.csv, "
+            f"or the folder train/ with a folder of files for each class"
+        )
     counts = Counter(corpus.read_labels("train"))
     check_classes(corpus, counts)
     check_header(corpus, counts)

@@ -47,7 +47,7 @@ def hold_out(corpus: Labelled) -> tuple[dict[str, Reader], int]:
 
 
 def hash_example(example: str | np.ndarray) -> int:
-    """Returns a number of 32 bits, the same for equal texts or images."""
+    """Returns a number of 32 bits, the same for equal texts, in any case, or images."""
     if isinstance(example, str):
-        return hash_text(example)
+        return hash_text(example.lower())
     return zlib.crc32(example.tobytes())

@@ -109,7 +109,7 @@ def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
     corpus = Corpus(own_name(folder, ("phrasebook",)), {}, (src, tgt))
     for part, names in PARTS.items():
         for name in names:
-            if find_file(f"{folder / name}.{src}"):
+            if any(find_file(f"{folder / name}.{language}") for language in (src, tgt)):
                 add_part(corpus, part, str(folder / name), src, tgt)
                 break
     if not corpus.parts:

@@ -209,6 +209,11 @@ def test_texts_that_are_cut_are_counted(answer):
     assert answer(fits).err == "" and "1 of 1 texts" in answer(long).err
 
 
+def test_a_files_name_in_place_of_a_text_is_noted(answer):
+    done = answer("train.csv")
+    assert "animal" in done.out and done.err.endswith("lines of the file: < train.csv\n")
+
+
 def test_what_reads_the_lines_may_leave(folder):
     with subprocess.Popen(
         [sys.executable, str(ROOT / "classify.py")],
