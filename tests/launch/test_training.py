@@ -608,6 +608,7 @@ def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
         lambda model, weights: model.load_state_dict(weights),
     )
     monkeypatch.setattr(run_summary, "all_gather_objects", lambda mine: [mine])
+    monkeypatch.setattr(run_summary, "broadcast_object", lambda mine: mine)
     task = SimpleNamespace(
         metrics=("accuracy",),
         evaluate=evaluate,
