@@ -1,7 +1,8 @@
 """Labelled examples, texts or images, encoded on disk once.
 
 Example:
-    folder = prepare(corpus, corpus.checksum(), cache, tokenizer, max_length, transform, 8000)
+    checksum = corpus.checksum()
+    folder = prepare_labelled(corpus, checksum, cache, tokenizer, max_length, transform, 8000)
 """
 
 import math
@@ -17,7 +18,7 @@ from tokenizers import Tokenizer
 from data import BPE, is_encoded, make_once, name_folder
 from support.classification.corpus import Labelled, Reader, classes_of
 from support.classification.images import ImageTransform
-from support.classification.splits import hold_out
+from support.classification.splits import hold_out_labelled
 from support.common.errors import UserError
 
 FORMAT = 9  # of the files: increase it when the same examples are stored differently
@@ -26,7 +27,7 @@ BPE_TEXTS = 200_000  # enough to train a tokenizer on; each distinct word takes 
 CHARACTERS_PER_TOKEN = 100  # hardly a token has more than a dozen
 
 
-def prepare(
+def prepare_labelled(
     corpus: Labelled,
     checksum: str,
     cache: Path,
@@ -77,7 +78,7 @@ def encode_corpus(
     decoded = folder / "decoded"
     if corpus.modality == "image" and is_held_out:
         corpus = decode_once(corpus, decoded)
-    parts, count = hold_out(corpus)
+    parts, count = hold_out_labelled(corpus)
     meta: dict[str, Any] = {
         "name": corpus.name,
         "modality": corpus.modality,

@@ -216,7 +216,7 @@ def add_table(
     if part == "train":
         columns = [label, *text.split(",")]
         by_position = all(column.strip().isdigit() for column in columns)
-        corpus.headless = table if by_position else None
+        corpus.without_header = table if by_position else None
     elif (
         part == "test"
         and not label.isdecimal()

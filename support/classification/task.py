@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from data import evaluation_batches
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.corpus import Labelled
-from support.classification.encoding import prepare, read_tokenizer
+from support.classification.encoding import prepare_labelled, read_tokenizer
 from support.classification.examples import ExampleBatches, Images, Texts, class_weights
 from support.classification.flops import classifier_flops
 from support.classification.images import ImageTransform
@@ -100,7 +100,7 @@ class Classification:
                 f"--patch, --stem-channels and --image-size are for images, but {self.name} "
                 f"has texts"
             )
-        self.folder = prepare(
+        self.folder = prepare_labelled(
             corpus,
             self.checksum,
             CACHE / "encoded",

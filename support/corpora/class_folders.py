@@ -14,7 +14,7 @@ from support.common.errors import UserError
 from support.common.paths import LOGS
 from support.corpora.archives import is_hidden
 from support.corpora.pairs import PARTS
-from support.corpora.tables import TABLES, ending
+from support.corpora.tables import TABLES, suffix_of
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 MODALITY = {".txt": "text"} | dict.fromkeys(IMAGES, "image")  # by the ending of a file
@@ -51,7 +51,7 @@ def modality_of(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix in MODALITY:
         return MODALITY[suffix]
-    if ending(path) in TABLES or not path.is_file():
+    if suffix_of(path) in TABLES or not path.is_file():
         return ""
     with path.open("rb") as file:
         beginning = file.read(FIRST_BYTES)
@@ -116,7 +116,7 @@ def find_class_folders(folder: Path) -> dict[str, Path]:
                 break
     if parts:
         return parts
-    train_files = [path for path in folder.glob("train.*") if ending(path) not in TABLES]
+    train_files = [path for path in folder.glob("train.*") if suffix_of(path) not in TABLES]
     if len(train_files) > 1 or not has_examples(folder):
         return {}
     check_class_names(folder)

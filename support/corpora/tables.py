@@ -86,7 +86,7 @@ def blocks(items: Iterable, size: int) -> Iterator[list]:
         yield block
 
 
-def ending(path: File) -> str:
+def suffix_of(path: File) -> str:
     """Returns .csv of rows.csv, of ROWS.CSV, and of rows.csv.gz."""
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
@@ -95,12 +95,12 @@ def is_table(path: File) -> bool:
     """Returns whether a file is a table: its ending says so, or its first lines have tabs."""
     if not path.is_file():
         return False
-    return ending(path) in TABLES or has_tabs(path)
+    return suffix_of(path) in TABLES or has_tabs(path)
 
 
 def find_table(path: Path) -> File | None:
     """Returns the table that a path names, if any: the file, or the one table in a .zip."""
-    if ending(path) != ".zip" or not path.is_file():
+    if suffix_of(path) != ".zip" or not path.is_file():
         return path if is_table(path) else None
     tables = [member for member in zip_members(path) if is_table(member)]
     return tables[0] if len(tables) == 1 else None
@@ -144,7 +144,7 @@ def read_rows(path: File) -> Iterator[tuple[int, list[str]]]:
     quotes doubled, and may then hold commas and line ends, which become spaces. In other tables
     quotes are text: see `unquoted`. Raises UserError.
     """
-    if ending(path) == ".csv":
+    if suffix_of(path) == ".csv":
         yield from read_csv_rows(path)
         return
     quoted = quoted_columns(table_lines(path))
@@ -160,8 +160,8 @@ def read_csv_rows(path: File) -> Iterator[tuple[int, list[str]]]:
     # Carriage returns within a line would end the row.
     lines = (line.replace("\r", " ") + "\n" for line in table_lines(path))
     first_lines = list(islice(lines, FIRST_LINES))
-    mark = find_mark(first_lines)
-    rows = csv.reader(chain(first_lines, lines), strict=True, delimiter=mark)
+    delimiter = find_delimiter(first_lines)
+    rows = csv.reader(chain(first_lines, lines), strict=True, delimiter=delimiter)
     try:
         for number, row in enumerate(rows, 1):
             if any(row):
@@ -170,19 +170,19 @@ def read_csv_rows(path: File) -> Iterator[tuple[int, list[str]]]:
         raise UserError(f"{path}, line {rows.line_num}: {problem}") from problem
 
 
-def find_mark(lines: list[str]) -> str:
+def find_delimiter(lines: list[str]) -> str:
     """Returns what stands between the cells of a .csv file: a comma, tab or semicolon.
 
-    Excel writes semicolons in many languages. Of the marks in the first line it is the one that
+    Excel writes semicolons in many languages. Of those in the first line it is the one that
     cuts most rows into as many cells as that line. lines: the first ones of the file.
     """
 
-    def num_alike(mark: str) -> int:
-        rows = list(csv.reader(lines, delimiter=mark))
+    def num_alike(delimiter: str) -> int:
+        rows = list(csv.reader(lines, delimiter=delimiter))
         return sum(len(row) == len(rows[0]) for row in rows)
 
-    marks = [mark for mark in ",\t;" if mark in "".join(lines[:1])]
-    return max(marks, key=num_alike, default=",")
+    in_first_line = [each for each in ",\t;" if each in "".join(lines[:1])]
+    return max(in_first_line, key=num_alike, default=",")
 
 
 def table_lines(path: File) -> Iterator[str]:
@@ -279,7 +279,7 @@ def parse_json(text: str, place: str) -> Any:
 
 def column_names(path: File) -> list[str]:
     """Returns what a table's first row or JSON object calls its columns, in lower case."""
-    rows = read_objects(path) if ending(path) in JSON else read_rows(path)
+    rows = read_objects(path) if suffix_of(path) in JSON else read_rows(path)
     for _, first_row in rows:
         return [column_name(name) for name in first_row]
     return []
@@ -294,7 +294,7 @@ def read_columns(
     positions, the first row may be a header: see `is_header`. flags: the flags
     that name columns, for error messages.
     """
-    if ending(path) in JSON:
+    if suffix_of(path) in JSON:
         yield from read_columns_of_objects(path, columns, flags)
         return
     rows = read_rows(path)
@@ -308,7 +308,7 @@ def read_columns(
         rows = chain([first], rows)
     # A longer row may have a text with a comma and without quotes. By position, the rows of a
     # table with tabs may differ.
-    has_equal_rows = not by_position or ending(path) == ".csv"
+    has_equal_rows = not by_position or suffix_of(path) == ".csv"
     width = len(first_row)
     for number, row in rows:
         if has_equal_rows and any(cell.strip() for cell in row[width:]):
@@ -327,7 +327,7 @@ def read_columns(
 
 def hint_at_line_end(path: File) -> str:
     """Returns why a row of a table with tabs may be too short; "" for a .csv file."""
-    if ending(path) == ".csv":
+    if suffix_of(path) == ".csv":
         return ""
     return "; save texts with line ends as .csv, where quotes hold them together"
 

@@ -23,12 +23,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from model import initialize
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.corpus import classes_of
-from support.classification.encoding import encode_texts, prepare, write_images
+from support.classification.encoding import encode_texts, prepare_labelled, write_images
 from support.classification.examples import ExampleBatches, Images, Texts
 from support.classification.images import ImageTransform, shift_and_mirror
 from support.classification.labelled import find_labelled
 from support.classification.predict import load_classifier, predict_logits
-from support.classification.splits import hold_out
+from support.classification.splits import hold_out_labelled
 from support.common.errors import UserError
 from support.pretrained.export import export
 from support.training.command_line import parse_arguments
@@ -681,7 +681,7 @@ def test_a_corpus_with_a_damaged_file_is_encoded_again(tmp_path, request, corpus
     found = find_labelled(flags[1], text=text, label=label)
 
     def encode():
-        return prepare(found, found.checksum(), tmp_path, "", 64, found.transform, 300)
+        return prepare_labelled(found, found.checksum(), tmp_path, "", 64, found.transform, 300)
 
     folder = encode()
     whole = content_of(folder)
@@ -695,11 +695,11 @@ def test_a_corpus_of_any_size_is_encoded_in_the_same_memory(tmp_path):
     program = """
 import sys
 from pathlib import Path
-from support.classification.encoding import prepare
+from support.classification.encoding import prepare_labelled
 from support.classification.labelled import find_labelled
 from support.common.hardware import peak_resident
 corpus = find_labelled(sys.argv[1], label="label")
-prepare(corpus, corpus.checksum(), Path(sys.argv[2]), "", 64, None, 500)
+prepare_labelled(corpus, corpus.checksum(), Path(sys.argv[2]), "", 64, None, 500)
 print(peak_resident() / 2**20)
 """
     rng = np.random.default_rng(1)
@@ -718,7 +718,7 @@ def test_no_single_example_decides_what_is_held_out(tmp_path):
     """Not even one whose hash is small, as that of an empty text is."""
     rows = [f"text {i},{i % 2}" for i in range(300)] + [",0", "often,1"] * 60
     (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    parts, count = hold_out(find_labelled(str(tmp_path / "a.csv"), label="label"))
+    parts, count = hold_out_labelled(find_labelled(str(tmp_path / "a.csv"), label="label"))
     held_out = [text for text, _ in parts["valid"]()]
     assert count == 420 and len(held_out) == 21
     assert not {"", "often"} & set(held_out)
@@ -728,7 +728,7 @@ def test_texts_that_differ_in_case_alone_stay_together(tmp_path):
     """The tokenizer that is trained here takes them for one text."""
     rows = [f"{text} day {i},{i % 2}" for i in range(300) for text in ("Good", "GOOD", "good")]
     (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    parts, _ = hold_out(find_labelled(str(tmp_path / "a.csv"), label="label"))
+    parts, _ = hold_out_labelled(find_labelled(str(tmp_path / "a.csv"), label="label"))
     train, valid = ({text.lower() for text, _ in parts[part]()} for part in ("train", "valid"))
     assert valid and not train & valid
 
@@ -740,7 +740,7 @@ def test_of_no_class_all_examples_are_held_out(tmp_path):
     ]
     (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     corpus = find_labelled(str(tmp_path / "a.csv"), label="label")
-    folder = prepare(corpus, corpus.checksum(), tmp_path, "", 64, None, 300)
+    folder = prepare_labelled(corpus, corpus.checksum(), tmp_path, "", 64, None, 300)
     train, valid = Texts(folder, "train").labels, Texts(folder, "valid").labels
     assert (
         len(set(train)) == 301
