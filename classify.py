@@ -25,7 +25,7 @@ from support.classification.images import read_image
 from support.classification.labelled import find_labelled
 from support.classification.metrics import metrics_table
 from support.classification.predict import load_classifier, predict_logits
-from support.classification.splits import hold_out
+from support.classification.splits import hold_out_labelled
 from support.common.checkpoint import find_checkpoint, load
 from support.common.errors import UserError, make_parser, run_main
 from support.common.hardware import available_cores, configure_backends, find_device
@@ -177,7 +177,7 @@ def find_part(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, s
     )
     check_modality(args, predictor, corpus)
     part = args.score
-    parts, _ = hold_out(corpus)
+    parts, _ = hold_out_labelled(corpus)
     if part not in parts:
         raise UserError(f"--score {part}: {corpus.name} has only the parts {', '.join(parts)}")
     # Which examples are held out depends on all examples.
@@ -303,6 +303,12 @@ def main() -> None:
         export(Path(args.export), predictor.model, predictor.saved)
         print(f"{args.export}: {predictor.path} in the format of transformers")
     elif args.example is not None:
+        if predictor.modality == "text" and Path(args.example).is_file():
+            print(
+                f"warning: the name {args.example} is classified as a text; to classify the "
+                f"lines of the file: < {args.example}",
+                file=sys.stderr,
+            )
         print(predictor.bar_chart(readable(args.example)))
     elif sys.stdin.isatty():
         classify_at_prompt(predictor)

@@ -30,7 +30,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, StrMethodFo
 from support.classification.confusion_plot import draw_confusion
 from support.profiling.profile_plots import draw_profiles, read_profile
 from support.studies import runs_table
-from support.studies.runs_table import POSITIVE, Lines, Row, Run, metrics
+from support.studies.runs_table import POSITIVE, Lines, Row, RunFiles, metrics
 
 # The x of each comparison, then the y of its panels. "valid_*": the loss and the task's
 # metrics; "speed": in tokens if all runs translate or one has not ended, else in examples.
@@ -73,19 +73,20 @@ def find_figures(runs: list[Row], logs: dict[str, list[Row]]) -> dict[str, list[
     """
     ys = ["loss"] if len(logs) == 1 else ["train_loss", "valid_loss"]
     ys += metrics(runs, "valid")
-    figures = {
+    panels_of = {
         "curves.png": [
             (x, y, runs_table.curves(logs, x, y)) for y in ys for x in ("step", "minutes")
         ]
     }
     for file, (x, *names) in FIGURES.items():
         ys = [y for name in names for y in expand(name, runs)]
-        figures[file] = [(x, y, runs_table.compare(runs, x, y)) for y in ys]
-    drawable = {
-        file: [(x, y, lines) for x, y, lines in panels if lines]
-        for file, panels in figures.items()
-    }
-    return {file: panels for file, panels in drawable.items() if panels}
+        panels_of[file] = [(x, y, runs_table.compare(runs, x, y)) for y in ys]
+    figures = {}
+    for file, panels in panels_of.items():
+        drawable = [(x, y, lines) for x, y, lines in panels if lines]
+        if drawable:
+            figures[file] = drawable
+    return figures
 
 
 def expand(name: str, runs: list[Row]) -> list[str]:
@@ -236,13 +237,13 @@ def format_cell(value: float, digits: str) -> str:
 # --- The script
 
 
-def read_sources(sources: list[Path]) -> tuple[list[Row], dict[str, Run]]:
+def read_sources(sources: list[Path]) -> tuple[list[Row], dict[str, RunFiles]]:
     """Returns a table of all runs in folders and studies, and those in folders by name.
 
     Raises UserError.
     """
     runs: list[Row] = []
-    folders: dict[str, Run] = {}
+    folders: dict[str, RunFiles] = {}
     for path in dict.fromkeys(sources):
         table = path / "runs.csv"
         if table.is_file() and not (path / "config.json").is_file():

@@ -37,7 +37,7 @@ HEADS = 4  # of a model, unless the flags say otherwise
 
 
 @dataclass
-class Run:
+class StudyRun:
     """One run of a study."""
 
     name: str
@@ -47,7 +47,7 @@ class Run:
     prefix: str = ""  # put before the command that starts the run
 
 
-def study_processes(args: argparse.Namespace) -> list[Run]:
+def study_processes(args: argparse.Namespace) -> list[StudyRun]:
     """How fast each mode is with 1, 2 and 4 processes or GPUs: scaling.png.
 
     The step is the same for all runs, so more processes mean fewer tokens for each, or with
@@ -62,7 +62,7 @@ def study_processes(args: argparse.Namespace) -> list[Run]:
         for processes in args.processes:
             if mode == "tp" and HEADS % processes:
                 continue  # they cannot share the heads
-            run = Run(f"{mode}-{processes}", mode, processes, flags)
+            run = StudyRun(f"{mode}-{processes}", mode, processes, flags)
             if sys.platform == "linux" and args.device == "cpu" and shutil.which("taskset"):
                 cores = sorted(os.sched_getaffinity(0))[:processes]
                 run.prefix = f"taskset -c {','.join(map(str, cores))}"
@@ -70,7 +70,7 @@ def study_processes(args: argparse.Namespace) -> list[Run]:
     return runs
 
 
-def study_batch_size(args: argparse.Namespace) -> list[Run]:
+def study_batch_size(args: argparse.Namespace) -> list[StudyRun]:
     """What the batch size does to loss, metrics and speed: batch_size.png.
 
     --batch-tokens is the size of the whole step: sentences times the longest of them. A
@@ -106,11 +106,11 @@ def study_batch_size(args: argparse.Namespace) -> list[Run]:
             f"--eval-every {quarter} --log-every {total // 40 // size + 1} "
             f"{shape(args, 1, 128, 256)}"
         )
-        runs.append(Run(f"{unit}-{size}", args.mode, args.processes, flags))
+        runs.append(StudyRun(f"{unit}-{size}", args.mode, args.processes, flags))
     return runs
 
 
-def study_learning_rate(args: argparse.Namespace) -> list[Run]:
+def study_learning_rate(args: argparse.Namespace) -> list[StudyRun]:
     """What the peak learning rate does to loss and metrics: learning_rate.png, curves.png.
 
     curves.png shows the loss and the metrics (BLEU, or accuracy and F1) after each epoch.
@@ -122,12 +122,12 @@ def study_learning_rate(args: argparse.Namespace) -> list[Run]:
         f"--epochs {args.epochs} --warmup 100 --batch-tokens 2048 {shape(args, 1, 128, 256)}"
     )
     return [
-        Run(f"lr-{rate}", args.mode, args.processes, f"--lr {rate} {flags}")
+        StudyRun(f"lr-{rate}", args.mode, args.processes, f"--lr {rate} {flags}")
         for rate in args.rates or rates
     ]
 
 
-def study_delay(args: argparse.Namespace) -> list[Run]:
+def study_delay(args: argparse.Namespace) -> list[StudyRun]:
     """What a slow network costs, with and without accumulation: delay.png.
 
     As root, where the kernel has netem, two processes are two nodes on a slow network
@@ -151,7 +151,7 @@ def study_delay(args: argparse.Namespace) -> list[Run]:
                 f"{shape(args, 2, 128, 512)}"
             )
             name = f"delay-{delay}-accumulate-{accumulate}"
-            run = Run(name, "ddp", args.processes, flags)
+            run = StudyRun(name, "ddp", args.processes, flags)
             if uses_netem:
                 run.flags += " --netem"
                 run.prefix = f"sh batch/netem.sh {delay}"
@@ -226,7 +226,7 @@ def add_flags(parser: argparse.ArgumentParser, study: str) -> None:
         add("--no-netem", dest="netem", action="store_false", help="use --delay-ms")
 
 
-def find_command(args: argparse.Namespace, run: Run) -> list[str]:
+def find_command(args: argparse.Namespace, run: StudyRun) -> list[str]:
     """Returns the command that starts or resumes a run; without its prefix."""
     if run.mode == "cpu":
         start = f"python train_cpu.py --procs {run.processes}"
@@ -263,7 +263,7 @@ def call(command: list[str]) -> int:
         raise
 
 
-def train(args: argparse.Namespace, run: Run) -> None:
+def train(args: argparse.Namespace, run: StudyRun) -> None:
     """Trains or resumes a run. Raises UserError if it fails."""
     folder = LOGS / args.name / run.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -279,7 +279,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
         )
 
 
-def check_same_flags(args: argparse.Namespace, run: Run) -> None:
+def check_same_flags(args: argparse.Namespace, run: StudyRun) -> None:
     """Raises UserError if the run has trained with other flags."""
     folder = LOGS / args.name / run.name
     if not (folder / "config.json").exists():  # it did not begin to train
@@ -289,7 +289,7 @@ def check_same_flags(args: argparse.Namespace, run: Run) -> None:
         raise UserError(f"{folder} was started as: {before}; pass --name for another study")
 
 
-def train_and_plot(args: argparse.Namespace, runs: list[Run], task: int) -> None:
+def train_and_plot(args: argparse.Namespace, runs: list[StudyRun], task: int) -> None:
     """Trains what is not finished; once all is, writes the table and the plots.
 
     task: the number of the only run to train; 0: all.

@@ -40,7 +40,7 @@ class Labelled:
     classes: list[str] = field(default_factory=list)  # in their order; [] if that is unknown
     files: list[Path] = field(default_factory=list)
     layout: list = field(default_factory=list)  # of each part: columns of a table, or folders
-    headless: File | None = None  # the training set's table, if perhaps it has no header
+    without_header: File | None = None  # the training set's table, if perhaps it has no header
     left_out: Counter[str] = field(default_factory=Counter)  # files in class folders, by ending
     transform: ImageTransform | None = None  # how images are read
 
@@ -104,7 +104,10 @@ def classes_of(corpus: Labelled) -> list[str]:
     seems to be a header.
     """
     if "train" not in corpus.parts:
-        raise UserError(f"{corpus.name}: no training set, only {', '.join(corpus.parts)}")
+        raise UserError(
+            f"{corpus.name}: no training set, only {', '.join(corpus.parts)}; it is train.csv, "
+            f"or the folder train/ with a folder of files for each class"
+        )
     counts = Counter(corpus.read_labels("train"))
     check_classes(corpus, counts)
     check_header(corpus, counts)
@@ -148,13 +151,14 @@ def check_header(corpus: Labelled, counts: Counter) -> None:
     Its class occurs only once then, other classes more often. counts: the examples of each
     class in the training set.
     """
-    if not corpus.headless:
+    if not corpus.without_header:
         return
     first = next(iter(counts))  # the class of the first example
     only_first_is_unique = counts[first] == 1 and max(counts.values()) > 1
     if not only_first_is_unique:
         return
-    if column_name(first) in column_names(corpus.headless):  # else a header was passed over
+    names = column_names(corpus.without_header)
+    if column_name(first) in names:  # else a header was passed over
         raise UserError(
             f"{corpus.name}: the class {first!r} occurs in the first row only. If that row is "
             f"a header, pass --label {shlex.quote(first)}; if not, put a header above it"

@@ -1,7 +1,8 @@
 """Labelled examples, texts or images, encoded on disk once.
 
 Example:
-    folder = prepare(corpus, corpus.checksum(), cache, tokenizer, max_length, transform, 8000)
+    checksum = corpus.checksum()
+    folder = prepare_labelled(corpus, checksum, cache, tokenizer, max_length, transform, 8000)
 """
 
 import math
@@ -17,16 +18,16 @@ from tokenizers import Tokenizer
 from data import BPE, is_encoded, make_once, name_folder
 from support.classification.corpus import Labelled, Reader, classes_of
 from support.classification.images import ImageTransform
-from support.classification.splits import hold_out
+from support.classification.splits import hold_out_labelled
 from support.common.errors import UserError
 
-FORMAT = 8  # of the files: increase it when the same examples are stored differently
+FORMAT = 9  # of the files: increase it when the same examples are stored differently
 BLOCK = 1000  # texts encoded at a time; the part cut off a long one takes half a MiB
 BPE_TEXTS = 200_000  # enough to train a tokenizer on; each distinct word takes about 1 KB
 CHARACTERS_PER_TOKEN = 100  # hardly a token has more than a dozen
 
 
-def prepare(
+def prepare_labelled(
     corpus: Labelled,
     checksum: str,
     cache: Path,
@@ -77,7 +78,7 @@ def encode_corpus(
     decoded = folder / "decoded"
     if corpus.modality == "image" and is_held_out:
         corpus = decode_once(corpus, decoded)
-    parts, count = hold_out(corpus)
+    parts, count = hold_out_labelled(corpus)
     meta: dict[str, Any] = {
         "name": corpus.name,
         "modality": corpus.modality,
@@ -159,8 +160,7 @@ def write_texts(
 
     Raises UserError if all texts of the training set are empty.
     """
-    counts = {"examples": 0, "cut": 0, "tokens": 0}
-    has_text = False
+    counts = {"examples": 0, "empty": 0, "cut": 0, "tokens": 0}
     with (
         open(f"{path}.ids", "wb") as ids,
         open(f"{path}.offsets", "wb") as offsets,
@@ -169,7 +169,7 @@ def write_texts(
         offsets.write(np.zeros(1, np.int64).tobytes())
         while block := list(islice(examples, BLOCK)):
             texts = [text for text, _ in block]
-            has_text = has_text or any(texts)
+            counts["empty"] += texts.count("")
             encoded, cut = encode_texts(tokenizer, texts, max_length)
             lengths = np.array([len(text) for text in encoded], dtype=np.int64)
             ids.write(np.concatenate([np.array(text, np.int32) for text in encoded]).tobytes())
@@ -178,7 +178,7 @@ def write_texts(
             counts["examples"] += len(block)
             counts["cut"] += cut
             counts["tokens"] += int(lengths.sum())
-    if path.name == "train" and counts["examples"] and not has_text:
+    if path.name == "train" and 0 < counts["examples"] == counts["empty"]:
         raise UserError("the texts of the training set are all empty")
     return counts
 

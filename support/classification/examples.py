@@ -85,20 +85,20 @@ class Images(Examples):
         return [np.full(len(rows), self.tokens)]
 
     def batch(
-        self, rows: np.ndarray, width: int = 0, moves: np.ndarray | None = None
+        self, rows: np.ndarray, width: int = 0, offsets_and_flips: np.ndarray | None = None
     ) -> tuple[torch.Tensor, ...]:
         """Returns (pixels, label, weight).
 
         pixels: (rows, channels, height, width) bytes; label: (rows,) int64; weight: (rows,)
-        fp32, all 1. Without rows it returns a single black image whose weight is 0. moves:
-        (rows, 3), how each image is shifted and mirrored (see `shift_and_mirror`).
+        fp32, all 1. Without rows it returns a single black image whose weight is 0.
+        offsets_and_flips: (rows, 3), see `shift_and_mirror`.
         """
         if not len(rows):
             black = torch.zeros(1, *self.pixels.shape[1:], dtype=torch.uint8)
             return black, *self.label_and_weight(rows)
         pixels = self.pixels[rows]
-        if moves is not None:
-            pixels = shift_and_mirror(pixels, moves)
+        if offsets_and_flips is not None:
+            pixels = shift_and_mirror(pixels, offsets_and_flips)
         return torch.from_numpy(pixels), *self.label_and_weight(rows)
 
 
@@ -145,9 +145,9 @@ class ExampleBatches(Batches):
         self.token_dropout = token_dropout
         # FSDP with bf16 rounds the model's inputs, so all scripts use the rounded weights.
         self.weights = torch.from_numpy(weights).bfloat16().float()
-        self.moves = lru_cache(maxsize=1)(self.draw_moves)
+        self.offsets_and_flips = lru_cache(maxsize=1)(self.draw_offsets_and_flips)
 
-    def draw_moves(self, epoch: int) -> np.ndarray:
+    def draw_offsets_and_flips(self, epoch: int) -> np.ndarray:
         """Returns (examples, 3): pixels down, pixels to the right, and 1 if it is mirrored."""
         # No block of Batches has this number, so the draws differ from those that shuffle.
         rng = np.random.default_rng([self.seed, epoch, 1 << 20])
@@ -162,7 +162,9 @@ class ExampleBatches(Batches):
     ) -> tuple[torch.Tensor, ...]:
         """Returns (x, label, weight) as `batch` of the examples does."""
         if self.crop or self.flip:
-            x, label, weight = self.examples.batch(rows, *widths, self.moves(epoch)[rows])
+            x, label, weight = self.examples.batch(
+                rows, *widths, self.offsets_and_flips(epoch)[rows]
+            )
         else:
             x, label, weight = self.examples.batch(rows, *widths)
         if self.token_dropout and len(rows):

@@ -206,15 +206,15 @@ def read_idx_pair(
 # --- Augmentation -----------------------------------------------------------------------------
 
 
-def shift_and_mirror(pixels: np.ndarray, moves: np.ndarray) -> np.ndarray:
+def shift_and_mirror(pixels: np.ndarray, offsets_and_flips: np.ndarray) -> np.ndarray:
     """Returns images, (n, channels, height, width), each shifted and perhaps mirrored.
 
-    moves: (n, 3): pixels down, pixels to the right, and 1 if it is mirrored. What comes in from
-    outside the image is black.
+    offsets_and_flips: (n, 3): pixels down, pixels to the right, and 1 if it is mirrored. What
+    comes in from outside the image is black.
     """
     height, width = pixels.shape[2:]
     out = np.zeros_like(pixels)
-    clipped = np.clip(moves, [-height, -width, 0], [height, width, 1]).tolist()
+    clipped = np.clip(offsets_and_flips, [-height, -width, 0], [height, width, 1]).tolist()
     for image, shifted, (down, right, mirror) in zip(pixels, out, clipped):
         rows, old_rows = shift_slices(down, height)
         columns, old_columns = shift_slices(right, width)

@@ -35,6 +35,7 @@ from support.common.errors import UserError
 from support.corpora import phrasebook
 from support.corpora.archives import File, TarMember
 from support.corpora.class_folders import (
+    files_beside,
     find_class_folders,
     find_examples,
     inner_folders,
@@ -42,7 +43,7 @@ from support.corpora.class_folders import (
 )
 from support.corpora.download import sha256
 from support.corpora.pairs import PARTS, find_file, find_part_tables, own_name
-from support.corpora.tables import class_name, find_table, read_lines
+from support.corpora.tables import class_name, column_name, column_names, find_table, read_lines
 from support.corpora.task_type import CLASSIFICATION_CORPORA, find_idx, find_numbered
 
 
@@ -93,17 +94,14 @@ def find_data(
         add_amazon_reviews(corpus, folder / AMAZON_ARCHIVE)
     elif find_idx(folder):
         add_idx(corpus, folder, size)
-    elif find_numbered(folder):
+    elif not label and find_numbered(folder):
+        if text:
+            raise UserError("--text names columns of a table; add --label, which names another")
         add_numbered(corpus, folder)
     else:
         if size and not transform:
             corpus.transform = ImageTransform(size)
-        tables = find_part_tables(folder) if label else {}
-        parts = tables or find_class_folders(folder) or {"train": folder}
-        for part, path in parts.items():
-            add_part(corpus, part, path, text, label)
-        if (folder / "imdb.vocab").is_file():
-            corpus.name = "imdb"
+        add_parts(corpus, folder, text, label)
     return corpus
 
 
@@ -186,6 +184,18 @@ def add_numbered(corpus: Labelled, folder: Path) -> None:
         corpus.add(part, "text", partial(read_numbered, path, corpus.classes, line_end), [path])
 
 
+def add_parts(corpus: Labelled, path: Path, text: str, label: str) -> None:
+    """Adds a table, or the tables or class folders in a folder. Raises UserError."""
+    tables = find_part_tables(path) if label else {}
+    class_folders = {} if tables else find_class_folders(path)
+    for part, inner in (tables or class_folders or {"train": path}).items():
+        add_part(corpus, part, inner, text, label)
+    if class_folders and path not in class_folders.values():
+        corpus.left_out += files_beside(path, class_folders.values())
+    if (path / "imdb.vocab").is_file():
+        corpus.name = "imdb"
+
+
 def add_part(corpus: Labelled, part: str, path: Path, text: str, label: str) -> None:
     """Adds a table, or a folder of class folders. Raises UserError."""
     if not path.exists():
@@ -206,7 +216,16 @@ def add_table(
     if part == "train":
         columns = [label, *text.split(",")]
         by_position = all(column.strip().isdigit() for column in columns)
-        corpus.headless = table if by_position else None
+        corpus.without_header = table if by_position else None
+    elif (
+        part == "test"
+        and not label.isdecimal()
+        and column_name(label) not in column_names(table)
+    ):
+        raise UserError(
+            f"{path}: no column {label!r}; a test set without labels cannot be scored: move it "
+            f"away, and use classify.py for it after training"
+        )
     read = partial(read_labelled_table, table, text, label)
     corpus.add(part, "text", read, [path], layout=[text, label])
 
@@ -217,7 +236,8 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
     if not files:
         raise UserError(
             f"{path}: neither a table (.csv, .jsonl, or each line with tabs) nor a folder of "
-            f"class folders; save other tables as .csv, and unpack archives"
+            f"class folders; save other tables as .csv, unpack archives, and pass the folder "
+            f"that the class folders are in"
         )
     names = [class_name(file.parent.name) for file in files]
     if part == "train":

@@ -23,6 +23,8 @@ def read_labelled_table(path: File, text: str, label: str) -> Iterator[tuple[str
     the column with the class.
     """
     columns = [name.strip() for name in text.split(",")]
+    if text and "" in columns:
+        raise UserError(f"--text {text}: a name between two commas is missing")
     if not text:
         columns = [find_text_column(path, label)]
     is_empty = True

@@ -1,7 +1,7 @@
 """Holds out examples of a labelled corpus for validation.
 
 Example:
-    readers, count = hold_out(corpus)  # readers of all parts; number of training examples
+    readers, count = hold_out_labelled(corpus)  # readers of all parts; training examples
 """
 
 import zlib
@@ -16,7 +16,7 @@ VALID_EXAMPLES = 2000  # held out of training where there is no validation set
 ONE_IN = 20  # but at most one example in so many
 
 
-def hold_out(corpus: Labelled) -> tuple[dict[str, Reader], int]:
+def hold_out_labelled(corpus: Labelled) -> tuple[dict[str, Reader], int]:
     """Returns the readers of all parts, and how many examples the training set has.
 
     Without a validation set, some of these examples are held out as one. A hash of the example
@@ -47,7 +47,7 @@ def hold_out(corpus: Labelled) -> tuple[dict[str, Reader], int]:
 
 
 def hash_example(example: str | np.ndarray) -> int:
-    """Returns a number of 32 bits, the same for equal texts or images."""
+    """Returns a number of 32 bits, the same for equal texts, in any case, or images."""
     if isinstance(example, str):
-        return hash_text(example)
+        return hash_text(example.lower())
     return zlib.crc32(example.tobytes())

@@ -20,12 +20,7 @@ def adapt(
     were made for these classes. Raises UserError where they do not fit.
     """
     is_text = bool(tokenizer)
-    modality = "texts" if is_text else "images"
-    model_modality = "images" if pretrained.config.patch else "texts"
-    if model_modality != modality:
-        raise UserError(
-            f"--pretrained loads a model of {model_modality}, but {corpus} has {modality}"
-        )
+    check_modality(pretrained, corpus, "texts" if is_text else "images")
     if is_text:
         check_length(pretrained, args, tokenizer)
     config = adapted_config(pretrained.config, args, len(classes))
@@ -37,18 +32,21 @@ def adapt(
     left_out += [pretrained.names[name] for name in pretrained.weights.keys() - names]
     if is_text and "positions" in weights:
         weights["positions"] = weights["positions"][: args.max_length]
-    last_layer = f"{model.last_layer}."
     order = order_of_classes(pretrained, args, classes)
-    last_layer_names = [name for name in weights if name.startswith(last_layer)]
-    for name in last_layer_names:
-        if order and max(order) < len(weights[name]):
-            weights[name] = weights[name][order]
-        else:
-            left_out.append(pretrained.names[name])
-            del weights[name]
+    removed = adapt_last_layer(weights, model.last_layer, order)
+    left_out += [pretrained.names[name] for name in removed]
     new = ", ".join(sorted(names - weights.keys())) or "no weights"
     dropped = ", ".join(sorted(left_out)) or "none"
     return config, weights, f"{args.pretrained}: new are {new}; left out: {dropped}"
+
+
+def check_modality(pretrained, corpus: str, modality: str) -> None:
+    """Raises UserError unless the weights are for the corpus's "texts" or "images"."""
+    model_modality = "images" if pretrained.config.patch else "texts"
+    if model_modality != modality:
+        raise UserError(
+            f"--pretrained loads a model of {model_modality}, but {corpus} has {modality}"
+        )
 
 
 def check_length(pretrained, args, tokenizer: str) -> None:
@@ -88,3 +86,19 @@ def order_of_classes(pretrained, args, classes: list[str]) -> list[int]:
     if not all(name in pretrained.labels for name in classes):
         return []
     return [pretrained.labels.index(name) for name in classes]
+
+
+def adapt_last_layer(weights: dict[str, Tensor], layer: str, order: list[int]) -> list[str]:
+    """Puts the rows of the last layer in the order of the classes, or removes its weights.
+
+    order: where each class is in the layer; [] if it is made for others. Returns the names of
+    the weights that were removed.
+    """
+    removed = []
+    for name in [name for name in weights if name.startswith(f"{layer}.")]:
+        if order and max(order) < len(weights[name]):
+            weights[name] = weights[name][order]
+        else:
+            del weights[name]
+            removed.append(name)
+    return removed

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from data import evaluation_batches
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.corpus import Labelled
-from support.classification.encoding import prepare, read_tokenizer
+from support.classification.encoding import prepare_labelled, read_tokenizer
 from support.classification.examples import ExampleBatches, Images, Texts, class_weights
 from support.classification.flops import classifier_flops
 from support.classification.images import ImageTransform
@@ -100,7 +100,7 @@ class Classification:
                 f"--patch, --stem-channels and --image-size are for images, but {self.name} "
                 f"has texts"
             )
-        self.folder = prepare(
+        self.folder = prepare_labelled(
             corpus,
             self.checksum,
             CACHE / "encoded",
@@ -163,6 +163,8 @@ class Classification:
         lines = [f"{self.name}: {len(self.classes)} classes"]
         for part, counts in self.meta["parts"].items():
             line = f"{self.name}, {part}: {counts['examples']:,} {self.meta['modality']}s"
+            if counts.get("empty"):
+                line += f"; {counts['empty']:,} empty"
             if counts.get("cut"):
                 line += f"; {counts['cut']:,} cut at {self.args.max_length} tokens"
             if self.meta["held_out"] and part == "valid":
@@ -298,7 +300,8 @@ class Classification:
         }
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["row", "label", "prediction", *self.classes])
+            columns = [f"p({name})" for name in self.classes]
+            writer.writerow(["row", "label", "prediction", *columns])
             for row in sorted(probabilities):
                 values = probabilities[row]
                 names = [self.classes[labels[row]], self.classes[values.argmax()]]

@@ -235,10 +235,12 @@ class FusedCrossEntropy(torch.autograd.Function):
                 logits = x_block @ low_precision_weight.t()  # (block, vocabulary)
                 rows = zip(logits.split(softmax_rows), target_block.split(softmax_rows))
                 for row_logits, row_targets in rows:
-                    row_loss, row_nll = replace_by_gradient(row_logits, row_targets, smoothing)
+                    row_loss, row_nll = overwrite_by_gradient(
+                        row_logits, row_targets, smoothing
+                    )
                     loss = loss + row_loss
                     nll = nll + row_nll
-                d_logits = logits
+                d_logits = logits  # overwritten above, in place
                 torch.mm(d_logits, low_precision_weight, out=d_x_block)
                 d_weight += d_logits.t() @ x_block
         ctx.save_for_backward(d_x, d_weight)
@@ -251,7 +253,7 @@ class FusedCrossEntropy(torch.autograd.Function):
         return d_x * d_loss, d_weight * d_loss, None, None, None
 
 
-def replace_by_gradient(
+def overwrite_by_gradient(
     logits: Tensor, target: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
     """Overwrites logits, (rows, vocabulary), by the gradient of the loss; returns (loss, nll).

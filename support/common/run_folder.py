@@ -27,10 +27,12 @@ LOCK_TIMEOUT = 20  # seconds: a run that was just stopped may still be saving
 def check_name(name: str) -> str:
     """Returns the name of a run, which has to stay within logs/. Raises UserError."""
     name = name.replace(os.sep, "/").removeprefix(f"{LOGS}/")
+    if not name:
+        return name
     if sys.platform == "win32" and any(map(RESERVED.fullmatch, name.split("/"))):
         raise UserError(f"--name {name!r}: Windows has no folder of this name; choose another")
     is_valid = re.fullmatch(r"[\w.+=,@-]+(/[\w.+=,@-]+)*", name) and ".." not in name.split("/")
-    if name and not is_valid:
+    if not is_valid:
         raise UserError(
             f"--name {name!r}: letters, digits and ._-+=,@ only; / for folders in logs/"
         )

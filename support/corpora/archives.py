@@ -62,7 +62,7 @@ File = Path | zipfile.Path | TarMember
 def open_bytes(path: File) -> gzip.GzipFile | IO[bytes]:
     """Returns a file that is open to be read as bytes; a .gz file is unpacked."""
     if path.suffix.lower() == ".gz":
-        return gzip.open(str(path))
+        return gzip.GzipFile(fileobj=path.open("rb"))
     return path.open("rb")
 
 

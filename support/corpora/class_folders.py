@@ -7,13 +7,14 @@ Example:
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from support.common.errors import UserError
 from support.common.paths import LOGS
 from support.corpora.archives import is_hidden
 from support.corpora.pairs import PARTS
-from support.corpora.tables import TABLES, ending
+from support.corpora.tables import TABLES, suffix_of
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 MODALITY = {".txt": "text"} | dict.fromkeys(IMAGES, "image")  # by the ending of a file
@@ -21,6 +22,7 @@ MODALITY = {".txt": "text"} | dict.fromkeys(IMAGES, "image")  # by the ending of
 IMAGE_BEGINNING = re.compile(
     rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|RIFF.{4}WEBP|BM.{4}\0{4}|GIF8[79]a", re.DOTALL
 )
+TEST_SET = re.compile(r"(.*[-_.])?test(ing)?([-_.].*|\d*)")  # what a folder with one is called
 LANGUAGE = re.compile(r"\.[a-z]{2}")  # perhaps the ending of a side of a parallel corpus
 FIRST_BYTES = 8192  # of a file, which tell whether it is a text
 
@@ -49,7 +51,7 @@ def modality_of(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix in MODALITY:
         return MODALITY[suffix]
-    if ending(path) in TABLES or not path.is_file():
+    if suffix_of(path) in TABLES or not path.is_file():
         return ""
     with path.open("rb") as file:
         beginning = file.read(FIRST_BYTES)
@@ -114,10 +116,33 @@ def find_class_folders(folder: Path) -> dict[str, Path]:
                 break
     if parts:
         return parts
-    train_files = [path for path in folder.glob("train.*") if ending(path) not in TABLES]
+    train_files = [path for path in folder.glob("train.*") if suffix_of(path) not in TABLES]
     if len(train_files) > 1 or not has_examples(folder):
         return {}
+    check_class_names(folder)
     return {"train": folder}
+
+
+def check_class_names(folder: Path) -> None:
+    """Raises UserError if the folders in a folder are parts of a corpus, and no classes.
+
+    A class may be called train, as the vehicle. But a test set has no class of its own.
+    """
+    for inner in inner_folders(folder):
+        if TEST_SET.fullmatch(inner.name.lower()):
+            raise UserError(
+                f"{inner}: its files are in no class folder; make a folder for each class, or "
+                f"move it away if its classes are unknown"
+            )
+
+
+def files_beside(folder: Path, parts: Iterable[Path]) -> Counter[str]:
+    """Returns how many files are in other folders than the parts of a corpus, by folder."""
+    counts: Counter[str] = Counter()
+    for inner in inner_folders(folder):
+        if inner not in parts:
+            counts[f"in {inner.name}/"] = sum(path.is_file() for path in visible(inner))
+    return +counts  # without those that are empty
 
 
 def find_part(folder: Path, name: str) -> Path | None:

@@ -17,7 +17,7 @@ from support.common.errors import UserError
 from support.corpora import phrasebook
 from support.corpora.archives import File, zip_members
 from support.corpora.download import download, sha256
-from support.corpora.tables import TABLES, ending, is_table, read_columns, read_lines
+from support.corpora.tables import TABLES, is_table, read_columns, read_lines, suffix_of
 
 # The names of files that hold each part, without their endings.
 PARTS = {
@@ -109,7 +109,7 @@ def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
     corpus = Corpus(own_name(folder, ("phrasebook",)), {}, (src, tgt))
     for part, names in PARTS.items():
         for name in names:
-            if find_file(f"{folder / name}.{src}"):
+            if any(find_file(f"{folder / name}.{language}") for language in (src, tgt)):
                 add_part(corpus, part, str(folder / name), src, tgt)
                 break
     if not corpus.parts:
@@ -162,7 +162,7 @@ def add_part(corpus: Corpus, part: str, source: str, src: str, tgt: str) -> None
     if src_file and tgt_file:
         corpus.files += [src_file, tgt_file]
         corpus.parts[part] = partial(read_parallel, src_file, tgt_file)
-    elif ending(path) == ".zip" and path.is_file():
+    elif suffix_of(path) == ".zip" and path.is_file():
         corpus.files.append(path)
         corpus.parts[part] = find_in_zip(path, src, tgt)
     elif is_table(path):
@@ -173,7 +173,7 @@ def add_part(corpus: Corpus, part: str, source: str, src: str, tgt: str) -> None
             f"{source}: neither a table (.csv, .jsonl, or each line with tabs) nor one of two "
             f"files NAME.{src} and NAME.{tgt} (--src, --tgt); save other tables as .csv"
         )
-    elif ending(path) in (*TABLES, ".zip"):
+    elif suffix_of(path) in (*TABLES, ".zip"):
         raise UserError(f"{source}: no such file")
     else:
         missing = f"{prefix}.{tgt if src_file else src}"

@@ -9,6 +9,7 @@ import csv
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -53,10 +54,14 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as problem:
             byte = problem.object[problem.start]
-            other = "UTF-16" if line.startswith(UTF_16) else "CP1252"
+            other = "CP1252"
+            hint = ", or -f GBK, SHIFT-JIS, CP1251: as it was saved"
+            if line.startswith(UTF_16):
+                other = "UTF-16"
+                hint = ""
             raise UserError(
-                f"{name}, line {number}: not UTF-8 (byte {byte:#04x}); convert it, perhaps by "
-                f"iconv -f {other} -t UTF-8"
+                f"{name}, line {number}: not UTF-8 (byte {byte:#04x}); convert it: "
+                f"iconv -f {other} -t UTF-8{hint}"
             ) from problem
 
 
@@ -81,7 +86,7 @@ def blocks(items: Iterable, size: int) -> Iterator[list]:
         yield block
 
 
-def ending(path: File) -> str:
+def suffix_of(path: File) -> str:
     """Returns .csv of rows.csv, of ROWS.CSV, and of rows.csv.gz."""
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
@@ -90,12 +95,12 @@ def is_table(path: File) -> bool:
     """Returns whether a file is a table: its ending says so, or its first lines have tabs."""
     if not path.is_file():
         return False
-    return ending(path) in TABLES or has_tabs(path)
+    return suffix_of(path) in TABLES or has_tabs(path)
 
 
 def find_table(path: Path) -> File | None:
     """Returns the table that a path names, if any: the file, or the one table in a .zip."""
-    if ending(path) != ".zip" or not path.is_file():
+    if suffix_of(path) != ".zip" or not path.is_file():
         return path if is_table(path) else None
     tables = [member for member in zip_members(path) if is_table(member)]
     return tables[0] if len(tables) == 1 else None
@@ -113,7 +118,8 @@ def has_tabs(path: File) -> bool:
     lines = first_bytes.split(b"\n")
     if len(lines) > 1:
         lines.pop()  # it may be cut
-    return any(lines) and all(b"\t" in line for line in lines if line)
+    lines = [line for line in lines if line.strip()]
+    return bool(lines) and all(b"\t" in line for line in lines)
 
 
 def one_line(text: str) -> str:
@@ -138,7 +144,7 @@ def read_rows(path: File) -> Iterator[tuple[int, list[str]]]:
     quotes doubled, and may then hold commas and line ends, which become spaces. In other tables
     quotes are text: see `unquoted`. Raises UserError.
     """
-    if ending(path) == ".csv":
+    if suffix_of(path) == ".csv":
         yield from read_csv_rows(path)
         return
     quoted = quoted_columns(table_lines(path))
@@ -154,29 +160,29 @@ def read_csv_rows(path: File) -> Iterator[tuple[int, list[str]]]:
     # Carriage returns within a line would end the row.
     lines = (line.replace("\r", " ") + "\n" for line in table_lines(path))
     first_lines = list(islice(lines, FIRST_LINES))
-    mark = find_mark(first_lines)
-    rows = csv.reader(chain(first_lines, lines), strict=True, delimiter=mark)
+    delimiter = find_delimiter(first_lines)
+    rows = csv.reader(chain(first_lines, lines), strict=True, delimiter=delimiter)
     try:
         for number, row in enumerate(rows, 1):
-            if row:
+            if any(row):
                 yield number, [cell.replace("\n", " ") for cell in row]
     except csv.Error as problem:
         raise UserError(f"{path}, line {rows.line_num}: {problem}") from problem
 
 
-def find_mark(lines: list[str]) -> str:
+def find_delimiter(lines: list[str]) -> str:
     """Returns what stands between the cells of a .csv file: a comma, tab or semicolon.
 
-    Excel writes semicolons in many languages. Of the marks in the first line it is the one that
+    Excel writes semicolons in many languages. Of those in the first line it is the one that
     cuts most rows into as many cells as that line. lines: the first ones of the file.
     """
 
-    def num_alike(mark: str) -> int:
-        rows = list(csv.reader(lines, delimiter=mark))
+    def num_alike(delimiter: str) -> int:
+        rows = list(csv.reader(lines, delimiter=delimiter))
         return sum(len(row) == len(rows[0]) for row in rows)
 
-    marks = [mark for mark in ",\t;" if mark in "".join(lines[:1])]
-    return max(marks, key=num_alike, default=",")
+    in_first_line = [each for each in ",\t;" if each in "".join(lines[:1])]
+    return max(in_first_line, key=num_alike, default=",")
 
 
 def table_lines(path: File) -> Iterator[str]:
@@ -222,17 +228,33 @@ def unquoted(cell: str, is_quoted_column: bool) -> str:
 def read_objects(path: File) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the objects of a JSON file by their columns, each with its line's number.
 
-    The file has an object a line, or a list of objects; then they are numbered. The entries of
-    an object within an object are columns, too: {"translation": {"de": ..., "en": ...}}.
+    The file has an object a line, or a list of objects; then they are numbered.
     """
     for number, row in read_json(path):
         if not isinstance(row, dict):
             raise UserError(f'{path}, line {number}: no JSON object, as {{"text": ...}}')
-        columns: dict[str, Any] = {}
-        for name, value in row.items():
-            entries = value if isinstance(value, dict) else {name: value}
-            columns |= {column_name(key): entry for key, entry in entries.items()}
-        yield number, columns
+        yield number, columns_of(row)
+
+
+def columns_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the entries of a JSON object by their columns.
+
+    The entries of an object within it are columns, too: {"translation": {"de": ..., "en": ...}}
+    has `translation.de`, and `de` as well, unless another entry is called so.
+    """
+    outer = {}
+    inner = {}
+    names: Counter[str] = Counter()
+    for name, value in row.items():
+        if not isinstance(value, dict):
+            outer[column_name(name)] = value
+            continue
+        for key, entry in value.items():
+            inner[column_name(key)] = entry
+            inner[column_name(f"{name}.{key}")] = entry
+            names[column_name(key)] += 1
+    unique = {name: entry for name, entry in inner.items() if names[name] < 2}
+    return unique | outer
 
 
 def read_json(path: File) -> Iterator[tuple[int, Any]]:
@@ -257,7 +279,7 @@ def parse_json(text: str, place: str) -> Any:
 
 def column_names(path: File) -> list[str]:
     """Returns what a table's first row or JSON object calls its columns, in lower case."""
-    rows = read_objects(path) if ending(path) in JSON else read_rows(path)
+    rows = read_objects(path) if suffix_of(path) in JSON else read_rows(path)
     for _, first_row in rows:
         return [column_name(name) for name in first_row]
     return []
@@ -269,10 +291,10 @@ def read_columns(
     """Yields the number of each row and the cells of some columns. Raises UserError.
 
     columns: names in the first row or in the JSON objects, or positions from 1. If all are
-    positions, the first row is a header if HEADER has all that it says there. flags: the flags
+    positions, the first row may be a header: see `is_header`. flags: the flags
     that name columns, for error messages.
     """
-    if ending(path) in JSON:
+    if suffix_of(path) in JSON:
         yield from read_columns_of_objects(path, columns, flags)
         return
     rows = read_rows(path)
@@ -284,20 +306,30 @@ def read_columns(
     by_position = all_positions(columns)
     if by_position and not is_header(first_row, positions):
         rows = chain([first], rows)
-    # Below names, a longer row may have a text with a comma and without quotes.
-    width = None if by_position else len(first_row)
+    # A longer row may have a text with a comma and without quotes. By position, the rows of a
+    # table with tabs may differ.
+    has_equal_rows = not by_position or suffix_of(path) == ".csv"
+    width = len(first_row)
     for number, row in rows:
-        if width is not None and any(cell.strip() for cell in row[width:]):
+        if has_equal_rows and any(cell.strip() for cell in row[width:]):
             raise UserError(
-                f"{path}, row {number}: {len(row)} columns, but the header has {width}"
+                f"{path}, row {number}: {len(row)} columns, but the first row has {width}; in "
+                f"a .csv file, a text with a comma needs quotes around it"
             )
         for position in positions:
-            if not 0 <= position < len(row):
+            if position >= len(row):
                 raise UserError(
                     f"{path}, row {number}: {len(row)} columns, "
-                    f"column {position + 1} was asked for"
+                    f"column {position + 1} was asked for{hint_at_line_end(path)}"
                 )
         yield number, [row[position] for position in positions]
+
+
+def hint_at_line_end(path: File) -> str:
+    """Returns why a row of a table with tabs may be too short; "" for a .csv file."""
+    if suffix_of(path) == ".csv":
+        return ""
+    return "; save texts with line ends as .csv, where quotes hold them together"
 
 
 def read_columns_of_objects(
@@ -321,8 +353,8 @@ def text_of(value: str | float | bool | None) -> str:
     """Returns a JSON value as the text of a cell."""
     if value is None:
         return ""
-    if isinstance(value, str):
-        return one_line(value)
+    if isinstance(value, str):  # half a character, as of a text that was cut, becomes "?"
+        return one_line(value.encode("utf-8", errors="replace").decode("utf-8"))
     return json.dumps(value)
 
 
@@ -338,17 +370,24 @@ def find_columns(path: File, columns: list[str], row: list[str], flags: str) -> 
     for name in columns:
         if column_name(name) in names and not all_positions(columns):
             positions.append(names.index(column_name(name)))
-        elif name.isdecimal():
+        elif name.isdecimal() and int(name) > 0:
             positions.append(int(name) - 1)
         else:
             raise UserError(
                 f"{path}: no column {name!r} ({flags}: a name in the first row, or a position "
                 f"from 1); its columns: {', '.join(row)[:120]}"
             )
+    if len(set(positions)) < len(positions):
+        raise UserError(f"{path}: {', '.join(columns)} ({flags}) name the same column twice")
     return positions
 
 
 def is_header(row: list[str], positions: list[int]) -> bool:
-    """Returns whether all cells at these positions of a row are in HEADER."""
-    names = [column_name(row[i]) for i in positions if 0 <= i < len(row)]
+    """Returns whether all cells at these positions of a row are in HEADER.
+
+    pandas calls columns without names 0, 1, 2, ...
+    """
+    if row == [str(i) for i in range(len(row))]:
+        return True
+    names = [column_name(row[i]) for i in positions if i < len(row)]
     return set(names) <= HEADER

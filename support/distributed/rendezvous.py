@@ -166,32 +166,37 @@ def restart_store(
 ) -> dist.Store:
     """Returns a part of torchrun's store for this start, without keys of a start that failed.
 
-    torchrun counts restarts differently on each node. So rank 0 chooses a name for the start,
-    and answers each process's request under a key that only this process knows. The request of
+    torchrun counts restarts differently on each node. So rank 0 chooses an id for the start,
+    and answers each process's request under an id that only this process knows. The request of
     a process that has died is replaced by that of its successor. Raises UserError.
     """
-    own_key = uuid.uuid4().hex
-    torchrun_store.set(f"request/{rank}", own_key)
+    request_id = uuid.uuid4().hex
+    torchrun_store.set(f"request/{rank}", request_id)
     if rank == 0:
-        store = dist.PrefixStore(own_key, torchrun_store)
-        answer_requests(torchrun_store, store, own_key, world_size, timeout)
+        start_id = request_id
+        store = dist.PrefixStore(start_id, torchrun_store)
+        answer_requests(torchrun_store, store, start_id, world_size, timeout)
         return store
     try:
-        torchrun_store.wait([f"start/{own_key}"], timedelta(seconds=timeout))
+        torchrun_store.wait([f"start_of/{request_id}"], timedelta(seconds=timeout))
     except dist.DistStoreError:
         raise UserError(
             f"process 0 of {world_size} has not started within {timeout} seconds (--timeout)"
         ) from None
-    name = torchrun_store.get(f"start/{own_key}").decode()
-    store = dist.PrefixStore(name, torchrun_store)
+    start_id = torchrun_store.get(f"start_of/{request_id}").decode()
+    store = dist.PrefixStore(start_id, torchrun_store)
     store.set(f"joined/{rank}", "")
     return store
 
 
 def answer_requests(
-    torchrun_store: dist.Store, store: dist.Store, name: str, world_size: int, timeout: int
+    torchrun_store: dist.Store,
+    store: dist.Store,
+    start_id: str,
+    world_size: int,
+    timeout: int,
 ) -> None:
-    """Tells each process the name of the start until all have joined. Raises UserError."""
+    """Tells each process the id of the start until all have joined. Raises UserError."""
     end = time.monotonic() + timeout
     missing = list(range(1, world_size))
     while missing:
@@ -202,8 +207,8 @@ def answer_requests(
             )
         for other in missing:
             if torchrun_store.check([f"request/{other}"]):
-                key = torchrun_store.get(f"request/{other}").decode()
-                torchrun_store.set(f"start/{key}", name)
+                request_id = torchrun_store.get(f"request/{other}").decode()
+                torchrun_store.set(f"start_of/{request_id}", start_id)
         time.sleep(0.02)
         missing = [other for other in missing if not store.check([f"joined/{other}"])]
 

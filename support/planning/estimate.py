@@ -57,23 +57,35 @@ class Estimate:
     def __post_init__(self) -> None:
         if self.mode == "tp":
             self.step = replace(self.step, tensor=self.per_node)
-        step = self.step
-        hardware = self.hardware
+        self.network = Network(self.hardware, self.nodes, self.per_node)
+        self.set_sharing()
+        self.set_memory()
+        self.set_computing()
+
+    def set_sharing(self) -> None:
+        """Sets how the processes share the parameters and the sentences of a step."""
         self.gpus = self.nodes * self.per_node
-        self.network = Network(hardware, self.nodes, self.per_node)
         shards = {"fsdp": self.gpus, "hsdp": self.per_node, "tp": self.nodes}
         self.shards = shards.get(self.mode, 0)  # that FSDP gathers
-        data_size = self.gpus // step.tensor  # processes that have different sentences
-        sentences = math.ceil(step.sentences / data_size / self.accumulate)
-        self.sentences = sentences  # of a micro-batch
+        data_size = self.gpus // self.step.tensor  # processes that have different sentences
+        # Of a micro-batch.
+        self.sentences = math.ceil(self.step.sentences / data_size / self.accumulate)
+
+    def set_memory(self) -> None:
+        """Sets the memory of the largest process, and whether its GPU has so much."""
         self.memory, self.peak_memory = memory(
-            step, self.shards, sentences, self.accumulate, hardware.base_memory
+            self.step, self.shards, self.sentences, self.accumulate, self.hardware.base_memory
         )
-        self.fits = self.peak_memory <= hardware.usable_memory
+        self.fits = self.peak_memory <= self.hardware.usable_memory
+
+    def set_computing(self) -> None:
+        """Sets how long a process computes in a micro-batch and in a step."""
+        step = self.step
+        hardware = self.hardware
         # If there are more processes than cores, they take turns.
         turns = max(1.0, self.per_node / (hardware.cores or self.per_node))
         rate = hardware.peak_flops * hardware.efficiency
-        computed = step.hardware_flops * sentences / step.sentences / rate
+        computed = step.hardware_flops * self.sentences / step.sentences / rate
         launched = 2 * step.config.layers * hardware.launch
         # A GPU computes while the CPU starts the next kernels; a CPU does one after the other.
         elapsed = computed + launched if hardware.cpu else max(computed, launched)
@@ -208,27 +220,28 @@ class Estimate:
             stages.append(Stage(gather[layer], backward[layer], above))
             above = layer
         stages += [Stage(reduced=above), Stage(reduced=root)]
-        # Times at which each is free again; `started`: when the last stage began to compute.
-        device = started = node_links = network = 0.0
+        # When each is free again, and when the last stage began to compute.
+        compute_free = compute_began = links_free = network_free = 0.0
         for stage in stages:
-            node_links = max(node_links, started) + stage.gather
-            gathered = node_links
+            gathered = max(links_free, compute_began) + stage.gather
+            links_free = gathered
             if stage.reduced is not None:
-                node_links = max(node_links, device) + scatter[stage.reduced]
-                network = max(node_links, network) + across[stage.reduced]
-            started = max(device, gathered)
-            device = started + stage.compute
-        return network - self.micro_batch_seconds
+                scattered = max(links_free, compute_free) + scatter[stage.reduced]
+                links_free = scattered
+                network_free = max(network_free, scattered) + across[stage.reduced]
+            compute_began = max(compute_free, gathered)
+            compute_free = compute_began + stage.compute
+        return network_free - self.micro_batch_seconds
 
 
 def bucket_sizes(tensors: list[int]) -> list[float]:
     """Returns the bytes of DDP's buckets, which fill from the last parameter to the first."""
     sizes = [0.0]
-    for numbers in reversed(tensors):
+    for elements in reversed(tensors):
         capacity = FIRST_BUCKET if len(sizes) == 1 else BUCKET
         if sizes[-1] >= capacity:
             sizes.append(0.0)
-        sizes[-1] += FP32 * numbers
+        sizes[-1] += FP32 * elements
     return sizes
 
 

@@ -51,7 +51,7 @@ class TrainingStep:
         # Parameters that FSDP gathers at once: those outside the layers, then each layer's, or
         # with --tensor this process's part of each layer's.
         outside = self.parameters - sum(layers)
-        parts = [numbers_of_part(layer, self.tensor) for layer in model.layers()]
+        parts = [elements_of_part(layer, self.tensor) for layer in model.layers()]
         self.units = [outside, *parts]
         self.tokens = 2 * self.sentences * self.length
         self.count_flops()
@@ -87,16 +87,16 @@ class TrainingStep:
             self.hardware_flops += part_of_layers / 3
 
 
-def numbers_of_part(layer: nn.Module, tensor: int) -> int:
+def elements_of_part(layer: nn.Module, tensor: int) -> int:
     """Returns the parameters of a layer that each of `tensor` processes has."""
-    numbers = 0
+    elements = 0
     for name, module in layer.named_modules():
         is_split = any(fnmatch(name, pattern) for pattern in tensor_parallel_plan())
         for parameter, weight in module.named_parameters(recurse=False):
             is_whole = parameter == "bias" and name.endswith(WHOLE_BIASES)
             parts = tensor if is_split and not is_whole else 1
-            numbers += weight.numel() // parts
-    return numbers
+            elements += weight.numel() // parts
+    return elements
 
 
 def layer_activations(step: TrainingStep, sentences: int, attentions: int) -> float:
@@ -163,9 +163,10 @@ def temporary_memory(step: TrainingStep, shards: int, sentences: int) -> float:
     if shards:
         copies = weight_bytes * step.units[0]  # gathered first and freed last
         largest_layer = max(step.units[1:])
-        layer_gradients += largest_layer * (
-            GATHERED_LAYERS * weight_bytes + weight_bytes + FP32
-        )
+        gathered = GATHERED_LAYERS * weight_bytes * largest_layer
+        whole_gradient = weight_bytes * largest_layer
+        gradient_to_reduce = FP32 * largest_layer
+        layer_gradients += gathered + whole_gradient + gradient_to_reduce
     elif number != FP32:
         copies = number * (step.parameters - embedding)  # autocast's
     # The peak is at one of three places: the logits and softmax of some rows; the gradient of

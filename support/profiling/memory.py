@@ -178,18 +178,18 @@ def formula(model: Any, micro_batches: int, precision: str, world_size: int) -> 
     sent = 0.0
     for weight in model.parameters():
         shards, copies, splits = parts_of(weight, world_size)
-        numbers = weight.numel() / shards / splits  # that a rank keeps of it, on average
-        memory["parameters"] += 4 * numbers
+        elements = weight.numel() / shards / splits  # that a rank keeps of it, on average
+        memory["parameters"] += 4 * elements
         gathers = micro_batches
         if id(weight) in gathered_twice:
             gathers *= 2
-        sent += (shards - 1) * numbers * gathers * gathered_width
+        sent += (shards - 1) * elements * gathers * gathered_width
         if weight.requires_grad:
-            memory["gradients"] += 4 * numbers
-            memory["optimizer_state"] += 8 * numbers
+            memory["gradients"] += 4 * elements
+            memory["optimizer_state"] += 8 * elements
             reduce_scatter = shards - 1
             all_reduce = 2 * (copies - 1) / copies
-            sent += 4 * numbers * (reduce_scatter + all_reduce)
+            sent += 4 * elements * (reduce_scatter + all_reduce)
     return {
         "memory": {part: round(size) for part, size in memory.items()},
         "sent": round(sent),

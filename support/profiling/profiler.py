@@ -65,8 +65,6 @@ class Profile:
         first = step + WARM_UP + SETTLE + 1
         self.recorded = range(first, first + RECORDED)
         self.drawn = self.recorded[RECORDED // 2]
-        if args.benchmark:
-            raise UserError("--profile saves files, and --benchmark saves none: drop one")
         if self.recorded[-1] > last_step:
             raise UserError(
                 f"--profile records steps {first} to {self.recorded[-1]}, but the last step of "
@@ -179,7 +177,8 @@ class Profile:
         self.profiler.export_chrome_trace(str(path))
         with gzip.open(path) as file:
             events = read_events(json.load(file))
-        step = find_step(events, self.drawn, self.world_size, self.args.tensor)
+        args = self.args
+        step = find_step(events, self.drawn, self.world_size, args.replicas, args.tensor)
         return step, self.memory.bytes, self.activations_sent
 
     def write(self, results: list[tuple[Step, dict[str, int], float]]) -> None:

@@ -60,16 +60,18 @@ def computing_lane(step: Step, all_joined: list[int]) -> Iterator[Interval]:
     all_joined: for each collective, when the last rank joined it.
     """
     for name, start, end in step.phases:
+        done = start  # the phase is laid out up to here
         for stall_start, stall_end, index in step.stalls:
-            stall_start = max(stall_start, start)
-            stall_end = min(stall_end, end)
-            if stall_start < stall_end:
-                joined = min(max(all_joined[index], stall_start), stall_end)
-                yield name, start, stall_start, None
-                yield "waiting", stall_start, joined, None
-                yield "exposed", joined, stall_end, None
-                start = stall_end
-        yield name, start, end, None
+            first = max(stall_start, done)
+            last = min(stall_end, end)
+            if first >= last:
+                continue
+            joined = min(max(all_joined[index], first), last)
+            yield name, done, first, None
+            yield "waiting", first, joined, None
+            yield "exposed", joined, last, None
+            done = last
+        yield name, done, end, None
 
 
 def network_lane(step: Step, all_joined: list[int]) -> Iterator[Interval]:

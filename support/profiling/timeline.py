@@ -73,8 +73,12 @@ def read_events(trace: dict) -> list[Event]:
     return sorted(events, key=lambda event: (event.start, -event.end))
 
 
-def find_step(events: list[Event], number: int, world_size: int, tensor: int = 1) -> Step:
-    """Returns the step that the range "step NUMBER" encloses. tensor: ranks that share a layer.
+def find_step(
+    events: list[Event], number: int, world_size: int, replicas: int = 1, tensor: int = 1
+) -> Step:
+    """Returns the step that the range "step NUMBER" encloses.
+
+    replicas: copies of the model that FSDP shards; tensor: ranks that share each layer.
 
     On a GPU a phase begins with the first kernel that was launched in it, and the step ends
     with the first kernel of the next step.
@@ -95,7 +99,9 @@ def find_step(events: list[Event], number: int, world_size: int, tensor: int = 1
     backward_passes = [range(start, end) for name, start, end in marked if name == "backward"]
     collectives = []
     if world_size > 1:  # one rank alone sends nothing
-        collectives = find_collectives(inside, nccl, backward_passes, world_size, tensor)
+        collectives = find_collectives(
+            inside, nccl, backward_passes, world_size, replicas, tensor
+        )
     busy = [
         event for event in events if event.category in GPU_CATEGORIES and not is_nccl(event)
     ]
@@ -175,6 +181,7 @@ def find_collectives(
     nccl: list[tuple[int, Event]],
     backward_passes: list[range],
     world_size: int,
+    replicas: int,
     tensor: int,
 ) -> list[Collective]:
     """Returns the collectives of a step, in the order in which the rank called them.
@@ -184,6 +191,7 @@ def find_collectives(
         nccl: NCCL's kernels, each after the time of its launch.
         backward_passes: their times. DDP's buckets are all-reduced within them.
         world_size: how many ranks there are.
+        replicas: how many copies of the model they have, each in shards.
         tensor: how many of them share a layer, and sum its activations.
     """
     gloo: dict[int, list[Event]] = defaultdict(list)  # by how many numbers go in
@@ -191,7 +199,6 @@ def find_collectives(
         if event.name.startswith("gloo:"):
             gloo[count_numbers(event, 0)].append(event)
     collectives = []
-    shards = world_size  # ranks that share one copy of the model
     buckets = 0
     for i, (event, outer) in enumerate(nested(events)):
         if event.name not in COLLECTIVES:
@@ -203,10 +210,10 @@ def find_collectives(
         is_strided = False
         if name != "all-reduce":  # it has two tensors: the whole and a shard
             tensors.append(count_numbers(event, 1))
-            shards = group_size = max(tensors) // min(tensors)
+            group_size = world_size // (replicas * tensor)
             is_strided = tensor > 1
         elif unit:  # the ranks that have the same shard sum its gradients
-            group_size = world_size // shards
+            group_size = replicas
             is_strided = True
         elif is_of_dtensor(outer):
             unit = "activations"
@@ -215,49 +222,51 @@ def find_collectives(
             buckets += 1
             unit = f"bucket {buckets}"
         within = [other for other in events[i : i + 5] if other.start < event.end]
-        carrier = find_carrier(event, tensors[-1], gloo, nccl)  # the last one goes in
-        start = start_of(carrier, within)
-        size = max(tensors) * bytes_per_number([carrier, *within])
-        sent = bytes_sent(name, carrier, size, group_size)
+        transport_event = find_transport(event, tensors[-1], gloo, nccl)  # the last one goes in
+        start = start_of(transport_event, within)
+        size = max(tensors) * bytes_per_number([transport_event, *within])
+        sent = bytes_sent(name, transport_event, size, group_size)
         collectives.append(
-            Collective(start, carrier.end, name, unit, size, sent, group_size, is_strided)
+            Collective(
+                start, transport_event.end, name, unit, size, sent, group_size, is_strided
+            )
         )
     return collectives
 
 
-def bytes_sent(name: str, carrier: Event, size: int, group_size: int) -> float:
+def bytes_sent(name: str, transport_event: Event, size: int, group_size: int) -> float:
     """Returns the bytes that each of the ranks sends of `size` bytes, an all-reduce twice.
 
     Gloo implements a reduce-scatter as an all-reduce.
     """
-    is_all_reduce = name == "all-reduce" or carrier.name == "gloo:all_reduce"
+    is_all_reduce = name == "all-reduce" or transport_event.name == "gloo:all_reduce"
     passes = 2 if is_all_reduce else 1
     return passes * size * (group_size - 1) / group_size
 
 
-def start_of(carrier: Event, within: list[Event]) -> int:
+def start_of(transport_event: Event, within: list[Event]) -> int:
     """Returns when a rank joins a collective: on CPUs it may delay that (--delay-ms)."""
-    if carrier.category not in GPU_CATEGORIES:
+    if transport_event.category not in GPU_CATEGORIES:
         for event in within:
             if event.name == DELAY:
                 return event.start
-    return carrier.start
+    return transport_event.start
 
 
-def find_carrier(
-    request: Event,
+def find_transport(
+    call_event: Event,
     input_size: int,
     gloo: dict[int, list[Event]],
     nccl: list[tuple[int, Event]],
 ) -> Event:
     """Returns what carried a collective out: NCCL's kernel, or an operation taken from `gloo`.
 
-    Where neither was recorded, it is the request itself.
+    Where neither was recorded, it is the call itself.
     """
     for launch, kernel in nccl:
-        if request.start <= launch < request.end:
+        if call_event.start <= launch < call_event.end:
             return kernel
-    return gloo[input_size].pop(0) if gloo[input_size] else request
+    return gloo[input_size].pop(0) if gloo[input_size] else call_event
 
 
 def fsdp_layer(outer: list[Event]) -> str:

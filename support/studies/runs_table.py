@@ -47,7 +47,7 @@ Lines = dict[str, dict[float, float]]  # {label: {x: y}}
 
 
 @dataclass
-class Run:
+class RunFiles:
     """What the folder of a run says."""
 
     row: Row  # of a table of runs
@@ -138,7 +138,7 @@ def write_study(runs: list[Row], path: Path) -> None:
 # --- Runs
 
 
-def read_run(folder: Path, names: list[str]) -> Run:
+def read_run(folder: Path, names: list[str]) -> RunFiles:
     """Returns the run in a folder. If the folder's name is among `names`, its path is the name.
 
     Raises OSError, ValueError, csv.Error, TypeError and KeyError.
@@ -172,7 +172,7 @@ def read_run(folder: Path, names: list[str]) -> Run:
         row[test] = number(summary.get(test))
         final = number(summary.get(valid))
         row[valid] = max([*values_of(curve, valid), final])  # a NaN at the end loses
-    return Run(row, curve, summary)
+    return RunFiles(row, curve, summary)
 
 
 def read_curve(path: Path) -> list[Row]:
@@ -250,13 +250,17 @@ def comparable_groups(runs: list[Row], x: str, settings: list[str]) -> dict[str,
     others = [name for name in settings if name != x]
     groups: dict[tuple[str, ...], list[Row]] = {}
     for run in sorted(measured(runs, x), key=lambda run: [run[name] for name in others]):
-        key = tuple(SETTINGS[name].format(run[name]) for name in others)
-        groups.setdefault(key, []).append(run)
-    groups = {key: group for key, group in groups.items() if len({run[x] for run in group}) > 1}
-    differing = [i for i in range(len(others)) if len({key[i] for key in groups}) > 1]
+        texts = tuple(SETTINGS[name].format(run[name]) for name in others)
+        groups.setdefault(texts, []).append(run)
+    kept = [
+        (dict(zip(others, texts)), group)
+        for texts, group in groups.items()
+        if len({run[x] for run in group}) > 1
+    ]
+    differing = [name for name in others if len({text_of[name] for text_of, _ in kept}) > 1]
     named = {}
-    for key, group in groups.items():
-        label = ", ".join(key[i] for i in differing if key[i])
+    for text_of, group in kept:
+        label = ", ".join(text_of[name] for name in differing if text_of[name])
         named[label or group[0]["mode"] or "measured"] = group
     return named
 

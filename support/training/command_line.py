@@ -243,11 +243,7 @@ def refuse_changes(
 def settle(args: Settings, defaults: dict[str, Any]) -> None:
     """Replaces "auto" by what it stands for, and raises UserError for impossible flags."""
     if args.benchmark:
-        args.steps = args.steps or 200
-        if args.resume:
-            raise UserError("--benchmark saves nothing, so it cannot --resume a run")
-        if args.minutes:
-            raise UserError("--benchmark times --steps, or 200 of them: leave out --minutes")
+        settle_benchmark(args)
     if args.head_lr and not args.lr:
         raise UserError(
             "--head-lr requires --lr > 0; to train only the head, use --freeze with all layers"
@@ -265,6 +261,17 @@ def settle(args: Settings, defaults: dict[str, Any]) -> None:
         raise UserError("--precision tf32: only GPUs have it; use fp32")
     settle_mesh(args)
     check_task(args, defaults)
+
+
+def settle_benchmark(args: Settings) -> None:
+    """Settles --steps with --benchmark. Raises UserError for flags that it excludes."""
+    args.steps = args.steps or 200
+    if args.resume:
+        raise UserError("--benchmark saves nothing, so it cannot --resume a run")
+    if args.minutes:
+        raise UserError("--benchmark times --steps, or 200 of them: leave out --minutes")
+    if args.profile:
+        raise UserError("--profile saves files, and --benchmark saves none: drop one")
 
 
 def settle_mesh(args: Settings) -> None:

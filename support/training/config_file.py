@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,16 +108,10 @@ def convert(path: str, field: dataclasses.Field, value: Any) -> Any:
         raise UserError(
             f"--config {path}: {field.name} is {value!r}, not one of {', '.join(choices)}"
         )
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if expected is float and (is_number or isinstance(value, str)):
-        try:
-            return float(value)  # YAML reads 1e-3 as text
-        except (ValueError, OverflowError):
-            pass
-    elif expected is int:
-        if is_number and isinstance(value, int):
-            return value
-    elif isinstance(value, expected):  # bool or str
+    if type(value) is expected:
         return value
+    if expected is float and type(value) in (int, str):
+        with suppress(ValueError, OverflowError):
+            return float(value)  # YAML reads 1e-3 as text
     wanted = "text (put it in quotes)" if expected is str else expected.__name__
     raise UserError(f"--config {path}: {field.name} is {value!r}, not {wanted}")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from support.common import checkpoint
 from support.common.files import read_json, write_json
 from support.common.hardware import device_name, peak_memory
-from support.distributed.collectives import all_gather_objects
+from support.distributed.collectives import all_gather_objects, broadcast_object
 from support.training.settings import flags_of, option
 
 # `run` is a Run (support/training/run.py), which imports this module.
@@ -146,17 +146,17 @@ def choose_weights(run, model: nn.Module) -> tuple[dict, dict[str, float]]:
         load_full_state_dict(model, state)
         return run.task.evaluate(model, "valid", run.data_rank, run.data_size, final=True)
 
-    best: dict = {"model": None}  # only rank 0 has the weights
-    if run.writes:
-        best = checkpoint.load(run.folder / "best.pt")
-    metrics = load_and_evaluate(best["model"])
-    if run.args.average_checkpoints == 1:
-        return best, metrics
-    mean: dict = {"model": best["model"]}
+    best: dict = {"model": None}  # in the other ranks, to which rank 0 sends the weights
+    mean: dict = {"model": None}
     paths = []
     if run.writes:
-        paths = run.evaluation_checkpoints()[-run.args.average_checkpoints :]
-    if paths:
+        best = checkpoint.load(run.folder / "best.pt")
+        if run.args.average_checkpoints > 1:
+            paths = run.evaluation_checkpoints()[-run.args.average_checkpoints :]
+    metrics = load_and_evaluate(best["model"])
+    if not broadcast_object(len(paths)):
+        return best, metrics
+    if run.writes:
         state = checkpoint.average_weights(paths)
         mean = run.content(run.last_step, state) | {"averaged": len(paths)}
     metrics_of_mean = load_and_evaluate(mean["model"])

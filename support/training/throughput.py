@@ -66,15 +66,13 @@ def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
     otherwise what the ranks reach when all multiply large matrices at the same time, which is
     measured once for a machine and kept in `cache`.
     """
-    name = device_name(args.device)
     path = cache / "matrix_rates.json"
     setup = (
-        f"{socket.gethostname()}, {name}, {world_size} x {torch.get_num_threads()} threads, "
+        f"{socket.gethostname()}, {device_name(args.device)}, "
+        f"{world_size} x {torch.get_num_threads()} threads, "
         f"{args.precision}, torch {torch.__version__}"
     )
-    rate = args.hardware_tflops * 1e12 * world_size
-    if not rate and args.device == "cuda" and args.precision == "bf16":
-        rate = world_size * PEAKS.get(name, 0.0)
+    rate = world_size * (given_rate(args) or data_sheet_rate(args))
     rate = rate or read_rates(path).get(setup, 0.0)
     rate = broadcast_object(rate)  # all ranks go the same way, whatever their caches hold
     if not rate:
@@ -82,6 +80,18 @@ def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
         if rank == 0:
             keep_rate(path, setup, rate)
     return rate
+
+
+def given_rate(args) -> float:
+    """Returns the FLOP/s of --hardware-tflops for a rank, or 0."""
+    return args.hardware_tflops * 1e12
+
+
+def data_sheet_rate(args) -> float:
+    """Returns the FLOP/s that the data sheet of this rank's GPU gives for bf16, or 0."""
+    if args.device != "cuda" or args.precision != "bf16":
+        return 0.0
+    return PEAKS.get(device_name(args.device), 0.0)
 
 
 def read_rates(path: Path) -> dict[str, float]:

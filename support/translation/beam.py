@@ -47,7 +47,7 @@ def beam_search(
         log_p = mean_log_probability([decoder.step(last) for decoder in decoders])
         rows, parents = hypotheses.extend(log_p)
         for decoder in decoders:
-            decoder.keep(rows, parents)
+            decoder.reorder_cache(rows, parents)
     return [sorted(each, reverse=True)[:n_best] for each in hypotheses.finished]
 
 
@@ -89,7 +89,7 @@ class Hypotheses:
         log_p[:, :, self.config.bos] = -math.inf
         # At most `beam` of 2 * beam candidates end with eos, so `beam` are left to extend.
         totals, parents, tokens = best_candidates(self.scores, log_p, 2 * self.beam)
-        self.ids = torch.cat([take(self.ids, parents), tokens[:, :, None]], dim=2)
+        self.ids = torch.cat([gather_columns(self.ids, parents), tokens[:, :, None]], dim=2)
         ends = tokens == self.config.eos
         self.collect_finished(totals, ends)
 
@@ -99,7 +99,7 @@ class Hypotheses:
         rows = torch.tensor(kept, dtype=torch.long).to(log_p.device, non_blocking=True)
         unfinished = totals.masked_fill(ends, -math.inf)[rows]
         self.scores, best = unfinished.topk(self.beam)  # (kept, beam)
-        self.ids = take(self.ids[rows], best)
+        self.ids = gather_columns(self.ids[rows], best)
         self.limit = self.limit[rows]
         return rows, parents[rows].gather(1, best)
 
@@ -157,7 +157,7 @@ def mean_log_probability(logits: list[Tensor]) -> Tensor:
     return torch.stack(log_p).logsumexp(0) - math.log(len(log_p))
 
 
-def take(values: Tensor, columns: Tensor) -> Tensor:
+def gather_columns(values: Tensor, columns: Tensor) -> Tensor:
     """Selects columns of each row.
 
     values: (live, n, length); columns: (live, m), numbers below n. Returns (live, m, length).
@@ -208,7 +208,7 @@ class Decoder:
         x = layer.residuals[1](x, attend_to_source)
         return layer.residuals[2](x, layer.feed_forward)
 
-    def keep(self, rows: Tensor, parents: Tensor) -> None:
+    def reorder_cache(self, rows: Tensor, parents: Tensor) -> None:
         """Drops finished sentences, and continues each hypothesis from its parent.
 
         rows: (kept,), the rows of the other sentences; parents: (kept, beam), which hypothesis

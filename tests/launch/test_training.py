@@ -406,6 +406,7 @@ def test_bad_flags_are_answered_in_one_line(tmp_path, train):
         (["--max-length", "2000000000"], "--max-length 2000000000: it must be from 1 to"),
         (["--d-model", "2000000"], "--d-model 2000000: it must be from 1 to"),
         (["--precision", "tf32"], "--precision tf32: only GPUs have it; use fp32"),
+        (["--profile", "--benchmark"], "--profile saves files, and --benchmark saves none"),
         (["--lr", "nan"], "--lr nan: it must be from 0 to"),
         (["--data", os.fsdecode(b"\xff.tsv")], "--data '\\udcff.tsv': not UTF-8"),
         (["--name", "/tmp/x"], "--name '/tmp/x': letters, digits"),
@@ -615,6 +616,7 @@ def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
         lambda model, weights: model.load_state_dict(weights),
     )
     monkeypatch.setattr(run_summary, "all_gather_objects", lambda mine: [mine])
+    monkeypatch.setattr(run_summary, "broadcast_object", lambda mine: mine)
     task = SimpleNamespace(
         metrics=("accuracy",),
         evaluate=evaluate,

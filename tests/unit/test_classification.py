@@ -23,12 +23,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from model import initialize
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.corpus import classes_of
-from support.classification.encoding import encode_texts, prepare, write_images
+from support.classification.encoding import encode_texts, prepare_labelled, write_images
 from support.classification.examples import ExampleBatches, Images, Texts
 from support.classification.images import ImageTransform, shift_and_mirror
 from support.classification.labelled import find_labelled
 from support.classification.predict import load_classifier, predict_logits
-from support.classification.splits import hold_out
+from support.classification.splits import hold_out_labelled
 from support.common.errors import UserError
 from support.pretrained.export import export
 from support.training.command_line import parse_arguments
@@ -176,15 +176,16 @@ def test_a_run_leaves_predictions_that_agree_with_its_figures(table, learnt):
     assert [int(row["row"]) for row in rows] == list(range(61))
     right = sum(row["label"] == row["prediction"] for row in rows)
     assert right / 61 == pytest.approx(summary["test_accuracy"], abs=1e-6)
+    columns = [f"p({name})" for name in summary["classes"]]  # a class may be called "label"
     assert all(
-        sum(float(row[name]) for name in summary["classes"]) == pytest.approx(1, abs=1e-4)
+        sum(float(row[column]) for column in columns) == pytest.approx(1, abs=1e-4)
         for row in rows
     )
     model, saved = load_classifier(run / "best.pt")
     with open(table[3], newline="") as file:
         texts = [f"{row['title']} {row['text']}" for row in csv.DictReader(file)]
     probabilities = predict_logits(model, saved, texts)[0].softmax(-1)
-    shown = torch.tensor([[float(row[name]) for name in summary["classes"]] for row in rows])
+    shown = torch.tensor([[float(row[column]) for column in columns] for row in rows])
     assert (probabilities - shown).abs().max() < 1e-4
     assert {"epoch", "samples_per_second", "valid_accuracy", "memory_mib"} <= summary["epochs"][
         0
@@ -443,6 +444,15 @@ def test_few_examples_call_for_published_weights(
     assert "would do better" not in first_lines(*table)
 
 
+def test_empty_texts_are_counted(first_lines, tmp_path):
+    """pandas writes a missing text so: it is trained on and scored, which has to be seen."""
+    rows = [f"text {i},{i % 2}" if i % 3 else f",{i % 2}" for i in range(60)]
+    for part in ("train", "valid"):
+        (tmp_path / f"{part}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    lines = first_lines("--data", str(tmp_path), "--label", "label")
+    assert "train: 60 texts; 20 empty\n" in lines and "valid: 60 texts; 20 empty\n" in lines
+
+
 def fine_tune(folder, mode, procs, name, table, init, *flags):
     return train(
         folder,
@@ -671,7 +681,7 @@ def test_a_corpus_with_a_damaged_file_is_encoded_again(tmp_path, request, corpus
     found = find_labelled(flags[1], text=text, label=label)
 
     def encode():
-        return prepare(found, found.checksum(), tmp_path, "", 64, found.transform, 300)
+        return prepare_labelled(found, found.checksum(), tmp_path, "", 64, found.transform, 300)
 
     folder = encode()
     whole = content_of(folder)
@@ -685,11 +695,11 @@ def test_a_corpus_of_any_size_is_encoded_in_the_same_memory(tmp_path):
     program = """
 import sys
 from pathlib import Path
-from support.classification.encoding import prepare
+from support.classification.encoding import prepare_labelled
 from support.classification.labelled import find_labelled
 from support.common.hardware import peak_resident
 corpus = find_labelled(sys.argv[1], label="label")
-prepare(corpus, corpus.checksum(), Path(sys.argv[2]), "", 64, None, 500)
+prepare_labelled(corpus, corpus.checksum(), Path(sys.argv[2]), "", 64, None, 500)
 print(peak_resident() / 2**20)
 """
     rng = np.random.default_rng(1)
@@ -708,10 +718,19 @@ def test_no_single_example_decides_what_is_held_out(tmp_path):
     """Not even one whose hash is small, as that of an empty text is."""
     rows = [f"text {i},{i % 2}" for i in range(300)] + [",0", "often,1"] * 60
     (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    parts, count = hold_out(find_labelled(str(tmp_path / "a.csv"), label="label"))
+    parts, count = hold_out_labelled(find_labelled(str(tmp_path / "a.csv"), label="label"))
     held_out = [text for text, _ in parts["valid"]()]
     assert count == 420 and len(held_out) == 21
     assert not {"", "often"} & set(held_out)
+
+
+def test_texts_that_differ_in_case_alone_stay_together(tmp_path):
+    """The tokenizer that is trained here takes them for one text."""
+    rows = [f"{text} day {i},{i % 2}" for i in range(300) for text in ("Good", "GOOD", "good")]
+    (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    parts, _ = hold_out_labelled(find_labelled(str(tmp_path / "a.csv"), label="label"))
+    train, valid = ({text.lower() for text, _ in parts[part]()} for part in ("train", "valid"))
+    assert valid and not train & valid
 
 
 def test_of_no_class_all_examples_are_held_out(tmp_path):
@@ -721,7 +740,7 @@ def test_of_no_class_all_examples_are_held_out(tmp_path):
     ]
     (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     corpus = find_labelled(str(tmp_path / "a.csv"), label="label")
-    folder = prepare(corpus, corpus.checksum(), tmp_path, "", 64, None, 300)
+    folder = prepare_labelled(corpus, corpus.checksum(), tmp_path, "", 64, None, 300)
     train, valid = Texts(folder, "train").labels, Texts(folder, "valid").labels
     assert (
         len(set(train)) == 301

@@ -26,7 +26,7 @@ from support.classification.images import ImageTransform
 from support.classification.labelled import find_labelled
 from support.classification.metrics import metrics_table
 from support.classification.predict import load_classifier, predict_logits
-from support.classification.splits import hold_out
+from support.classification.splits import hold_out_labelled
 from support.common import checkpoint
 from support.common.errors import UserError
 from support.pretrained.load import load_pretrained
@@ -209,6 +209,11 @@ def test_texts_that_are_cut_are_counted(answer):
     assert answer(fits).err == "" and "1 of 1 texts" in answer(long).err
 
 
+def test_a_files_name_in_place_of_a_text_is_noted(answer):
+    done = answer("train.csv")
+    assert "animal" in done.out and done.err.endswith("lines of the file: < train.csv\n")
+
+
 def test_what_reads_the_lines_may_leave(folder):
     with subprocess.Popen(
         [sys.executable, str(ROOT / "classify.py")],
@@ -265,7 +270,7 @@ def test_score_takes_a_part_of_what_the_model_was_trained_on(folder, answer, exa
 
 def test_score_takes_the_examples_that_were_held_out(folder, answer, examples, tmp_path):
     corpus = find_labelled(str(folder / "train.csv"), text="words", label="kind")
-    parts, count = hold_out(corpus)
+    parts, count = hold_out_labelled(corpus)
     held_out = [*parts["valid"]()]
     assert 0 < len(held_out) < count / 10 and {*held_out} <= {*examples}
     model, saved = load_classifier(folder / "logs" / "texts" / "best.pt")

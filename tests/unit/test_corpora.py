@@ -219,3 +219,10 @@ def test_a_part_in_anothers_place_is_another_corpus(tmp_path):
     one, two = find_corpus(str(tmp_path), valid=other), find_corpus(str(tmp_path), test=other)
     assert len({corpus.checksum() for corpus in (one, two, find_corpus(str(tmp_path)))}) == 3
     assert list(one.parts["valid"]()) == list(two.parts["test"]()) == [("other", "other")]
+
+
+def test_a_part_with_one_of_its_two_sides_is_refused(tmp_path):
+    for name in ("train.de", "train.en", "test.en"):
+        (tmp_path / name).write_text("Ja.\n")
+    with pytest.raises(UserError, match="test.de: no such file"):
+        find_corpus(str(tmp_path))

@@ -13,7 +13,7 @@ from test_data import Quiet, Server
 
 from support.classification import named
 from support.classification.corpus import classes_of
-from support.classification.encoding import prepare
+from support.classification.encoding import prepare_labelled
 from support.classification.images import ImageTransform, read_image
 from support.classification.labelled import find_labelled
 from support.common.errors import UserError
@@ -81,7 +81,7 @@ def test_texts_that_are_all_empty_are_refused(tmp_path):
     write_tree(tmp_path, {f"all/{name}/{i}.txt": "" for name in "ab" for i in range(3)})
     with pytest.raises(UserError, match="the texts of the training set are all empty"):
         corpus = find_labelled(str(tmp_path / "all"))
-        prepare(corpus, corpus.checksum(), tmp_path, "", 16, None, 100)
+        prepare_labelled(corpus, corpus.checksum(), tmp_path, "", 16, None, 100)
 
 
 def test_a_table_may_be_packed_or_named_in_capitals(tmp_path):
@@ -120,9 +120,7 @@ def test_a_header_is_not_a_class(tmp_path):
     assert read_all(tmp_path / "a.csv", text="utterance", label="intent") == ["ham", "spam"]
     (tmp_path / "b.csv").write_text("spam,buy\nham,hi\nspam,now\n")
     assert read_all(tmp_path / "b.csv", text="2", label="1") == ["ham", "spam"]
-    assert "column 0 was asked for" in refusal(
-        read_all, tmp_path / "b.csv", text="2", label="0"
-    )
+    assert "no column '0'" in refusal(read_all, tmp_path / "b.csv", text="2", label="0")
     (tmp_path / "c.csv").write_text(
         "text,label\nhi,rare\na,ham\nb,ham\n"
     )  # where there is one, a class may be rare
@@ -160,7 +158,7 @@ def test_a_row_with_more_columns_than_the_header_is_refused(tmp_path, name, mark
     """A comma in a text without quotes would make a class of what follows it."""
     rows = [("text", "label"), ("good", "pos"), ("well", "I liked it", "pos")]
     (tmp_path / name).write_text("".join(mark.join(row) + "\n" for row in rows))
-    assert "row 3: 3 columns, but the header has 2" in refusal(
+    assert "row 3: 3 columns, but the first row has 2" in refusal(
         read_all, tmp_path / name, label="label"
     )
     (tmp_path / name).write_text(
@@ -229,6 +227,90 @@ def test_json_of_other_forms(tmp_path):
         ("A", "1"),
         ("B", "2"),
     ]
+
+
+def test_an_inner_object_does_not_replace_the_outer_ones_columns(tmp_path):
+    """As in what social networks give out: a message that quotes another."""
+    row = {
+        "text": "mine",
+        "label": "a",
+        "quoted": {"text": "theirs", "stars": 5},
+        "other": {"stars": 1},
+    }
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    assert read(find_labelled(str(tmp_path / "a.jsonl"), label="label")) == [("mine", "a")]
+    corpus = find_labelled(str(tmp_path / "a.jsonl"), text="quoted.text", label="other.stars")
+    assert read(corpus) == [("theirs", "1")]
+    assert "no text or number named 'stars'" in refusal(
+        read_all, tmp_path / "a.jsonl", label="stars"
+    )
+
+
+def test_half_a_character_in_json_becomes_a_question_mark(tmp_path):
+    """A text that was cut within an emoji cannot be encoded."""
+    (tmp_path / "a.jsonl").write_text('{"text": "cut \\ud83d", "label": 1}\n')
+    assert read(find_labelled(str(tmp_path / "a.jsonl"), label="label")) == [("cut ?", "1")]
+
+
+def test_a_text_with_a_comma_and_without_quotes_is_refused_by_position_too(tmp_path):
+    """It would lose what follows the comma."""
+    (tmp_path / "a.csv").write_text("pos,Good\nneg,Slow, and dear\npos,Fine,\n")
+    assert "row 2: 3 columns, but the first row has 2" in refusal(
+        read_all, tmp_path / "a.csv", text="2", label="1"
+    )
+
+
+def test_numbers_that_pandas_has_put_above_columns_are_a_header(tmp_path):
+    (tmp_path / "a.csv").write_text("0,1\nneg,Bad\npos,Good\n")
+    assert read_all(tmp_path / "a.csv", text="2", label="1") == ["neg", "pos"]
+
+
+def test_a_column_is_not_text_and_class_at_once(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\nGood,pos\nBad,neg\n")
+    assert "name the same column twice" in refusal(read_all, tmp_path / "a.csv", label="1")
+    assert "is missing" in refusal(read_all, tmp_path / "a.csv", text="text,", label="label")
+
+
+def test_rows_and_lines_without_anything_are_skipped(tmp_path):
+    """Excel ends a table with such rows, and an editor a file with such lines."""
+    (tmp_path / "a.csv").write_text("text,label\nGood,pos\nBad,neg\n,\n,\n")
+    assert read_all(tmp_path / "a.csv", label="label") == ["neg", "pos"]
+    (tmp_path / "b.txt").write_bytes(b"Good\tpos\r\n\r\nBad\tneg\r\n")
+    assert read_all(tmp_path / "b.txt", text="1", label="2") == ["neg", "pos"]
+
+
+def test_a_row_that_ends_within_quotes_is_refused_with_advice(tmp_path):
+    (tmp_path / "a.tsv").write_text('text\tlabel\n"Good\nfilm"\tpos\n')
+    assert "save texts with line ends as .csv" in refusal(
+        read_all, tmp_path / "a.tsv", label="label"
+    )
+
+
+def test_a_table_may_be_packed_within_an_archive(tmp_path):
+    content = gzip.compress(b"text,label\nGood,pos\nBad,neg\n")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("train.csv.gz", content)
+    assert read_all(tmp_path / "a.zip", label="label") == ["neg", "pos"]
+
+
+def test_a_test_set_without_labels_is_refused_with_advice(tmp_path):
+    """As competitions give it out."""
+    write_tree(tmp_path, {"train.csv": "id,text,target\n1,a,0\n2,b,1\n"})
+    write_tree(tmp_path, {"test.csv": "id,text\n1,a\n"})
+    answer = refusal(find_labelled, str(tmp_path), label="target")
+    assert "test.csv: no column 'target'" in answer and "move it away" in answer
+
+
+def test_columns_are_asked_for_in_a_folder_with_classes_txt_too(tmp_path):
+    rows = "1,Title A,Text A\n2,Title B,Text B\n"
+    write_tree(tmp_path, {"train.csv": rows, "test.csv": rows, "classes.txt": "x\ny\n"})
+    corpus = find_labelled(str(tmp_path), text="3", label="1")
+    assert read(corpus, "test") == [("Text A", "1"), ("Text B", "2")]
+    assert read(find_labelled(str(tmp_path))) == [
+        ("Title A Text A", "x"),
+        ("Title B Text B", "y"),
+    ]
+    assert "add --label" in refusal(find_labelled, str(tmp_path), text="3")
 
 
 def test_a_folder_of_tables(tmp_path):
@@ -573,6 +655,23 @@ def test_class_folders_of_texts_as_imdb_has_them(tmp_path):
     before = corpus.checksum()
     (folder / "train/pos/0_9.txt").rename(folder / "train/neg/9.txt")
     assert find_labelled(str(folder)).checksum() != before
+
+
+@pytest.mark.parametrize("train, test", [("train", "test1"), ("train_images", "test_images")])
+def test_files_that_are_in_no_class_folder_make_no_class_of_their_part(tmp_path, train, test):
+    """As in Kaggle's dogs and cats: all files of train/ would be of the class train."""
+    files = {f"{train}/cat.0.txt": "c", f"{train}/dog.0.txt": "d", f"{test}/1.txt": "?"}
+    folder = write_tree(tmp_path / "a", files)
+    answer = refusal(find_labelled, str(folder))
+    assert f"{test}: its files are in no class folder" in answer
+    vehicles = write_tree(tmp_path / "b", {"train/1.txt": "t", "car/1.txt": "c"})
+    assert classes_of(find_labelled(str(vehicles))) == ["car", "train"]
+
+
+def test_files_beside_the_parts_are_counted(tmp_path):
+    files = {"train/cat/0.txt": "c", "train/dog/0.txt": "d", "test/1.txt": "?", "a/1.txt": "?"}
+    corpus = find_labelled(str(write_tree(tmp_path, files)))
+    assert corpus.left_out_line().endswith("left out: 1 in a/, 1 in test/")
 
 
 def serve_archive(monkeypatch, tmp_path, name, file, files):
@@ -930,7 +1029,9 @@ def test_images_are_decoded_once(tmp_path, image, monkeypatch):
         folder.mkdir(parents=True, exist_ok=True)
         image.new("RGB", (9, 9), (6 * number,) * 3).save(folder / f"{number}.png")
     corpus = find_labelled(f"{tmp_path}/all")
-    folder = prepare(corpus, corpus.checksum(), tmp_path, "", 64, corpus.transform, 300)
+    folder = prepare_labelled(
+        corpus, corpus.checksum(), tmp_path, "", 64, corpus.transform, 300
+    )
     assert len(decoded) == 40
     found = {
         part: np.fromfile(folder / f"{part}.pixels", np.uint8).reshape(-1, 3, 32, 32)

@@ -101,8 +101,10 @@ def seconds(spans, process=0, lane="computing"):
     return {activity: round(value, 6) for activity, value in sums.items()}
 
 
-def spans_of(*traces):
-    return combine([find_step(read_events(trace), 8, len(traces)) for trace in traces])
+def spans_of(*traces, replicas=1):
+    return combine(
+        [find_step(read_events(trace), 8, len(traces), replicas) for trace in traces]
+    )
 
 
 def test_a_step_of_two_processes():
@@ -224,7 +226,7 @@ def fsdp(shards, numbers=800, dtype="c10::BFloat16"):
 
 
 def test_layers_of_fsdp_and_what_they_send():
-    step = find_step(read_events(fsdp(shards=2)), 8, 4)
+    step = find_step(read_events(fsdp(shards=2)), 8, world_size=4, replicas=2)
     assert [
         (each.name, each.unit, each.bytes, each.group_size) for each in step.collectives
     ] == [
@@ -244,7 +246,7 @@ def test_who_waits_for_whom_in_groups():
             each["ts"], each["dur"] = 20 * MS, 9 * MS
         elif each["name"] == "gloo:all_reduce" and each["ts"] == 71 * MS:
             each["ts"], each["dur"] = 75 * MS, 4 * MS
-    spans = spans_of(*traces)
+    spans = spans_of(*traces, replicas=2)
     waiting = {
         process: seconds(spans, process, "network").get("waiting", 0) for process in range(4)
     }
@@ -366,14 +368,14 @@ def test_the_formula():
     }
 
 
-def make_profile(folder, model, optimizer, step, **flags):
+def make_profile(folder, model, optimizer, step):
     """The profile of a run of 20 steps, which goes on after `step`."""
     from support.profiling.profiler import Profile
 
-    flags = {"benchmark": False, "device": "cpu", "accumulate": 2, "precision": "fp32"} | flags
+    flags = {"device": "cpu", "accumulate": 2, "precision": "fp32"}
     config = {"mode": "cpu", "world_size": 1, "flags": flags}
     (folder / "config.json").write_text(json.dumps(config))
-    args = SimpleNamespace(**flags, tensor=1)
+    args = SimpleNamespace(**flags, replicas=1, tensor=1)
     return Profile(args, folder, 0, 1, 20, model, optimizer, step)
 
 
@@ -416,16 +418,10 @@ def test_what_is_left_of_one_process(tmp_path, alone, compiled):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    "step, flags, message",
-    [
-        (0, {"benchmark": True}, "--benchmark"),
-        (15, {}, "records steps 22 to 24, but the last step of this run is 20"),
-    ],
-)
-def test_what_cannot_be_recorded(tmp_path, step, flags, message):
+def test_what_cannot_be_recorded(tmp_path):
+    message = "records steps 22 to 24, but the last step of this run is 20"
     with pytest.raises(UserError, match=message):
-        make_profile(tmp_path, torch.nn.Linear(1, 1), None, step, **flags)
+        make_profile(tmp_path, torch.nn.Linear(1, 1), None, step=15)
 
 
 def test_colours_are_told_apart():
