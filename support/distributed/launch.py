@@ -330,10 +330,7 @@ def torchrun(train: Train, command_line: CommandLine) -> None:
     # At Python's own end a thread of Gloo's may still hold a tensor, and abort: leave at once.
     sys.stdout.flush()
     sys.stderr.flush()
-    status = 0
-    if Signals.run_stopped:
-        status = 128 + (Signals.received or signal.SIGTERM)
-    os._exit(status)
+    os._exit(Signals.status() if Signals.run_stopped else 0)
 
 
 def check_environment() -> None:

@@ -32,6 +32,11 @@ class Signals:
                 signal.signal(number, handler)
 
     @classmethod
+    def status(cls) -> int:
+        """Returns the exit status of a process whose run was stopped."""
+        return 128 + (cls.received or signal.SIGTERM)
+
+    @classmethod
     def note(cls, number: int, _frame) -> None:
         cls.received = number
 

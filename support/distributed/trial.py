@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +12,10 @@ from dataclasses import dataclass
 import psutil
 import torch.distributed as dist
 
+from support.common.streams import ignore_lost_stdout
 from support.distributed.collectives import broadcast_object
 from support.distributed.rendezvous import open_port
+from support.distributed.signals import Signals
 
 TRIAL_STEPS = 40  # or fewer, where these take longer than SHARE_OF_TRIAL
 SHARE_OF_TRIAL = 0.2  # of the time
@@ -25,14 +28,15 @@ class Trial:
 
     max_seconds: float  # after which it ends
     epoch_steps: int = 0
-    epoch_seconds: float = 0.0  # of the steps of an epoch; 0: a signal has stopped the trial
+    epoch_seconds: float = 0.0  # of the steps of an epoch
 
 
 def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store, args) -> None:
     """Sets the number of epochs that fits in --minutes, or of steps if not even one epoch does.
 
     The trial is a run with --benchmark, which saves nothing: a run that is given the number
-    of epochs is the same run. All processes take part.
+    of epochs is the same run. All processes take part. A signal in the trial ends them: they
+    have nothing to save.
     """
     trial = Trial(60 * args.minutes * SHARE_OF_TRIAL)
     trial_args = dataclasses.replace(
@@ -51,8 +55,11 @@ def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store
         elapsed, epoch_seconds = broadcast_object(measured)
         dist.destroy_process_group()
     del server
-    if not epoch_seconds:  # a signal has stopped the trial, and will stop the run
-        return
+    if Signals.run_stopped:
+        if rank == 0:
+            with ignore_lost_stdout(OSError):
+                print("stopped in the trial of --minutes; nothing was saved")
+        sys.exit(Signals.status())
     remaining = max(0.0, 60 * args.minutes - elapsed) * SHARE_OF_STEPS
     epochs = remaining / epoch_seconds
     if epochs >= 1:

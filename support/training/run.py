@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 import socket
 import sys
 import time
@@ -23,6 +24,7 @@ from support.common.run_folder import lock_folder
 from support.common.streams import ignore_lost_stdout
 from support.distributed.collectives import all_gather_objects, broadcast_object
 from support.distributed.rendezvous import check_same_data
+from support.distributed.signals import Signals, stop_requested
 from support.training import summary
 from support.training.metrics_log import COLUMNS, MetricsLog
 from support.training.optim import learning_rate
@@ -502,11 +504,22 @@ class Run:
 
     def finish(self, step: int, model: nn.Module, stopping: bool) -> None:
         """Says how to resume a stopped run, or scores and sums up one that has ended."""
+        if self.profile:
+            last = self.profile.recorded[-1]
+            self.say(f"--profile: the run ended before step {last}, so nothing was recorded")
         if self.args.benchmark:
             summary.benchmark(self)
-        elif stopping:
+        elif stopping or stop_requested():  # a signal may have come in the last evaluation
             self.say(summary.how_to_resume(self, step))
         else:
+            Signals.handle(self.stop_scoring)
             summary.finish(self, model)
+            Signals.handle(Signals.note)
         self.close()
         dist.barrier()  # torchrun ends all ranks once one of them leaves with an error
+
+    def stop_scoring(self, number: int, _frame) -> None:
+        """Ends the process on a signal. The run is saved; once resumed, it is scored again."""
+        Signals.handle(lambda *_: None)  # ignores a second one
+        self.say(summary.how_to_resume(self, self.last_step))
+        os._exit(128 + number)

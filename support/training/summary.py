@@ -160,12 +160,12 @@ def choose_weights(run, model: nn.Module) -> tuple[dict, dict[str, float]]:
         state = checkpoint.average_weights(paths)
         mean = run.content(run.last_step, state) | {"averaged": len(paths)}
     metrics_of_mean = load_and_evaluate(mean["model"])
-    if metrics_of_mean["loss"] >= metrics["loss"]:
-        load_full_state_dict(model, best["model"])
-        return best, metrics
-    if run.writes:
-        checkpoint.save(run.folder / "best.pt", mean)
-    return mean, metrics_of_mean
+    if metrics_of_mean["loss"] < metrics["loss"]:  # never if it is not finite
+        if run.writes:
+            checkpoint.save(run.folder / "best.pt", mean)
+        return mean, metrics_of_mean
+    load_full_state_dict(model, best["model"])
+    return best, metrics
 
 
 def median_speed(path: Path) -> dict[str, float]:

@@ -111,9 +111,9 @@ class Hypotheses:
         length = self.ids.shape[2] - 1  # without bos
         at_limit = self.limit == length
         is_done = (ends | at_limit[:, None])[:, : self.beam]
-        # A single copy from the device, for which the CPU waits: NaN where nothing is done.
-        values = np.array(totals[:, : self.beam].masked_fill(~is_done, math.nan).tolist())
-        done_rows, columns = np.nonzero(~np.isnan(values))
+        # A single copy from the device, for which the CPU waits.
+        values, done = np.array(torch.stack([totals[:, : self.beam], is_done]).tolist())
+        done_rows, columns = np.nonzero(done)
         if not len(done_rows):
             return
         where = torch.from_numpy(np.stack([done_rows, columns]))

@@ -1,6 +1,7 @@
 """Settings by kind and amount of data, and the length of a run by its time."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from conftest import ROOT, SMALL, mathematics, read_metrics
 from support.common.errors import UserError
 from support.corpora.task_type import CLASSIFICATION_CORPORA, TRANSLATION_CORPORA
 from support.distributed.rendezvous import store_on_loopback
+from support.distributed.signals import Signals
 from support.distributed.trial import settle_length
 from support.training import summary, tasks
 from support.training.command_line import CommandLine, parse_arguments
@@ -62,11 +64,23 @@ def test_published_weights_have_settings_by_amount_too(tmp_path):
     assert names == ["pretrained-texts-to-1000.yaml", "pretrained-texts.yaml"]
 
 
+@pytest.fixture
+def group_of_one(monkeypatch):
+    """The store of a process that is the only one of its group."""
+    store = store_on_loopback()
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    return store
+
+
 @pytest.mark.parametrize(
     ("minutes", "epoch_seconds", "expected"),
     [(10, 60, {"epochs": 9, "steps": 0}), (1, 540, {"epochs": 7, "steps": 6})],
 )
-def test_minutes_become_epochs_or_steps(monkeypatch, minutes, epoch_seconds, expected):
+def test_minutes_become_epochs_or_steps(
+    monkeypatch, group_of_one, minutes, epoch_seconds, expected
+):
     """Of the time without what has passed, a tenth is kept for evaluations."""
 
     def train(rank, world_size, args):
@@ -74,15 +88,27 @@ def test_minutes_become_epochs_or_steps(monkeypatch, minutes, epoch_seconds, exp
         dist.init_process_group("gloo", rank=rank, world_size=world_size)
         args.trial.epoch_seconds, args.trial.epoch_steps = epoch_seconds, 60
 
-    store = store_on_loopback()
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(store.port))
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setattr("support.distributed.trial.seconds_since_start", lambda: 0.0)
     args = CpuSettings(minutes=minutes, epochs=7)
-    settle_length(train, 0, 1, store, args)
+    settle_length(train, 0, 1, group_of_one, args)
     assert {name: getattr(args, name) for name in expected} == expected
     assert not dist.is_initialized()
+
+
+def test_a_signal_in_the_trial_ends_the_run(monkeypatch, group_of_one, capfd):
+    """Whatever the trial has measured by then: it would give the run a wrong length."""
+
+    def train(rank, world_size, args):
+        dist.init_process_group("gloo", rank=rank, world_size=world_size)
+        args.trial.epoch_seconds, args.trial.epoch_steps = 60.0, 60
+        monkeypatch.setattr(Signals, "run_stopped", True)
+        monkeypatch.setattr(Signals, "received", signal.SIGINT)
+
+    args = CpuSettings(minutes=10, epochs=7)
+    with pytest.raises(SystemExit) as stop:
+        settle_length(train, 0, 1, group_of_one, args)
+    assert (stop.value.code, args.epochs) == (130, 7)
+    assert capfd.readouterr().out == "stopped in the trial of --minutes; nothing was saved\n"
 
 
 def test_a_trial_ends_when_its_time_is_over(monkeypatch):

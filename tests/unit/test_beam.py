@@ -112,6 +112,21 @@ def test_a_token_is_read_once_and_once_more_where_sentences_end(model, src, monk
     assert sum(step.count("read") == 2 for step in steps) <= len(src)
 
 
+@pytest.mark.parametrize("beam", [1, 4])
+def test_a_search_without_finite_scores_ends_at_the_limits(model, src, monkeypatch, beam):
+    """As with weights that have diverged."""
+    step = Decoder.step
+
+    def diverged_step(decoder, ids):
+        assert decoder.past_kv[0].shape[1] < CONFIG["max_length"], "it has no end"
+        return step(decoder, ids) * math.nan
+
+    monkeypatch.setattr(Decoder, "step", diverged_step)
+    for sentence, hypotheses in zip(src, beam_search(model, src, beam, n_best=beam)):
+        assert len(hypotheses) == beam
+        assert all(len(ids) <= limit(sentence) for _, ids in hypotheses)
+
+
 def test_the_length_penalty_divides_by_a_power_of_the_length(model, src):
     plain, penalized = (beam_search(model, src, 4, 4, length_penalty=p) for p in (0.0, 1.5))
     for sentence, a, b in zip(src, plain, penalized):

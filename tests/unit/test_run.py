@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import signal
 import sys
 from types import SimpleNamespace
@@ -18,7 +19,8 @@ from support.common import checkpoint
 from support.common.errors import UserError
 from support.distributed import launch
 from support.distributed.rendezvous import store_on_loopback
-from support.distributed.signals import STOPPING
+from support.distributed.signals import STOPPING, Signals
+from support.training import summary as run_summary
 from support.training.command_line import parse_arguments
 from support.training.settings import CpuSettings
 from support.translation.task import Translation
@@ -54,6 +56,7 @@ def train_here(tmp_path, monkeypatch):
         steps = iter(range(1, 10**6))
 
         def stop_requested() -> bool:
+            Signals.handle(Signals.note)
             step = next(steps)
             if step == kill:
                 raise Killed
@@ -139,3 +142,32 @@ def test_the_best_weights_of_another_run_are_removed(tmp_path, train_here):
     assert best_step(tmp_path / "logs/r") == 8
     train_here("--seed", 2, "--steps", 40, kill=2)
     assert not (tmp_path / "logs/r/best.pt").exists()
+
+
+def test_a_signal_in_the_last_evaluation_is_heeded(train_here, monkeypatch, capsys):
+    """Before the test set is scored, which may take long."""
+    monkeypatch.setattr("support.training.run.stop_requested", lambda: True)
+    assert train_here("--steps", 4) is None
+    assert "stopped and saved at step 4; resume with: " in capsys.readouterr().out
+
+
+def test_a_signal_while_a_run_is_scored_ends_it(train_here, monkeypatch, capfd):
+    """It is complete but for that, and says how to score it."""
+
+    def finish(run, model):
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("it goes on")
+
+    monkeypatch.setattr(run_summary, "finish", finish)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as stop:
+        train_here("--steps", 4)
+    assert stop.value.code == 130
+    assert "stopped and saved at step 4; resume with: " in capfd.readouterr().out
+
+
+def test_a_profile_that_a_run_is_too_short_for_is_missed(train_here, capsys):
+    pytest.importorskip("matplotlib")
+    train_here("--steps", 40, "--profile", stop=2)
+    said = "--profile: the run ended before step 9, so nothing was recorded"
+    assert said in capsys.readouterr().out
