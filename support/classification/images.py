@@ -213,19 +213,12 @@ def shift_and_mirror(pixels: np.ndarray, offsets_and_flips: np.ndarray) -> np.nd
     comes in from outside the image is black.
     """
     height, width = pixels.shape[2:]
-    out = np.zeros_like(pixels)
-    clipped = np.clip(offsets_and_flips, [-height, -width, 0], [height, width, 1]).tolist()
-    for image, shifted, (down, right, mirror) in zip(pixels, out, clipped):
-        rows, old_rows = shift_slices(down, height)
-        columns, old_columns = shift_slices(right, width)
-        shifted[:, rows, columns] = image[:, old_rows, old_columns]
-        if mirror:
-            shifted[:] = shifted[:, :, ::-1].copy()
+    margin = np.abs(offsets_and_flips[:, :2]).max(initial=0)
+    padded = np.pad(pixels, ((0, 0), (0, 0), (margin, margin), (margin, margin)))
+    out = np.empty_like(pixels)
+    for i, (down, right, is_mirrored) in enumerate(offsets_and_flips.tolist()):
+        top = margin - down
+        left = margin - right
+        image = padded[i, :, top : top + height, left : left + width]
+        out[i] = image[:, :, ::-1] if is_mirrored else image
     return out
-
-
-def shift_slices(shift: int, length: int) -> tuple[slice, slice]:
-    """Returns the part of an edge that stays visible: its place after a shift, and before."""
-    after = slice(max(0, shift), length + min(0, shift))
-    before = slice(max(0, -shift), length - max(0, shift))
-    return after, before

@@ -215,7 +215,7 @@ def find_collectives(
         elif unit:  # the ranks that have the same shard sum its gradients
             group_size = replicas
             is_strided = True
-        elif is_of_dtensor(outer):
+        elif tensor > 1 and is_of_dtensor(outer):
             unit = "activations"
             group_size = tensor
         elif any(event.start in backward for backward in backward_passes):
