@@ -97,6 +97,8 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise UserError(
             "--text and --label name columns of --score's file, so pass --score, too"
         )
+    if args.export == "":
+        raise UserError("--export needs the name of a folder")
     if args.export and (Path(args.export) / "config.json").exists():
         raise UserError(f"--export {args.export}: the folder has a model already")
     if args.threads < 0:
@@ -299,7 +301,7 @@ def main() -> None:
     predictor = Predictor(args)
     if args.score is not None:
         score(args, predictor)
-    elif args.export:
+    elif args.export is not None:
         export(Path(args.export), predictor.model, predictor.saved)
         print(f"{args.export}: {predictor.path} in the format of transformers")
     elif args.example is not None:

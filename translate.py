@@ -103,6 +103,8 @@ def check_combinations(args: argparse.Namespace) -> None:
         raise UserError("--score translates a file: leave out the sentence")
     if args.score and args.n_best > 1:
         raise UserError("--score takes the best translation: leave out --n-best")
+    if args.attention == "":
+        raise UserError("--attention needs the name of a PNG file")
     if args.attention and not args.text:
         raise UserError("--attention needs a sentence to translate: add it to the command")
     if args.attention and (args.score or args.n_best > 1 or is_ensemble):
@@ -249,7 +251,7 @@ def main() -> None:
     args = parse_arguments()
     if args.score:
         score_file(args)
-    elif args.attention:
+    elif args.attention is not None:
         plot_attention(args)
     elif args.text is not None:
         print(Translator(args)([readable(args.text)])[0])

@@ -174,9 +174,13 @@ def column(estimate: Estimate, fewest: int, total_tokens: float) -> dict[str, st
 
 def training_flags(estimate: Estimate, args: argparse.Namespace) -> str:
     """Returns the flags of the training script for this estimate."""
-    flags = [] if args.data else ["--data CORPUS"]
-    for name, value in args.given.items():
-        if name == "delay_ms" or name not in ("data", *SHARED) or value is False:
+    flags = [f"--data {args.data or 'CORPUS'}"]
+    names = set(args.given)
+    if not args.data:  # CORPUS has default settings that depend on its size
+        names |= set_for_pairs()
+    for name in SHARED:
+        value = getattr(args, name)
+        if name == "delay_ms" or name not in names or value is False:
             continue
         flags.append(option(name) if value is True else f"{option(name)} {value}")
     if estimate.accumulate > 1:
@@ -186,6 +190,12 @@ def training_flags(estimate: Estimate, args: argparse.Namespace) -> str:
     if args.total_tokens:
         flags.append(f"--steps {math.ceil(args.total_tokens / estimate.step.tokens)}")
     return " ".join(flags)
+
+
+def set_for_pairs() -> set[str]:
+    """Returns the flags that the files in configs/ for sentence pairs of any amount set."""
+    files = [read_config(str(path), Settings) for path in CONFIGS.glob("pairs*.yaml")]
+    return {name for flags in files for name in flags}
 
 
 def command(estimate: Estimate, args: argparse.Namespace) -> str:

@@ -27,13 +27,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.common.errors import UserError, run_main
 from support.common.paths import LOGS
+from support.common.run_folder import check_name
 
 # As in support/distributed/signals.py, which loads PyTorch. Windows has only the first two.
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 STOPPING = [signal.Signals[name] for name in NAMES if hasattr(signal, name)]
-
-
-HEADS = 4  # of a model, unless the flags say otherwise
 
 
 @dataclass
@@ -57,10 +55,12 @@ def study_processes(args: argparse.Namespace) -> list[StudyRun]:
     if args.device == "cpu":
         modes.append("cpu")
     flags = f"--steps {args.steps} --batch-tokens 4096 --log-every 5 {shape(args, 2, 128, 512)}"
+    if not args.pretrained:
+        flags += f" --heads {args.heads}"
     runs = []
     for mode in modes:
         for processes in args.processes:
-            if mode == "tp" and HEADS % processes:
+            if mode == "tp" and args.heads % processes:
                 continue  # they cannot share the heads
             run = StudyRun(f"{mode}-{processes}", mode, processes, flags)
             if sys.platform == "linux" and args.device == "cpu" and shutil.which("taskset"):
@@ -193,7 +193,7 @@ def read_flags() -> argparse.Namespace:
         add_flags(subparser, name)
     args, passed_on = parser.parse_known_args()
     args.passed_on = passed_on
-    args.name = args.name.removeprefix("logs/")
+    args.name = check_name(args.name)
     args.mode = "ddp" if args.device == "cuda" else "cpu"
     return args
 
@@ -208,22 +208,49 @@ def add_flags(parser: argparse.ArgumentParser, study: str) -> None:
     add("--name", default=f"study-{study}", help=f"folder in logs/ [study-{study}]")
     if study == "processes":
         numbers = [1, 2, 4]
-        add("--processes", type=int, nargs="+", metavar="N", default=numbers, help="[1 2 4]")
-        add("--steps", type=int, default=60, help="of each run [60]")
+        add(
+            "--processes",
+            type=positive,
+            nargs="+",
+            metavar="N",
+            default=numbers,
+            help="[1 2 4]",
+        )
+        add("--steps", type=positive, default=60, help="of each run [60]")
+        add(
+            "--heads",
+            type=positive,
+            default=4,
+            help="attention heads, also of --pretrained [4]",
+        )
         return
-    add("--processes", type=int, default=2, help="of each run [2]")
+    add("--processes", type=positive, default=2, help="of each run [2]")
     if study == "batch-size":
-        add("--batches", type=int, nargs="+", metavar="N", help="sizes, in tokens or examples")
-        add("--tokens", type=int, default=160_000, help="of each run [160000]")
-        add("--examples", type=int, default=16_000, help="of each run [16000]")
+        add(
+            "--batches",
+            type=positive,
+            nargs="+",
+            metavar="N",
+            help="sizes, in tokens or examples",
+        )
+        add("--tokens", type=positive, default=160_000, help="of each run [160000]")
+        add("--examples", type=positive, default=16_000, help="of each run [16000]")
     elif study == "learning-rate":
         add("--rates", nargs="+", metavar="LR", help="peak learning rates")
-        add("--epochs", type=int, default=5, help="of each run [5]")
+        add("--epochs", type=positive, default=5, help="of each run [5]")
     else:
         delays = ["0", "1", "10", "50", "100"]
         add("--delays", nargs="+", metavar="MS", default=delays, help="[0 1 10 50 100]")
-        add("--steps", type=int, default=80, help="micro-batches of each run [80]")
+        add("--steps", type=positive, default=80, help="micro-batches of each run [80]")
         add("--no-netem", dest="netem", action="store_false", help="use --delay-ms")
+
+
+def positive(text: str) -> int:
+    """Returns a number of at least 1, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number}: it must be at least 1")
+    return number
 
 
 def find_command(args: argparse.Namespace, run: StudyRun) -> list[str]:
@@ -289,10 +316,10 @@ def check_same_flags(args: argparse.Namespace, run: StudyRun) -> None:
         raise UserError(f"{folder} was started as: {before}; pass --name for another study")
 
 
-def train_and_plot(args: argparse.Namespace, runs: list[StudyRun], task: int) -> None:
+def train_and_plot(args: argparse.Namespace, runs: list[StudyRun], task: int | None) -> None:
     """Trains what is not finished; once all is, writes the table and the plots.
 
-    task: the number of the only run to train; 0: all.
+    task: the number of the only run to train, from 1; None: all.
     """
     folder = LOGS / args.name
     for run in runs:
@@ -301,9 +328,14 @@ def train_and_plot(args: argparse.Namespace, runs: list[StudyRun], task: int) ->
         if not (folder / run.name / "summary.json").exists():
             train(args, run)
     folders = [folder / run.name for run in runs]
-    finished = sum((each / "summary.json").exists() for each in folders)  # by other tasks, too
-    if finished < len(runs):
+    # Other tasks may have finished some, too.
+    missing = [i for i, each in enumerate(folders, 1) if not (each / "summary.json").exists()]
+    if missing:
+        finished = len(runs) - len(missing)
         print(f"{args.name}: {finished} of {len(runs)} runs are finished; the last one plots")
+        last_task = int(os.environ.get("SLURM_ARRAY_TASK_MAX", len(runs)))
+        if missing[-1] > last_task:
+            print(f"no task of this array trains the others: sbatch --array=1-{len(runs)}")
         return
     if call(["python", "plot.py", "--out", str(folder), *map(str, folders)]):
         raise UserError(f"plot.py failed; started again, {args.name} repeats it")
@@ -319,10 +351,14 @@ def main() -> None:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, stop)
     runs = STUDIES[args.study](args)
-    task = int(os.environ.get("SLURM_ARRAY_TASK_ID", 0))
-    if task > len(runs):
-        print(f"{args.name}: there are only {len(runs)} runs, none for task {task}")
-        return
+    task = None
+    if "SLURM_ARRAY_TASK_ID" in os.environ:
+        task = int(os.environ["SLURM_ARRAY_TASK_ID"])
+        if task < 1:
+            raise UserError(f"tasks count from 1: sbatch --array=1-{len(runs)}")
+        if task > len(runs):
+            print(f"{args.name}: there are only {len(runs)} runs, none for task {task}")
+            return
     try:
         train_and_plot(args, runs, task)
     except SystemExit as end:

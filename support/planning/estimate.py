@@ -283,11 +283,18 @@ def layouts(per_node: int) -> list[tuple[int, int]]:
 def fewest_gpus(step: TrainingStep, hardware: Hardware, mode: str, per_node: int) -> int:
     """Returns the smallest number of GPUs that hold the model; 0 if MAX_GPUS do not."""
     for nodes, gpus in layouts(per_node):
-        if mode == "tp" and not can_split(step, gpus):
+        if not can_run(step, mode, nodes, gpus):
             continue
         if any(estimate.fits for estimate in candidates(step, hardware, mode, nodes, gpus)):
             return nodes * gpus
     return 0
+
+
+def can_run(step: TrainingStep, mode: str, nodes: int, per_node: int) -> bool:
+    """Returns whether a mode can use so many GPUs, or cores, of so many nodes."""
+    if mode == "cpu":
+        return nodes == 1
+    return mode != "tp" or can_split(step, per_node)
 
 
 def can_split(step: TrainingStep, gpus: int) -> bool:

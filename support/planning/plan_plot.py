@@ -11,7 +11,7 @@ from support.common.figures import (
     VERMILLION,
     new_figure,
 )
-from support.planning.estimate import MAX_GPUS, MODE_NAMES, best, can_split
+from support.planning.estimate import MAX_GPUS, MODE_NAMES, best, can_run
 from support.planning.footprint import TrainingStep
 from support.planning.machines import Hardware
 
@@ -56,7 +56,7 @@ def plot_estimates(
             estimates = [
                 best(step, hardware, mode, *layout)
                 for layout in layouts
-                if mode != "tp" or can_split(step, layout[1])
+                if can_run(step, mode, *layout)
             ]
             fitting = [estimate for estimate in estimates if estimate.fits]
             for axes, value in zip(panels, PANELS.values()):
@@ -65,7 +65,9 @@ def plot_estimates(
                 y = [value(estimate) for estimate in shown]
                 axes.plot(x, y, color=color, marker=marker, label=MODE_NAMES[mode])
         limit = hardware.usable_memory / 1e9
-        panels[0].axhline(limit, color="black", linestyle="--", label="what a GPU can hold")
+        holder = "process" if hardware.cpu else "GPU"
+        label = f"what a {holder} can hold"
+        panels[0].axhline(limit, color="black", linestyle="--", label=label)
         set_scales(panels, [nodes * gpus for nodes, gpus in layouts])
         for axes in panels[2:]:
             axes.set_xlabel("processes" if hardware.cpu else "GPUs")

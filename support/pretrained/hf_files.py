@@ -116,7 +116,12 @@ def tokenizer_of_vocabulary(folder: Path) -> Tokenizer:
     if (folder / "tokenizer_config.json").is_file():
         config = read_entries(folder / "tokenizer_config.json")
     words = {word: i for i, word in enumerate(read_lines(folder / "vocab.txt"))}
-    tokenizer = BertWordPieceTokenizer(words, lowercase=config.get("do_lower_case", True))
+    tokenizer = BertWordPieceTokenizer(
+        words,
+        lowercase=config.get("do_lower_case", True),
+        strip_accents=config.get("strip_accents"),  # None: as `lowercase`
+        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+    )
     return Tokenizer.from_str(tokenizer.to_str())
 
 

@@ -31,13 +31,25 @@ SETTINGS = {
     "delay_ms": "delay {:g} ms",
 }
 # Other flags that affect speed and loss, with their usual values. Runs that differ in one of
-# them belong to different studies.
+# them belong to different studies. (Not --warmup and --tensor: they may grow with what a study
+# compares, the batch size and the processes.)
 STUDY_FLAGS = {
+    "src": "de",
+    "tgt": "en",
+    "text": "",
+    "label": "",
+    "pretrained": "",
+    "dropout": 0.1,
+    "label_smoothing": 0.1,
+    "norm": "pre",
+    "schedule": "noam",
+    "weight_decay": 0.0,
     "replicas": 1,
     "precision": "",
     "compile": False,
     "recompute": False,
     "freeze": 0,
+    "netem": False,
 }
 # What is always above 0, and so can be drawn on a logarithmic scale.
 POSITIVE = {"processes", "batch_tokens", "lr", "speed_up", *RESULTS, "loss"}
@@ -202,7 +214,7 @@ def values_of(rows: list[Row], column: str) -> list[float]:
 
 def study_of(flags: dict, parameters: int) -> str:
     """Returns what runs that can be compared have in common: data, size, and other flags."""
-    words = [Path(str(flags.get("data"))).name, f"{parameters / 1e6:.1f}M parameters"]
+    words = [str(flags.get("data")), f"{parameters / 1e6:.1f}M parameters"]
     if flags.get("batch_size"):
         words.append("steps of examples")
     for name, usual in STUDY_FLAGS.items():

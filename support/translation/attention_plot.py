@@ -1,6 +1,7 @@
 """A plot of what each word of a translation attends to: translate.py --attention."""
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from support.common.figures import new_figure
 from support.common.text_table import text_width
 from support.translation.beam import beam_search
 from support.translation.lines import printable
+
+# Letters of scripts without spaces: Thai, Lao, Burmese, Khmer, kana, Chinese.
+UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+PART_OF_CHARACTER = "\ufffd"  # what bytes that are no whole character are decoded as
 
 
 @dataclass
@@ -76,7 +81,10 @@ def alignment(model: Transformer, src: Tensor, tgt_in: Tensor) -> Tensor:
 
 
 def find_words(bpe: BPE, ids: list[int]) -> list[Word]:
-    """Returns the words that token ids make up; eos is a word of its own, "end"."""
+    """Returns the words that token ids make up; eos is a word of its own, "end".
+
+    Where a script has no spaces, a word is the fewest tokens that make up whole characters.
+    """
     groups: list[list[int]] = []  # positions of each word's tokens
     for position, token in enumerate(ids):
         subword = bpe.tokenizer.id_to_token(token) or ""
@@ -85,11 +93,24 @@ def find_words(bpe: BPE, ids: list[int]) -> list[Word]:
             groups.append([])
         groups[-1].append(position)
     words = []
-    for positions in groups:
-        tokens = [ids[position] for position in positions]
-        text = "end" if tokens == [EOS] else printable(bpe.decode(tokens))
-        words.append(Word(text, positions))
+    for group in groups:
+        for positions in whole_characters(bpe, ids, group):
+            tokens = [ids[position] for position in positions]
+            text = "end" if tokens == [EOS] else printable(bpe.decode(tokens))
+            words.append(Word(text, positions))
     return words
+
+
+def whole_characters(bpe: BPE, ids: list[int], positions: list[int]) -> list[list[int]]:
+    """Divides the tokens between two spaces into words if their script has no spaces."""
+    if not UNSPACED.search(bpe.decode([ids[position] for position in positions])):
+        return [positions]
+    words: list[list[int]] = [[]]
+    for position in positions:
+        words[-1].append(position)
+        if PART_OF_CHARACTER not in bpe.decode([ids[i] for i in words[-1]]):
+            words.append([])
+    return [word for word in words if word]
 
 
 def plot_weights(weights: Tensor, rows: list[Word], columns: list[Word], path: Path) -> None:

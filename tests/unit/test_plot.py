@@ -204,6 +204,17 @@ def test_what_runs_differ_in_is_compared(tmp_path):
     assert {*draw("--out", ".", *runs, cwd=tmp_path)[0]} == {"curves.png", "batch_size.png"}
 
 
+@pytest.mark.parametrize(
+    "flags", [{"data": "y/news"}, {"tgt": "fr"}, {"dropout": 0.5}, {"netem": True}]
+)
+def test_runs_that_differ_in_more_are_not_joined(tmp_path, flags):
+    runs = table_of(
+        write_run(tmp_path / "a", **{"data": "x/news", "lr": 0.001}),
+        write_run(tmp_path / "b", **{"data": "x/news", "lr": 0.002} | flags),
+    )
+    assert runs_table.compare(runs, "lr", "tokens_per_second") == {}
+
+
 def test_steps_of_examples_and_of_tokens_are_not_compared(tmp_path):
     runs = table_of(
         write_run(tmp_path / "examples", batch_size=64),

@@ -17,6 +17,7 @@ from support.classification.classifier import Classifier, ClassifierConfig, norm
 from support.classification.images import ImageTransform, read_image
 from support.common.errors import UserError
 from support.pretrained.export import export
+from support.pretrained.hf_files import tokenizer_of_vocabulary
 from support.pretrained.load import load_pretrained
 
 WORDS = [
@@ -439,6 +440,14 @@ def test_vocab_txt_makes_a_tokenizer(folder, lower):
     kept = ["[CLS]", "[UNK]", "Café", "##s", ",", "Café", "dog", "Dog", "[SEP]"]
     assert encoded.tokens == (kept if lower is False else lowered)
     assert encoded.ids == [WORDS.index(token) for token in encoded.tokens]
+
+
+def test_vocab_txt_keeps_accents_where_the_model_knows_them(folder):
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("\n".join([*WORDS, "café"]) + "\n", encoding="utf-8")
+    change(folder / "tokenizer_config.json", do_lower_case=True, strip_accents=False)
+    model = tokenizer_of_vocabulary(folder)
+    assert model.encode("Café", add_special_tokens=False).tokens == ["café"]
 
 
 def test_a_tokenizer_neither_pads_nor_cuts(folder):

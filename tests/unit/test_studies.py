@@ -46,7 +46,7 @@ def study(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(batch_study.signal, "signal", lambda number, answer: None)
     commands = []
 
-    def run(flags, task=0, during=None):
+    def run(flags, task=None, during=None):
         before = len(commands)
 
         def call(command):
@@ -61,7 +61,10 @@ def study(tmp_path, monkeypatch, capsys):
         with monkeypatch.context() as patch:
             patch.setattr(batch_study, "call", call)
             patch.setattr(sys, "argv", ["study.py", *shlex.split(flags)])
-            patch.setenv("SLURM_ARRAY_TASK_ID", str(task))
+            patch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
+            if task is not None:
+                patch.setenv("SLURM_ARRAY_TASK_ID", str(task))
+                patch.setenv("SLURM_ARRAY_TASK_MAX", "12")
             status = 0
             try:
                 run_main(batch_study.main)
@@ -265,6 +268,42 @@ def test_a_run_that_fails_ends_the_study(folder):
     assert "logs/study-learning-rate/lr-0.0003 ended with status 2; started again" in errors
     study = folder / "logs" / "study-learning-rate"
     assert [path.name for path in study.iterdir()] == ["lr-0.0003"]
+
+
+def test_an_array_with_too_few_tasks_says_so(study):
+    """The last task has not finished the last run, so nothing would be plotted."""
+    flags = "delay --no-netem --delays 0 1 5 10 20 50 100"
+    for task in range(1, 13):
+        status, output, _, commands = study(flags, task=task)
+        assert status == 0 and len(commands) == 1
+    assert output.endswith("others: sbatch --array=1-14\n")
+
+
+def test_tasks_count_from_one(study):
+    """Task 0 would train all runs, beside the tasks that train one each."""
+    status, _, errors, commands = study("delay --no-netem", task=0)
+    assert (status, commands) == (2, []) and "sbatch --array=1-10" in errors
+
+
+def test_models_with_other_heads_are_split_into_other_parts(study):
+    *_, commands = study("processes --processes 1 8 --heads 8")
+    assert any("tp-8" in command for command in commands)
+    *_, commands = study("processes --processes 1 4 --heads 2 --name two")
+    assert not any("tp-4" in command for command in commands)
+
+
+@pytest.mark.parametrize(
+    "flags, part",
+    [
+        ("processes --processes 0", "must be at least 1"),
+        ("batch-size --batches -4", "must be at least 1"),
+        ("learning-rate --name ../../elsewhere", "letters, digits"),
+    ],
+)
+def test_impossible_flags_are_refused(study, tmp_path, flags, part):
+    status, _, errors, commands = study(flags)
+    assert (status, commands) == (2, []) and part in errors
+    assert not (tmp_path / "logs").exists()
 
 
 def test_a_task_too_many(study):

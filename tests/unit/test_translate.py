@@ -26,11 +26,12 @@ from conftest import (
 from test_beam import make_model  # the latter is a fixture
 
 import translate
-from data import BOS, EOS
+from data import BOS, BPE, EOS
 from model import ModelConfig, Transformer, initialize
 from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError
 from support.common.errors import run_main as answered
+from support.translation.attention_plot import find_words
 from support.translation.beam import translate_batch
 
 SENTENCE = "Ein Hund läuft im Park."
@@ -283,6 +284,19 @@ def test_a_picture_of_what_each_word_attends_to(trained, answer):
     for wrong in (["out.png"], ["out.png", "Hund " * 500]):
         with pytest.raises(UserError, match="--attention"):
             answer("--attention", *wrong)
+
+
+def test_words_of_scripts_without_spaces():
+    """A whole sentence would be a single column of the picture."""
+    text = "Rex mag 我喜欢狗。"
+    bpe = BPE.train(["Rex mag Bäume"], 300)  # a Chinese character is three tokens
+    ids = [*bpe.encode([text])[0], EOS]
+    words = find_words(bpe, ids)
+    assert len(words) > 5 and words[-1].text == "end"
+    assert "".join(word.text for word in words[:-1]).replace(" ", "") == text.replace(" ", "")
+    assert [position for word in words for position in word.positions] == [*range(len(ids))]
+    german = find_words(bpe, bpe.encode(["Rex mag Bäume"])[0])
+    assert [word.text.strip() for word in german] == ["Rex", "mag", "Bäume"]
 
 
 # --- The other engine -------------------------------------------------------------------------
