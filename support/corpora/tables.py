@@ -291,8 +291,8 @@ def read_columns(
     """Yields the number of each row and the cells of some columns. Raises UserError.
 
     columns: names in the first row or in the JSON objects, or positions from 1. If all are
-    positions, the first row may be a header: see `is_header`. flags: the flags
-    that name columns, for error messages.
+    positions, the first row may be a header: see `is_header`. flags: the flags that name
+    columns, for error messages.
     """
     if suffix_of(path) in JSON:
         yield from read_columns_of_objects(path, columns, flags)
