@@ -118,7 +118,7 @@ class Predictor:
         self.path = find_checkpoint(args.checkpoint, "classification")
         self.model, self.saved = load_classifier(self.path)
         self.model.to(args.device)
-        speed_up(self.model, args.device, bf16=False)
+        speed_up(self.model, args.device)
         self.classes = self.saved["classes"]
         self.transform = self.model.transform
         self.modality = "image" if self.transform else "text"

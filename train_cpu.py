@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.nn.utils import clip_grad_norm_
 
 from model import initialize
+from support.common.hardware import autocast_dtype
 from support.distributed.launch import rank_0_first, spawn
 from support.distributed.signals import stop_requested
 from support.training.command_line import parse_arguments
@@ -33,13 +34,15 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
         task = find_task(args)
 
     # --- Model and optimizer: the same on every rank, from the same seed or checkpoint
+    dtype = autocast_dtype(args.precision)  # bf16, fp16, or None for fp32
     model = task.model().to(device)
     initialize(model, args.seed)
     parameters = [weight for weight in model.parameters() if weight.requires_grad]
     groups = parameter_groups(model, args)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
     run = Run(args, task, rank, world_size)
-    step = run.restore(model, optimizer)
+    step = run.restore(model, optimizer, scaler)
     # Every .grad is a view into one flat tensor, so that one all-reduce sums all of them.
     sizes = [parameter.numel() for parameter in parameters]
     gradients = torch.zeros(sum(sizes))
@@ -58,18 +61,20 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
         for index in range(rank, num_micro_batches, world_size):
             # Micro-batch i of n has the step's examples i, i + n, i + 2n, ...
             batch = task.batches.micro_batch(step, index, num_micro_batches, device)
-            with torch.autocast(device.type, torch.bfloat16, args.precision == "bf16"):
+            with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 loss, batch_nll = model(*batch)  # sums; the nll is without smoothing
-            (loss / targets).backward()  # gradients add up over micro-batches
+            scaler.scale(loss / targets).backward()  # gradients add up over micro-batches
             nll += batch_nll
 
         # --- Synchronize: sum the gradients over all ranks
         dist.all_reduce(gradients)
 
         # --- Step: each rank updates its copy, or its shard, of the weights
+        scaler.unscale_(optimizer)  # only --precision fp16 scales the loss
         norm = clip_grad_norm_(parameters, max_norm)
         set_learning_rate(optimizer, lr)
-        optimizer.step()
+        scaler.step(optimizer)  # optimizer.step(), unless an fp16 gradient overflowed
+        scaler.update()
         gradients.zero_()  # zero_grad() would drop the views
         step += 1
         stopping = stop_requested()  # if one rank is asked to stop, all stop
@@ -79,7 +84,7 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
         if run.should_evaluate(step):
             run.save_best(step, model, task.evaluate(model, "valid", rank, world_size))
         if run.should_save(step, stopping):
-            run.save_checkpoint(step, model, optimizer)
+            run.save_checkpoint(step, model, optimizer, scaler)
 
     # --- The end
     run.finish(step, model, stopping)

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from model import initialize
+from support.common.hardware import autocast_dtype
 from support.distributed.launch import rank_0_first, torchrun
 from support.distributed.signals import stop_requested
 from support.training.command_line import parse_arguments
@@ -42,13 +43,15 @@ def train(rank: int, world_size: int, args: Settings) -> None:
         task = find_task(args)
 
     # --- Model and optimizer: the same on every rank, from the same seed or checkpoint
+    dtype = autocast_dtype(args.precision)  # bf16, fp16, or None for fp32
     model = task.model().to(device)
     initialize(model, args.seed)
     parameters = [weight for weight in model.parameters() if weight.requires_grad]
     groups = parameter_groups(model, args)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
     run = Run(args, task, rank, world_size)
-    step = run.restore(model, optimizer)
+    step = run.restore(model, optimizer, scaler)
     ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
 
     # --- The loop: each iteration is one step of all ranks
@@ -65,15 +68,17 @@ def train(rank: int, world_size: int, args: Settings) -> None:
             batch = task.batches.micro_batch(step, index, num_micro_batches, device)
             is_last = index + world_size >= num_micro_batches
             ddp_model.require_backward_grad_sync = is_last  # only then are gradients sent
-            with torch.autocast(device.type, torch.bfloat16, args.precision == "bf16"):
+            with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 loss, batch_nll = ddp_model(*batch)  # sums; the nll is without smoothing
-            (loss * world_size / targets).backward()  # DDP and FSDP average over ranks
+            scaler.scale(loss * world_size / targets).backward()  # DDP averages over ranks
             nll += batch_nll
 
         # --- Step: each rank updates its copy, or its shard, of the weights
+        scaler.unscale_(optimizer)  # only --precision fp16 scales the loss
         norm = clip_grad_norm_(parameters, max_norm)
         set_learning_rate(optimizer, lr)
-        optimizer.step()
+        scaler.step(optimizer)  # optimizer.step(), unless an fp16 gradient overflowed
+        scaler.update()
         optimizer.zero_grad(set_to_none=False)  # keeps the views into DDP's buckets
         step += 1
         stopping = stop_requested()  # if one rank is asked to stop, all stop
@@ -83,7 +88,7 @@ def train(rank: int, world_size: int, args: Settings) -> None:
         if run.should_evaluate(step):
             run.save_best(step, model, task.evaluate(model, "valid", rank, world_size))
         if run.should_save(step, stopping):
-            run.save_checkpoint(step, model, optimizer)
+            run.save_checkpoint(step, model, optimizer, scaler)
 
     # --- The end
     run.finish(step, model, stopping)

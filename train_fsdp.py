@@ -18,6 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.utils import clip_grad_norm_
 
 from model import initialize
+from support.common.hardware import autocast_dtype
 from support.distributed.launch import rank_0_first, torchrun
 from support.distributed.signals import stop_requested
 from support.training.command_line import parse_arguments
@@ -43,15 +44,15 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
         task = find_task(args)
 
     # --- Model and optimizer: the same on every rank, from the same seed or checkpoint
+    dtype = autocast_dtype(args.precision)  # bf16, fp16, or None for fp32
     with torch.device("meta"):  # shapes, but no memory yet
         model = task.model()
     # --replicas N: N groups of ranks; each group holds the whole model, each rank a shard.
     mesh_shape = (args.replicas, world_size // args.replicas)
     mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=("replicate", "shard"))
     mesh = mesh if args.replicas > 1 else mesh["shard"]
-    # Parameters are gathered in bf16 and gradients summed in fp32; the shards stay in fp32.
-    bf16 = torch.bfloat16 if args.precision == "bf16" else None
-    precision = MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=torch.float32)
+    # Parameters are gathered in `dtype`, gradients summed in fp32; the shards stay in fp32.
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for module in [*model.layers(), model]:  # layer by layer; the rest of the model comes last
         fully_shard(module, mesh=mesh, mp_policy=precision)
     model.to_empty(device=device)  # allocates the shards, which initialize() fills
@@ -59,8 +60,9 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
     parameters = [weight for weight in model.parameters() if weight.requires_grad]
     groups = parameter_groups(model, args)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
     run = Run(args, task, rank, world_size)
-    step = run.restore(model, optimizer)
+    step = run.restore(model, optimizer, scaler)
 
     # --- The loop: each iteration is one step of all ranks
     max_norm = args.clip or math.inf  # --clip 0 measures the norm and clips nothing
@@ -76,15 +78,17 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
             batch = task.batches.micro_batch(step, index, num_micro_batches, device)
             is_last = index + world_size >= num_micro_batches
             model.set_requires_gradient_sync(is_last)  # only then are gradients sent
-            with torch.autocast(device.type, torch.bfloat16, args.precision == "bf16"):
+            with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 loss, batch_nll = model(*batch)  # sums; the nll is without smoothing
-            (loss * world_size / targets).backward()  # DDP and FSDP average over ranks
+            scaler.scale(loss * world_size / targets).backward()  # FSDP averages over ranks
             nll += batch_nll
 
         # --- Step: each rank updates its copy, or its shard, of the weights
+        scaler.unscale_(optimizer)  # only --precision fp16 scales the loss
         norm = clip_grad_norm_(parameters, max_norm).full_tensor()  # of all shards
         set_learning_rate(optimizer, lr)
-        optimizer.step()
+        scaler.step(optimizer)  # optimizer.step(), unless an fp16 gradient overflowed
+        scaler.update()
         optimizer.zero_grad()
         step += 1
         stopping = stop_requested()  # if one rank is asked to stop, all stop
@@ -94,7 +98,7 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
         if run.should_evaluate(step):
             run.save_best(step, model, task.evaluate(model, "valid", rank, world_size))
         if run.should_save(step, stopping):
-            run.save_checkpoint(step, model, optimizer)
+            run.save_checkpoint(step, model, optimizer, scaler)
 
     # --- The end
     run.finish(step, model, stopping)

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
 
 from model import initialize, tensor_parallel_plan
+from support.common.hardware import autocast_dtype
 from support.distributed.launch import rank_0_first, torchrun
 from support.distributed.signals import stop_requested
 from support.distributed.weights import clip_gradients
@@ -44,6 +45,7 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
         task = find_task(args)
 
     # --- Model and optimizer: the same on every rank, from the same seed or checkpoint
+    dtype = autocast_dtype(args.precision)  # bf16, fp16, or None for fp32
     with torch.device("meta"):  # shapes, but no memory yet
         model = task.model()
     # --tensor N: TP groups of N ranks compute each layer together; FSDP shards across groups.
@@ -52,9 +54,8 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
     data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
     for layer in model.layers():
         parallelize_module(layer, mesh["tensor"], tensor_parallel_plan())
-    # Parameters are gathered in bf16 and gradients summed in fp32; the shards stay in fp32.
-    bf16 = torch.bfloat16 if args.precision == "bf16" else None
-    precision = MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=torch.float32)
+    # Parameters are gathered in `dtype`, gradients summed in fp32; the shards stay in fp32.
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for module in [*model.layers(), model]:  # layer by layer; the rest of the model comes last
         fully_shard(module, mesh=mesh["data"], mp_policy=precision)
     model.to_empty(device=device)  # allocates the shards, which initialize() fills
@@ -62,8 +63,9 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
     parameters = [weight for weight in model.parameters() if weight.requires_grad]
     groups = parameter_groups(model, args)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    scaler = torch.amp.GradScaler(enabled=False)  # it takes weights of a single mesh only
     run = Run(args, task, rank, world_size)
-    step = run.restore(model, optimizer)
+    step = run.restore(model, optimizer, scaler)
 
     # --- The loop: each iteration is one step of all ranks
     max_norm = args.clip or math.inf  # --clip 0 measures the norm and clips nothing
@@ -79,15 +81,16 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
             batch = task.batches.micro_batch(step, index, num_micro_batches, device)
             is_last = index + data_size >= num_micro_batches
             model.set_requires_gradient_sync(is_last)  # only then are gradients sent
-            with torch.autocast(device.type, torch.bfloat16, args.precision == "bf16"):
+            with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 loss, batch_nll = model(*batch)  # sums; the nll is without smoothing
-            (loss * data_size / targets).backward()  # FSDP averages over TP groups
+            scaler.scale(loss * data_size / targets).backward()  # FSDP averages over TP groups
             nll += batch_nll
 
         # --- Step: each rank updates its copy, or its shard, of the weights
         norm = clip_gradients(parameters, max_norm)  # of all shards
         set_learning_rate(optimizer, lr)
-        optimizer.step()
+        scaler.step(optimizer)  # optimizer.step(), unless an fp16 gradient overflowed
+        scaler.update()
         optimizer.zero_grad()
         step += 1
         stopping = stop_requested()  # if one rank is asked to stop, all stop
@@ -97,7 +100,7 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
         if run.should_evaluate(step):
             run.save_best(step, model, task.evaluate(model, "valid", data_rank, data_size))
         if run.should_save(step, stopping):
-            run.save_checkpoint(step, model, optimizer)
+            run.save_checkpoint(step, model, optimizer, scaler)
 
     # --- The end
     run.finish(step, model, stopping)

@@ -19,7 +19,7 @@ import torch
 
 from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError, make_parser, run_main
-from support.common.hardware import available_cores, fast_precision, find_device
+from support.common.hardware import autocast_dtype, available_cores, fast_precision, find_device
 from support.common.packages import require
 from support.common.prompt import prompt, readable
 from support.corpora.pairs import read_parallel
@@ -68,9 +68,10 @@ def parse_arguments() -> argparse.Namespace:
     add("--procs", type=int, default=0, help="processes for a file, one core each [all cores]")
     add(
         "--precision",
-        choices=("auto", "bf16", "fp32"),
+        choices=("auto", "bf16", "fp16", "fp32"),
         default="auto",
-        help="precision of matrix products [auto: bf16 on a GPU that supports it, else fp32]",
+        help="precision of matrix products [auto: bf16 on a GPU, or fp16 on one that has no "
+        "bf16; fp32 on a CPU]",
     )
     args = parser.parse_args()
     check_values(args)
@@ -150,8 +151,8 @@ class Translator:
 
             self.search = Engine(self.model, args.beam, args.n_best, procs).search
         else:
-            bf16 = args.precision == "bf16"
-            pool = Pool(list(models), args.beam, args.n_best, procs, args.device, bf16)
+            dtype = autocast_dtype(args.precision)
+            pool = Pool(list(models), args.beam, args.n_best, procs, args.device, dtype)
             self.search = pool.search
         self.device = args.device
 

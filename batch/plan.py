@@ -113,7 +113,7 @@ def with_given_figures(hardware: Hardware, args: argparse.Namespace) -> Hardware
 
 
 def choose_precision(args: argparse.Namespace) -> str:
-    """Returns "fp32" or "bf16". Raises UserError if the peak is not known in --precision."""
+    """Returns the step's precision. Raises UserError if its peak is not known."""
     known = HARDWARE[args.hardware].precision
     if args.precision == "auto":
         return fast_precision("cpu") if args.measure else known

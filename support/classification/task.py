@@ -27,6 +27,7 @@ from support.classification.starting_weights import adapt
 from support.common.checkpoint import check_corpus
 from support.common.errors import UserError
 from support.common.files import read_json
+from support.common.hardware import autocast_dtype
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
 from support.distributed.collectives import sum_over_data
@@ -212,8 +213,8 @@ class Classification:
         args = self.args
         model = Classifier(self.config, self.transform)
         freeze(model, args.freeze)
-        is_bf16 = args.precision == "bf16"
-        return speed_up(model, args.device, is_bf16, args.recompute, args.compile)
+        dtype = autocast_dtype(args.precision)
+        return speed_up(model, args.device, dtype, args.recompute, args.compile)
 
     @torch.no_grad()  # FSDP cannot gather in inference mode
     def evaluate(
@@ -230,14 +231,14 @@ class Classification:
         model.eval()
         device = next(model.parameters()).device
         examples = self.part(part)
-        is_bf16 = self.args.precision == "bf16"
+        dtype = autocast_dtype(self.args.precision)
         num_classes = len(self.classes)
         confusion = torch.zeros(num_classes**2, dtype=torch.float64, device=device)
         nll = torch.zeros(1, dtype=torch.float64, device=device)
         self.predictions = []  # (rows, probabilities) of this rank
         batches = evaluation_batches(examples, EVALUATION_TOKENS, data_rank, data_size, device)
         for rows, (x, label, _) in batches:
-            with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
+            with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 log_p = model(x).log_softmax(-1)
             if not len(rows):
                 continue

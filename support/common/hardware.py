@@ -16,7 +16,8 @@ import torch
 
 from support.common.errors import UserError
 
-# Dense bf16 FLOP/s from NVIDIA's data sheets, by the name that CUDA gives the device. A slice
+# Dense FLOP/s in bf16, and as many in fp16, from NVIDIA's data sheets, by the name that CUDA
+# gives the device. A Tesla T4 has no bf16. A slice
 # of a GPU (MIG) and a laptop's chip have other names, and are measured, like all that are not
 # here. No data sheet of the H200 NVL was found; it has the same chip as the H100 NVL.
 PEAKS = {
@@ -34,6 +35,7 @@ PEAKS = {
     "NVIDIA L40S": 362e12,
     "NVIDIA L40": 181e12,
     "NVIDIA L4": 121e12,
+    "Tesla T4": 65e12,
 }
 
 
@@ -81,7 +83,7 @@ def matrix_rate(device: str, precision: str) -> float:
 
     It repeats them for at most two seconds, until they get no faster.
     """
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    dtype = autocast_dtype(precision) or torch.float32
     sizes = (4096, 8192) if device == "cuda" else (768, 1024, 1536)
     matrices = [torch.randn(size, size, device=device, dtype=dtype) for size in sizes]
     best = 0.0
@@ -184,13 +186,21 @@ def device_name(device: str) -> str:
 
 
 def fast_precision(device: str) -> str:
-    """Returns "bf16" if the hardware multiplies in bf16, else "fp32", as emulation is slow."""
+    """Returns "bf16" if the hardware multiplies in bf16, as emulation is slow.
+
+    Otherwise it is "fp16" on a GPU and "fp32" on a CPU.
+    """
     if device == "cuda":
         ampere_or_newer = torch.cuda.get_device_capability()[0] >= 8
-        return "bf16" if ampere_or_newer else "fp32"
+        return "bf16" if ampere_or_newer else "fp16"
     supports = torch.cpu.get_capabilities()
     instructions = ("avx512_bf16", "amx_bf16", "bf16")
     return "bf16" if any(supports.get(name) for name in instructions) else "fp32"
+
+
+def autocast_dtype(precision: str) -> torch.dtype | None:
+    """Returns the type of matrix products under `torch.autocast`, or None for no autocast."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
 
 def configure_backends(precision: str = "fp32") -> None:

@@ -1,6 +1,6 @@
 """Faster implementations of parts of the model: skip this file on first reading.
 
-    model = speed_up(Transformer(config), "cpu", bf16=True)  # computes the same, in less time
+    model = speed_up(Transformer(config), "cpu")  # computes the same, in less time
 
 model.py writes each part as one would read it; `speed_up` replaces some of them by those below.
 tests/unit/test_fast.py compares the two, tests/measure/tricks.py measures the gain of each.
@@ -22,17 +22,22 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def speed_up(
-    model: Model, device: str, bf16: bool, recompute: bool = False, compiled: bool = False
+    model: Model,
+    device: str,
+    dtype: torch.dtype | None = None,
+    recompute: bool = False,
+    compiled: bool = False,
 ) -> Model:
     """Replaces parts of `model` by faster ones that compute the same, and returns it.
 
-    device: "cpu" or "cuda", where the model will run; bf16: whether under autocast to bfloat16;
+    device: "cpu" or "cuda", where the model will run; dtype: that of autocast, if it is used;
     recompute: keep only the inputs of each layer for the backward pass, and compute the rest
     again, which needs less memory and more time; compiled: generate code for the layers with
     torch.compile, which merges their many small operations into fewer.
     """
     # PyTorch's fused kernel; but in bf16 on a CPU it is far slower for short sentences.
-    attention = cpu_bf16_attention if device == "cpu" and bf16 else fused_attention
+    is_cpu_bf16 = device == "cpu" and dtype == torch.bfloat16
+    attention = cpu_bf16_attention if is_cpu_bf16 else fused_attention
     for module in model.modules():
         if isinstance(module, Attention):
             module.attend = attention
@@ -40,7 +45,7 @@ def speed_up(
         model.loss = FusedCrossEntropy.apply
     if device == "cpu":
         replace_for_cpus(model)
-    elif bf16:
+    elif dtype:
         cast_norms(model)
     if compiled:
         compile_layers(model)
@@ -184,7 +189,7 @@ class ByteDropout(nn.Dropout):
 
     A number is dropped if its byte is less than 256 p. That is not a whole number, so each row
     (the last dimension) rounds it up or down at random; the mean over rows is exact. Under
-    autocast the result is bf16, and so is the residual stream through all layers.
+    autocast the result has its type, and so has the residual stream through all layers.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -5,8 +5,8 @@
     parts, peak = memory(step, shards=8, sentences=8, accumulate=1)   # FSDP on eight processes
 
 Sizes are in bytes and lengths in tokens. In every mode the parameters, the gradients and
-AdamW's two moments are kept in fp32; --precision bf16 changes the inputs of matrix products
-and what FSDP gathers.
+AdamW's two moments are kept in fp32; --precision bf16 or fp16 changes the inputs of matrix
+products and what FSDP gathers.
 """
 
 from dataclasses import dataclass, replace
@@ -17,9 +17,10 @@ from torch import nn
 
 from model import ModelConfig, Transformer, tensor_parallel_plan
 from support.common.flops import transformer_flops
+from support.common.hardware import autocast_dtype
 
 FP32 = 4  # bytes of a number
-BF16 = 2
+LOW_PRECISION = 2  # bf16 or fp16
 MOMENTS = 2  # numbers that AdamW keeps for each parameter
 LOSS_ROWS = 4096  # `block` of FusedCrossEntropy in support/common/kernels.py
 WHOLE_BIASES = ("out", "feed_forward.2")  # of matrices split by rows: added to the sum
@@ -33,7 +34,7 @@ class TrainingStep:
     config: ModelConfig
     sentences: int
     length: int
-    precision: str = "fp32"  # or "bf16"
+    precision: str = "fp32"  # or "bf16", "fp16"
     recompute: bool = False
     delay: float = 0.0  # seconds before each collective: --delay-ms
     cpu: bool = False
@@ -56,13 +57,13 @@ class TrainingStep:
         self.tokens = 2 * self.sentences * self.length
         self.count_flops()
 
-        bf16 = self.precision == "bf16"
-        self.compute_bytes = BF16 if bf16 else FP32  # of a number that enters a matrix product
+        # Of a number that enters a matrix product.
+        self.compute_bytes = LOW_PRECISION if autocast_dtype(self.precision) else FP32
         # The residual stream is fp32, except that ByteDropout (support/common/kernels.py)
         # rounds it on CPUs.
         rounded = self.cpu and self.config.dropout > 0
         self.residual_bytes = self.compute_bytes if rounded else FP32
-        # Of an fp32 tensor autocast makes a bf16 copy for each product that reads it. On GPUs
+        # Of an fp32 tensor autocast makes a copy for each product that reads it. On GPUs
         # `cast_norms` (support/common/kernels.py) makes one for all of them.
         self.copies_for_each_product = self.cpu and self.residual_bytes != self.compute_bytes
         # On CPUs a dropout keeps the factors it multiplied by; on GPUs a mask.

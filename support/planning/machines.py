@@ -71,10 +71,9 @@ HARDWARE = {
     "a100-40": Hardware(
         40e9, PEAKS["NVIDIA A100-SXM4-40GB"], 1.555e12, 300e9, 25e9, 8, efficiency=0.55
     ),
-    # It has no bf16, so `fast_precision` of support/common/hardware.py chooses fp32, which its
-    # tensor cores do not compute.
-    # For it and for the L4 no published MFU was found; they get the H100's efficiency.
-    "v100": Hardware(32e9, 15.7e12, 0.9e12, 150e9, 12.5e9, 4, precision="fp32"),
+    # It has no bf16. For it and for the L4 no published MFU was found; they get the H100's
+    # efficiency.
+    "v100": Hardware(32e9, 125e12, 0.9e12, 150e9, 12.5e9, 4, precision="fp16"),
     # PCIe 4.0 x 16 and NCCL's latency over it; Google Cloud's G2 machines have at most 100
     # Gb/s.
     "l4": Hardware(24e9, PEAKS["NVIDIA L4"], 0.3e12, 32e9, 12.5e9, 1, node_latency=5.7e-6),

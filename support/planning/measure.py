@@ -24,6 +24,7 @@ from torch.nn.utils import clip_grad_norm_
 from model import ModelConfig, Transformer, initialize
 from support.common.errors import UserError
 from support.common.hardware import (
+    autocast_dtype,
     available_cores,
     configure_backends,
     matrix_rate,
@@ -89,15 +90,15 @@ def seconds_after_computing(collective: Callable[[], None]) -> float:
 def time_computing(step: TrainingStep) -> Timings:
     """Measures the forward and backward pass, and AdamW."""
     torch.manual_seed(0)
-    bf16 = step.precision == "bf16"
+    dtype = autocast_dtype(step.precision)
     configure_backends()
-    model = speed_up(Transformer(step.config), "cpu", bf16)
+    model = speed_up(Transformer(step.config), "cpu", dtype)
     initialize(model, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
     def forward_backward(sentences: int) -> None:
         ids = torch.randint(3, step.config.vocab_size, (sentences, step.length))
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
             loss, _ = model(ids, ids, ids, torch.arange(ids.numel()))
         (loss / ids.numel()).backward()
 

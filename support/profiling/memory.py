@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from support.common.hardware import peak_memory
+from support.common.hardware import autocast_dtype, peak_memory
 
 PARTS = ("parameters", "gradients", "optimizer_state", "activations", "all_else")
 
@@ -59,7 +59,7 @@ class MemoryCounter:
     def end_forward(self, *_: Any) -> None:
         """Counts what was saved, without the parameters.
 
-        With bf16 it includes the copies in bf16 that autocast makes of the parameters.
+        With bf16 or fp16 it includes the copies that autocast makes of the parameters.
         """
         if not torch.is_grad_enabled():
             return
@@ -173,7 +173,7 @@ def formula(model: Any, micro_batches: int, precision: str, world_size: int) -> 
         for layer in layers[max(0, len(frozen) - 1) :]
         for weight in layer.parameters()
     }
-    gathered_width = 2 if precision == "bf16" else 4  # bytes of a number
+    gathered_width = 2 if autocast_dtype(precision) else 4  # bytes of a number
     memory = dict.fromkeys(("parameters", "gradients", "optimizer_state"), 0.0)
     sent = 0.0
     for weight in model.parameters():

@@ -255,10 +255,7 @@ def settle(args: Settings, defaults: dict[str, Any]) -> None:
     args.device = find_device(args.device, args.DEVICES)
     if args.compile:
         check_compiler(args.device)
-    if args.precision == "auto":
-        args.precision = fast_precision(args.device)
-    if args.precision == "tf32" and args.device == "cpu":
-        raise UserError("--precision tf32: only GPUs have it; use fp32")
+    settle_precision(args)
     settle_mesh(args)
     check_task(args, defaults)
 
@@ -272,6 +269,19 @@ def settle_benchmark(args: Settings) -> None:
         raise UserError("--benchmark times --steps, or 200 of them: leave out --minutes")
     if args.profile:
         raise UserError("--profile saves files, and --benchmark saves none: drop one")
+
+
+def settle_precision(args: Settings) -> None:
+    """Settles --precision. Raises UserError for one that the device or the script lacks."""
+    has_fp16 = not isinstance(args, TpSettings)
+    if args.precision == "auto":
+        args.precision = fast_precision(args.device)
+        if args.precision == "fp16" and not has_fp16:
+            args.precision = "fp32"
+    if args.precision == "fp16" and not has_fp16:
+        raise UserError("--precision fp16: train_tp.py cannot scale the loss; use fp32")
+    if args.precision == "tf32" and args.device == "cpu":
+        raise UserError("--precision tf32: only GPUs have it; use fp32")
 
 
 def settle_mesh(args: Settings) -> None:

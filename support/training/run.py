@@ -62,6 +62,7 @@ class Progress:
     evaluated: dict[str, float] = field(default_factory=dict)  # last evaluation of the epoch
     epochs: list[dict[str, Any]] = field(default_factory=list)  # a record of each that is done
     wandb_id: str = ""
+    scaler: dict[str, Any] = field(default_factory=dict)  # the state of GradScaler, with fp16
 
     @staticmethod
     def load(saved: dict[str, Any]) -> "Progress":
@@ -101,6 +102,7 @@ class Run:
         self.throughput = Throughput(peak_rate(args, rank, world_size))
         # Sums of nll and norm over the steps that were not read back yet.
         self.unread: Tensor | None = None
+        self.scaler = torch.amp.GradScaler(enabled=False)  # `restore` sets the script's
         # The row of metrics.csv that a step has ended, until `end_step` writes it: after an
         # evaluation with its metrics (`save_best`), otherwise at once (`record`).
         self.row: dict[str, Any] | None = None
@@ -111,7 +113,12 @@ class Run:
 
     # --- Starting and resuming
 
-    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    def restore(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+    ) -> int:
         """Restores the checkpoint that the run resumes from on all ranks, and returns its step.
 
         Rank 0 reads it and sends the weights; with --sharded each rank reads its own shard. A
@@ -121,9 +128,12 @@ class Run:
         content = json.dumps(saved_task, sort_keys=True)
         check_same_data(hashlib.sha256(content.encode()).hexdigest()[:12])
         self.open_folder(model, saved_task["config"])
+        self.scaler = scaler
         step = 0
         if self.args.saved:
             step = self.restore_checkpoint(model, optimizer)
+            if self.progress.scaler and scaler.is_enabled():  # else --precision has changed
+                scaler.load_state_dict(self.progress.scaler)
         elif self.task.weights:
             self.load_pretrained_weights(model, self.task.weights)
             self.task.weights = None  # the model has them now
@@ -254,7 +264,10 @@ class Run:
         ends the run.
         """
         examples, tokens, flops = self.task.size(step - 1)
-        values = torch.stack([nll.double(), norm.double()])
+        finite_norm = norm
+        if self.scaler.is_enabled():  # it leaves out a step whose scaled gradient overflows
+            finite_norm = torch.where(norm.isfinite(), norm, 0.0)
+        values = torch.stack([nll.double(), finite_norm.double()])
         self.unread = values if self.unread is None else self.unread + values
         ends_epoch = step % self.epoch_steps == 0
         if self.should_log(step) or ends_epoch or self.should_save(step, stopping=False):
@@ -296,7 +309,8 @@ class Run:
         dist.all_reduce(self.unread)
         nll, norms = self.unread.tolist()
         self.unread = None
-        if not math.isfinite(nll + norms):
+        always_overflows = self.scaler.is_enabled() and self.scaler.get_scale() < 1
+        if not math.isfinite(nll + norms) or always_overflows:
             quantity = "gradient" if math.isfinite(nll) else "loss"
             self.refuse_step(step, quantity)
         self.progress.nll += nll
@@ -400,7 +414,11 @@ class Run:
             self.last_step = step
 
     def save_checkpoint(
-        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
     ) -> None:
         """Writes last.pt, which a run resumes from; with --sharded each rank its shard.
 
@@ -416,6 +434,7 @@ class Run:
             weights.save_sharded(self.folder, shards, model_state, optimizer_state)
         if self.log:
             self.progress.seconds = time.perf_counter() - self.began
+            self.progress.scaler = scaler.state_dict()
             if shards:
                 content = self.content(step, {}) | {"sharded": shards}
             else:

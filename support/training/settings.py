@@ -206,9 +206,9 @@ class SpeedSettings:
 
     precision: str = flag(
         "auto",
-        "precision of matrix products; auto selects bf16 if the hardware supports it; tf32, on "
-        "GPUs, keeps tensors in fp32",
-        choices=("auto", "fp32", "tf32", "bf16"),
+        "precision of matrix products; auto selects bf16 if the hardware supports it, and "
+        "fp16 on older GPUs; tf32, on GPUs, keeps tensors in fp32",
+        choices=("auto", "fp32", "tf32", "bf16", "fp16"),
         changeable=True,
     )
     compile: bool = flag(False, "compile the layers with torch.compile", changeable=True)

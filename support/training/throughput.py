@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from support.common.files import read_json, write_json
-from support.common.hardware import PEAKS, device_name, matrix_rate
+from support.common.hardware import PEAKS, autocast_dtype, device_name, matrix_rate
 from support.common.paths import CACHE
 from support.distributed.collectives import all_gather_objects, broadcast_object
 
@@ -62,7 +62,7 @@ class Throughput:
 def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
     """Returns the FLOP/s of all ranks together, which MFU is a share of. A collective.
 
-    It is --hardware-tflops, or the data sheet's of rank 0's GPU in bf16, times the ranks;
+    It is --hardware-tflops, or the data sheet's of rank 0's GPU, times the ranks;
     otherwise what the ranks reach when all multiply large matrices at the same time, which is
     measured once for a machine and kept in `cache`.
     """
@@ -88,8 +88,8 @@ def given_rate(args) -> float:
 
 
 def data_sheet_rate(args) -> float:
-    """Returns the FLOP/s that the data sheet of this rank's GPU gives for bf16, or 0."""
-    if args.device != "cuda" or args.precision != "bf16":
+    """Returns the FLOP/s that the data sheet of this rank's GPU gives, or 0."""
+    if args.device != "cuda" or not autocast_dtype(args.precision):
         return 0.0
     return PEAKS.get(device_name(args.device), 0.0)
 

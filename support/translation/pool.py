@@ -43,13 +43,13 @@ class Pool:
         n_best: int,
         procs: int,
         device: str = "cpu",
-        bf16: bool = False,
+        dtype: torch.dtype | None = None,
     ):
-        """procs: processes on a CPU; device: "cpu" or "cuda"; bf16: multiply matrices in it."""
+        """procs: processes on a CPU; device: "cpu" or "cuda"; dtype: autocast's, if any."""
         configure_backends()
         keep_freed_memory()  # now, so that forked processes inherit it
-        models = [speed_up(model.to(device), device, bf16).eval() for model in models]
-        self.search_batch = partial(search_batch, models, beam, n_best, bf16)
+        models = [speed_up(model.to(device), device, dtype).eval() for model in models]
+        self.search_batch = partial(search_batch, models, beam, n_best, dtype)
         self.procs = procs if device == "cpu" else 1
         self.executor: ProcessPoolExecutor | None = None
 
@@ -74,11 +74,12 @@ class Pool:
 
 
 def search_batch(
-    models: list[Transformer], beam: int, n_best: int, bf16: bool, batch: Batch
+    models: list[Transformer], beam: int, n_best: int, dtype: torch.dtype | None, batch: Batch
 ) -> list[list[Hypothesis]]:
     """Returns what `beam_search` returns for a batch of token ids."""
     model, *others = models
-    with torch.autocast(model.embedding.weight.device.type, torch.bfloat16, enabled=bf16):
+    device = model.embedding.weight.device
+    with torch.autocast(device.type, dtype, enabled=dtype is not None):
         return translate_batch(model, batch, beam, n_best, others)
 
 

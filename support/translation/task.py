@@ -20,6 +20,7 @@ from support.common.checkpoint import check_corpus, load
 from support.common.errors import UserError, first_line
 from support.common.files import read_json
 from support.common.flops import transformer_flops
+from support.common.hardware import autocast_dtype
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
 from support.corpora.pairs import find_corpus
@@ -124,9 +125,9 @@ class Translation:
     def model(self) -> Transformer:
         """Returns the model to train, with its fast parts, its weights not yet initialized."""
         args = self.args
-        is_bf16 = args.precision == "bf16"
+        dtype = autocast_dtype(args.precision)
         model = Transformer(self.config)
-        return speed_up(model, args.device, is_bf16, args.recompute, args.compile)
+        return speed_up(model, args.device, dtype, args.recompute, args.compile)
 
     @torch.no_grad()  # FSDP cannot gather in inference mode
     def evaluate(
@@ -172,11 +173,11 @@ class Translation:
         """Returns nll, right tokens and targets of a part, each summed over all ranks."""
         pairs = Pairs(self.folder, part)
         device = next(model.parameters()).device
-        is_bf16 = self.args.precision == "bf16"
+        dtype = autocast_dtype(self.args.precision)
         sums = torch.zeros(3, dtype=torch.float64, device=device)
         batches = evaluation_batches(pairs, EVALUATION_TOKENS, data_rank, data_size, device)
         for _, (src, tgt_in, tgt_out, token_indices) in batches:
-            with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
+            with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 logits = model(src, tgt_in).flatten(0, 1)[token_indices]  # (tokens, vocabulary)
             target = tgt_out.flatten()[token_indices]
             sums[0] += F.cross_entropy(logits, target, reduction="sum")
@@ -195,7 +196,7 @@ class Translation:
         from support.distributed.weights import gather_model
 
         def new_model() -> Transformer:
-            return speed_up(Transformer(self.config), self.args.device, bf16=False).eval()
+            return speed_up(Transformer(self.config), self.args.device).eval()
 
         sources = read_text(self.folder, part, "src")
         lines = [i for i, source in enumerate(sources) if source]

@@ -88,7 +88,7 @@ class KernelCounter(TorchDispatchMode):
 def count(layers: int) -> dict[str, KernelCounter]:
     """Returns what the forward and the backward pass of a micro-batch consist of."""
     config = ModelConfig(1000, layers=layers, d_model=64, heads=4, d_ff=128)
-    model = speed_up(Transformer(config), "cuda", bf16=True)
+    model = speed_up(Transformer(config), "cuda", torch.bfloat16)
     ids = torch.full((SENTENCES, LENGTH), 5)
     token_indices = torch.arange(ids.numel())
     passes = {"forward": KernelCounter(), "backward": KernelCounter()}

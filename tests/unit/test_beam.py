@@ -84,7 +84,7 @@ def test_scores_are_the_models_own(src, beam, norm, fast):
     """The KV cache and the beam's bookkeeping change nothing: scoring again gives the same."""
     model = make_model(norm=norm)
     if fast:
-        speed_up(model, "cpu", bf16=False).eval()
+        speed_up(model, "cpu").eval()
     found = beam_search(model, src, beam, n_best=beam, length_penalty=1.0)
     ended = [len(ids) < limit(s) for s, hypotheses in zip(src, found) for _, ids in hypotheses]
     assert not all(ended) and (any(ended) or beam == 1)  # both kinds are looked at

@@ -78,7 +78,7 @@ def with_tp(model):
 )
 def test_an_epoch_has_three_graphs_at_most(graphs, batches, alone, wrap, device, recompute):
     model = make_model(vocab_size=300, max_length=128, dropout=0.1)
-    speed_up(model, device, True, recompute, compiled=True)
+    speed_up(model, device, torch.bfloat16, recompute, compiled=True)
     train_model = wrap(model)
     for step in range(len(batches)):
         for index in range(2):

@@ -214,7 +214,7 @@ def test_models_make_all_their_tensors_where_their_input_is(monkeypatch):
         images = torch.ones(3, 3, 8, 8)
         label = torch.ones(3).long()
         weight = torch.ones(3)
-        translator = speed_up(Transformer(ModelConfig(40, **shape)), "cuda", bf16=True)
+        translator = speed_up(Transformer(ModelConfig(40, **shape)), "cuda", torch.bfloat16)
         vision = dict(
             patch=4, image_size=8, stem_channels=4, num_prefix_tokens=1, positions="learned"
         )
@@ -223,7 +223,7 @@ def test_models_make_all_their_tensors_where_their_input_is(monkeypatch):
             for config, x in ((dict(vocab_size=40), ids), (vision, images))
         ]
     for model, x in classifiers:
-        speed_up(model, "cuda", bf16=True)(x, label, weight)[0].backward()
+        speed_up(model, "cuda", torch.bfloat16)(x, label, weight)[0].backward()
         assert all(parameter.grad.is_meta for parameter in model.parameters())
     assert (
         translator.decode(ids, *translator.encode(ids)).is_meta

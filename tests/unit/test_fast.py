@@ -7,7 +7,7 @@ from test_model import make_batch, make_model
 from torch import nn
 
 from model import Attention, cross_entropy, scaled_dot_product
-from support.common.hardware import fast_precision
+from support.common.hardware import autocast_dtype, fast_precision
 from support.common.kernels import (
     ByteDropout,
     FusedCrossEntropy,
@@ -225,40 +225,51 @@ def test_a_hopeless_token_is_reported_as_it_is(loss, bf16):
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("device, bf16", [("cpu", False), ("cpu", True), ("cuda", True)])
-def test_a_model_is_the_same_when_it_is_fast(norm, device, bf16):
+@pytest.mark.parametrize(
+    "device, precision",
+    [("cpu", "fp32"), ("cpu", "bf16"), ("cpu", "fp16"), ("cuda", "bf16"), ("cuda", "fp16")],
+)
+def test_a_model_is_the_same_when_it_is_fast(norm, device, precision):
     """Also what is made for a GPU, here on a CPU."""
 
-    def compute(is_fast: bool, bf16: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def compute(is_fast: bool, dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns loss, nll, and the gradients of all parameters."""
         model = make_model(norm=norm, dropout=0.0)
         if is_fast:
-            assert speed_up(model, device, bf16) is model
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            assert speed_up(model, device, dtype) is model
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
             loss, nll = model(*batch)
         loss.backward()
         gradients = [parameter.grad.flatten() for parameter in model.parameters()]
         return loss.detach(), nll, torch.cat(gradients)
 
     batch = make_batch()
-    plain_loss, plain_nll, plain = compute(False, bf16)
-    fast_loss, fast_nll, fast = compute(True, bf16)
-    tolerance = 1e-2 if bf16 else 1e-5
+    dtype = autocast_dtype(precision)
+    plain_loss, plain_nll, plain = compute(False, dtype)
+    fast_loss, fast_nll, fast = compute(True, dtype)
+    tolerance = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-3}[precision]
     torch.testing.assert_close(fast_loss, plain_loss, rtol=tolerance, atol=0)
     torch.testing.assert_close(fast_nll, plain_nll, rtol=tolerance, atol=0)
-    if bf16:  # how far both are off depends on the weights; the fast one is hardly further off
-        *_, exact = compute(False, bf16=False)
-        assert apart(fast, exact) < 1.1 * apart(plain, exact)
+    if dtype:  # how far both are off depends on the weights; the fast one is hardly further off
+        *_, exact = compute(False, None)
+        limit = 1.1 * apart(plain, exact)
+        if precision == "fp16":  # PyTorch's attention rounds more in fp16, but less than bf16
+            *_, in_bf16 = compute(False, torch.bfloat16)
+            limit = apart(in_bf16, exact) / 2
+        assert apart(fast, exact) < limit
     else:
         assert apart(fast, plain) < 1e-5
 
 
-@pytest.mark.parametrize("device, bf16", [("cpu", False), ("cpu", True), ("cuda", True)])
-def test_which_parts_are_replaced(device, bf16):
+@pytest.mark.parametrize(
+    "device, dtype",
+    [("cpu", None), ("cpu", torch.bfloat16), ("cpu", torch.float16), ("cuda", torch.bfloat16)],
+)
+def test_which_parts_are_replaced(device, dtype):
     model = make_model(dropout=0.25)
     weights = dict(model.named_parameters())
-    speed_up(model, device, bf16)
-    fused = device == "cuda" or not bf16
+    speed_up(model, device, dtype)
+    fused = device == "cuda" or dtype != torch.bfloat16
     for module in model.modules():
         if isinstance(module, Attention):
             assert module.attend is (fused_attention if fused else cpu_bf16_attention)
@@ -272,7 +283,9 @@ def test_which_parts_are_replaced(device, bf16):
     assert (
         other.loss is cross_entropy and other.encoder[0].attention.attend is scaled_dot_product
     )
-    assert not any(module.training for module in speed_up(other.eval(), device, bf16).modules())
+    assert not any(
+        module.training for module in speed_up(other.eval(), device, dtype).modules()
+    )
 
 
 @pytest.mark.parametrize(
@@ -290,10 +303,12 @@ def test_bf16_is_for_processors_that_multiply_in_it(monkeypatch, capabilities, b
     assert fast_precision("cpu") == ("bf16" if bf16 else "fp32")
 
 
-@pytest.mark.parametrize("capability, bf16", [((7, 5), False), ((8, 0), True), ((9, 0), True)])
-def test_bf16_is_for_gpus_that_multiply_in_it(monkeypatch, capability, bf16):
+@pytest.mark.parametrize(
+    "capability, precision", [((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")]
+)
+def test_the_fast_precision_of_a_gpu(monkeypatch, capability, precision):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    assert fast_precision("cuda") == ("bf16" if bf16 else "fp32")
+    assert fast_precision("cuda") == precision
 
 
 def test_memory_can_be_kept():

@@ -207,7 +207,7 @@ def test_a_batch_of_padding_alone_has_no_loss_and_no_gradient(fast, bf16):
     """What a process gets that has no sentence in a step."""
     model = make_model()
     if fast:
-        speed_up(model, "cpu", bf16)
+        speed_up(model, "cpu", torch.bfloat16 if bf16 else None)
     src, tgt_in, tgt_out = (torch.zeros(1, width, dtype=torch.long) for width in (9, 8, 8))
     empty = (src, tgt_in, tgt_out, indices_of_tokens(tgt_out))
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
@@ -226,7 +226,7 @@ def test_a_batch_of_padding_alone_has_no_loss_and_no_gradient(fast, bf16):
 def test_a_sentence_of_padding_among_others_changes_nothing(fast):
     model = make_model()
     if fast:
-        speed_up(model, "cpu", bf16=False)
+        speed_up(model, "cpu")
     batch = make_batch()
     *sentences, token_indices = batch
     padded = [torch.cat([part, torch.zeros_like(part[:1])]) for part in sentences]

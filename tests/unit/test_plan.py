@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from model import ModelConfig, Transformer, initialize, tensor_parallel_plan
 from support.common.errors import run_main
+from support.common.hardware import autocast_dtype
 from support.common.kernels import speed_up
 from support.distributed import delay as network_delay
 from support.distributed.weights import clip_gradients
@@ -71,8 +72,8 @@ def kept_by_autograd(step: TrainingStep, device: str = "cpu") -> int:
 
     Each storage counts once; weights and their bf16 copies are left out.
     """
-    bf16 = step.precision == "bf16"
-    model = speed_up(Transformer(step.config), device, bf16).to(device)
+    dtype = autocast_dtype(step.precision)
+    model = speed_up(Transformer(step.config), device, dtype).to(device)
     if step.recompute:
         for layer in model.layers():
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
@@ -95,7 +96,7 @@ def kept_by_autograd(step: TrainingStep, device: str = "cpu") -> int:
     ids = torch.randint(3, step.config.vocab_size, (step.sentences, step.length), device=device)
     with (
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        torch.autocast(device, torch.bfloat16, enabled=bf16),
+        torch.autocast(device, dtype, enabled=dtype is not None),
     ):
         model(ids, ids, ids, torch.arange(ids.numel()))
     return sum(sizes.values())

@@ -1,0 +1,111 @@
+"""--precision fp16: the loss is scaled, and a step whose scaled gradient overflows is left out.
+
+GPUs without bf16 have it by default; here it is computed on a CPU.
+"""
+
+import subprocess
+
+import parity
+import pytest
+import torch
+from conftest import SMALL, read_metrics, skip_on_windows
+
+from support.training.command_line import parse_arguments
+from support.training.settings import CpuSettings, TpSettings
+
+skip_on_windows("torchrun asks for libuv, which PyTorch for Windows is built without")
+
+FP16 = ["--precision", "fp16", "--dropout", "0", "--log-every", "1", "--bleu-sentences", "0"]
+
+
+def go(folder, mode, procs, *flags):
+    return subprocess.run(
+        parity.command(mode, procs, *map(str, flags)),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def checkpoint_of(folder, name):
+    return torch.load(folder / "logs" / name / "last.pt", weights_only=True)
+
+
+def overwrite_scale(folder, name, scale: float) -> None:
+    """Gives the loss of a run that is resumed another scale."""
+    content = checkpoint_of(folder, name)
+    content["progress"]["scaler"]["scale"] = scale
+    torch.save(content, folder / "logs" / name / "last.pt")
+
+
+@pytest.mark.slow
+def test_fp16_is_nearly_fp32_in_every_script(tmp_path, corpus_flags):
+    flags = [*corpus_flags, *SMALL, *FP16, "--steps", "8"]
+    done = go(tmp_path, "cpu", 1, *flags, "--name", "fp32", "--precision", "fp32")
+    assert done.returncode == 0, done.stderr
+    exact = read_metrics(tmp_path / "logs" / "fp32")
+    for mode, procs in (("cpu", 2), ("ddp", 2), ("fsdp", 2)):
+        done = go(tmp_path, mode, procs, *flags, "--name", mode, "--accumulate", "2")
+        assert done.returncode == 0, done.stderr
+        assert "Warning" not in done.stderr, done.stderr
+        rows = read_metrics(tmp_path / "logs" / mode)
+        for row, wanted in zip(rows, exact, strict=True):
+            for column, tolerance in (("train_loss", 1e-3), ("grad_norm", 1e-2)):
+                assert float(row[column]) == pytest.approx(float(wanted[column]), tolerance)
+        assert rows != exact  # it was not fp32
+        assert checkpoint_of(tmp_path, mode)["progress"]["scaler"]["scale"] == 2**16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["cpu", "ddp", "fsdp"])
+def test_a_step_that_overflows_is_left_out(tmp_path, corpus_flags, mode):
+    """A much larger scale is halved in each step until the gradients are finite again."""
+    flags = [*corpus_flags, *SMALL, *FP16, "--eval-every", "100", "--average-checkpoints", "1"]
+    done = go(tmp_path, mode, 2, *flags, "--name", "run", "--steps", "2")
+    assert done.returncode == 0, done.stderr
+    before = checkpoint_of(tmp_path, "run")
+    overwrite_scale(tmp_path, "run", 2.0**60)
+
+    done = go(tmp_path, mode, 2, "--resume", "logs/run", "--steps", "3")
+    assert done.returncode == 0, done.stderr
+    after = checkpoint_of(tmp_path, "run")
+    assert after["progress"]["scaler"]["scale"] == 2.0**59
+    assert all(
+        torch.equal(after["model"][name], before["model"][name]) for name in before["model"]
+    )
+    assert read_metrics(tmp_path / "logs" / "run")[-1]["grad_norm"] in ("inf", "nan")
+
+    overwrite_scale(tmp_path, "run", 2.0**30)
+    done = go(tmp_path, mode, 2, "--resume", "logs/run", "--steps", "20")
+    assert done.returncode == 0, done.stderr
+    after = checkpoint_of(tmp_path, "run")
+    assert 2**13 < after["progress"]["scaler"]["scale"] < 2**30
+    assert all(weight.isfinite().all() for weight in after["model"].values())
+    norms = [float(row["grad_norm"]) for row in read_metrics(tmp_path / "logs" / "run")]
+    assert norms[-1] < 100 and len(norms) == 20
+
+
+@pytest.mark.slow
+def test_a_gradient_that_always_overflows_ends_the_run(tmp_path, corpus_flags):
+    flags = [*corpus_flags, *SMALL, *FP16, "--name", "run"]
+    assert go(tmp_path, "cpu", 1, *flags, "--steps", "2").returncode == 0
+    overwrite_scale(tmp_path, "run", 0.5)
+    done = go(tmp_path, "cpu", 1, "--resume", "logs/run", "--steps", "4")
+    assert done.returncode == 2
+    assert "The gradient is not finite" in done.stderr, done.stderr
+
+
+def test_tensor_parallelism_has_no_fp16(monkeypatch):
+    """By itself it takes fp32 where the other scripts take fp16."""
+    from support.training import command_line
+
+    monkeypatch.setattr(command_line, "fast_precision", lambda device: "fp16")
+    chosen = {}
+    for settings in (CpuSettings, TpSettings):
+        monkeypatch.setattr("sys.argv", ["train.py", "--benchmark"])
+        chosen[settings] = parse_arguments("", settings).complete().precision
+    assert chosen == {CpuSettings: "fp16", TpSettings: "fp32"}
+    monkeypatch.setattr("sys.argv", ["train.py", "--benchmark", "--precision", "fp16"])
+    with pytest.raises(command_line.UserError, match="train_tp.py cannot scale the loss"):
+        parse_arguments("", TpSettings).complete()
