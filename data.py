@@ -3,7 +3,7 @@
     corpus = find_corpus("multi30k")                   # in support/corpora/pairs.py
     folder = prepare(corpus, cache, vocab_size=8000)   # trains the BPE and encodes, once
     batches = Batches(Pairs(folder, "train"), batch_tokens=4096, seed=1)
-    batch = batches.micro_batch(0, index=0, number=1, device=torch.device("cpu"))
+    batch = batches.micro_batch(0, 0, num_micro_batches=1, device=torch.device("cpu"))
     loss, nll = model(*batch)                          # see `Pairs.batch`
 
 The batch of each step is a deterministic function of the corpus, the seed and the step number,
@@ -20,7 +20,7 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -285,14 +285,9 @@ def encode_part(
             texts.append(text)
         num_pairs += len(kept)
         for i, side in enumerate(SIDES):
-            sentences = [pair[i] for pair in kept]
-            lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
-            ids = np.fromiter(chain.from_iterable(sentences), dtype)
-            append(f"{path}.{side}.ids", ids.tobytes())
-            append(f"{path}.{side}.offsets", (ends[side] + lengths.cumsum()).tobytes())
-            ends[side] += len(ids)
-        if path.name != "train":
-            for i, side in enumerate(SIDES):
+            sentences = [ids[i] for ids in kept]
+            ends[side] += append_ids(f"{path}.{side}", sentences, dtype, ends[side])
+            if path.name != "train":
                 lines = "".join(pair[i] + "\n" for pair in texts)
                 append(f"{path}.{side}.txt", lines.encode())
     return {
@@ -302,6 +297,17 @@ def encode_part(
         "tokens": sum(ends.values()) + 2 * num_pairs,  # with eos
         "dtype": dtype.name,
     }
+
+
+def append_ids(path: str, sentences: list[list[int]], dtype: np.dtype, start: int) -> int:
+    """Appends to PATH.ids and PATH.offsets, and returns the number of tokens.
+
+    start: the number of tokens that PATH.ids has already.
+    """
+    lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
+    append(f"{path}.ids", np.fromiter(chain.from_iterable(sentences), dtype).tobytes())
+    append(f"{path}.offsets", (start + lengths.cumsum()).tobytes())
+    return int(lengths.sum())
 
 
 def append(path: str, content: bytes) -> None:
@@ -477,9 +483,9 @@ class Batches:
         return self.examples.targets(self.rows(step))
 
     def micro_batch(
-        self, step: int, index: int, number: int, device: torch.device
+        self, step: int, index: int, num_micro_batches: int, device: torch.device
     ) -> tuple[torch.Tensor, ...]:
-        """Returns one of the `number` micro-batches of a step, as tensors on `device`.
+        """Returns one of a step's micro-batches, as tensors on `device`.
 
         Micro-batch i of n has the step's examples i, i + n, i + 2n, ... All of a step's
         micro-batches have the same widths. For a GPU, a thread makes that of the next step
@@ -487,28 +493,31 @@ class Batches:
         """
         start = time.perf_counter()
         if device.type == "cuda":
-            batch = self.prefetch(step, index, number)
+            batch = self.prefetch(step, index, num_micro_batches)
         else:
-            batch = self.make_micro_batch(step, index, number)
+            batch = self.make_micro_batch(step, index, num_micro_batches)
         self.seconds_waited += time.perf_counter() - start
         return tuple(tensor.to(device, non_blocking=True) for tensor in batch)
 
-    def prefetch(self, step: int, index: int, number: int) -> tuple[torch.Tensor, ...]:
+    def prefetch(
+        self, step: int, index: int, num_micro_batches: int
+    ) -> tuple[torch.Tensor, ...]:
         """Returns a micro-batch in pinned memory; a thread makes that of the next step."""
         prefetched = self.prefetched.pop((step, index), None)
-        following = self.executor.submit(self.make_micro_batch, step + 1, index, number, True)
+        make = partial(self.make_micro_batch, pin_memory=True)
+        following = self.executor.submit(make, step + 1, index, num_micro_batches)
         self.prefetched[step + 1, index] = following
         if prefetched is None:
-            return self.make_micro_batch(step, index, number, pin_memory=True)
+            return make(step, index, num_micro_batches)
         return prefetched.result()
 
     def make_micro_batch(
-        self, step: int, index: int, number: int, pin_memory: bool = False
+        self, step: int, index: int, num_micro_batches: int, pin_memory: bool = False
     ) -> tuple[torch.Tensor, ...]:
         """Makes a micro-batch in the CPU's memory, pinned if a GPU is to copy it."""
         rows = self.rows(step)
         widths = [int(lengths.max()) for lengths in self.examples.lengths(rows)]
-        batch = self.collate(rows[index::number], widths, epoch=step // len(self))
+        batch = self.collate(rows[index::num_micro_batches], widths, epoch=step // len(self))
         if pin_memory:
             return tuple(tensor.pin_memory() for tensor in batch)
         return batch
@@ -523,10 +532,12 @@ class Batches:
 def evaluation_batches(
     examples, batch_tokens: int, data_rank: int, data_size: int, device: torch.device
 ) -> Iterator[tuple[np.ndarray, list[torch.Tensor]]]:
-    """Yields the batches of a rank in an evaluation: which examples, and their tensors.
+    """Yields this rank's batches of an evaluation: which examples, and their tensors.
 
-    Each example is in one batch of one rank. All ranks take equally many batches, because
-    FSDP's all-gathers need all of them: in the last one a rank may have no example.
+    data_size: the number of groups of ranks that share the examples out; data_rank: the group
+    of this rank. A group is a TP group in train_tp.py, and elsewhere a single rank. Each
+    example is in one batch of one group. All groups take equally many batches, because FSDP's
+    all-gathers need all ranks: in the last one a group may have no example.
     """
     lengths = examples.lengths(np.arange(len(examples)))
     batches = group_by_length(lengths, batch_tokens, np.random.default_rng(0))

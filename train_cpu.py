@@ -33,7 +33,7 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
     with rank_0_first():  # it prepares the data for the other ranks
         task = find_task(args)
 
-    # --- Model and optimizer: the same on every rank, from the same seed or checkpoint
+    # --- Model and optimizer: on every rank from the same seed or checkpoint
     dtype = autocast_dtype(args.precision)  # bf16, fp16, or None for fp32
     model = task.model().to(device)
     initialize(model, args.seed)
@@ -42,7 +42,7 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9, fused=True)
     scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
     run = Run(args, task, rank, world_size)
-    step = run.restore(model, optimizer, scaler)
+    step = run.start(model, optimizer, scaler)
     # Every .grad is a view into one flat tensor, so that one all-reduce sums all of them.
     sizes = [parameter.numel() for parameter in parameters]
     gradients = torch.zeros(sum(sizes))
@@ -69,12 +69,12 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
         # --- Synchronize: sum the gradients over all ranks
         dist.all_reduce(gradients)
 
-        # --- Step: each rank updates its copy, or its shard, of the weights
+        # --- Step: each rank updates the weights that it has
         scaler.unscale_(optimizer)  # only --precision fp16 scales the loss
         norm = clip_grad_norm_(parameters, max_norm)
         set_learning_rate(optimizer, lr)
         scaler.step(optimizer)  # optimizer.step(), unless an fp16 gradient overflowed
-        scaler.update()
+        scaler.update()  # halves the scale after an overflow, and sometimes doubles it
         gradients.zero_()  # zero_grad() would drop the views
         step += 1
         stopping = stop_requested()  # if one rank is asked to stop, all stop
@@ -84,7 +84,7 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
         if run.should_evaluate(step):
             run.save_best(step, model, task.evaluate(model, "valid", rank, world_size))
         if run.should_save(step, stopping):
-            run.save_checkpoint(step, model, optimizer, scaler)
+            run.save_checkpoint(step, model, optimizer)
 
     # --- The end
     run.finish(step, model, stopping)

@@ -43,7 +43,7 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
     with rank_0_first():  # it prepares the data for the other ranks
         task = find_task(args)
 
-    # --- Model and optimizer: the same on every rank, from the same seed or checkpoint
+    # --- Model and optimizer: on every rank from the same seed or checkpoint
     dtype = autocast_dtype(args.precision)  # bf16, fp16, or None for fp32
     with torch.device("meta"):  # shapes, but no memory yet
         model = task.model()
@@ -62,7 +62,7 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9, fused=True)
     scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
     run = Run(args, task, rank, world_size)
-    step = run.restore(model, optimizer, scaler)
+    step = run.start(model, optimizer, scaler)
 
     # --- The loop: each iteration is one step of all ranks
     max_norm = args.clip or math.inf  # --clip 0 measures the norm and clips nothing
@@ -83,12 +83,12 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
             scaler.scale(loss * world_size / targets).backward()  # FSDP averages over ranks
             nll += batch_nll
 
-        # --- Step: each rank updates its copy, or its shard, of the weights
+        # --- Step: each rank updates the weights that it has
         scaler.unscale_(optimizer)  # only --precision fp16 scales the loss
         norm = clip_grad_norm_(parameters, max_norm).full_tensor()  # of all shards
         set_learning_rate(optimizer, lr)
         scaler.step(optimizer)  # optimizer.step(), unless an fp16 gradient overflowed
-        scaler.update()
+        scaler.update()  # halves the scale after an overflow, and sometimes doubles it
         optimizer.zero_grad()
         step += 1
         stopping = stop_requested()  # if one rank is asked to stop, all stop
@@ -98,7 +98,7 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
         if run.should_evaluate(step):
             run.save_best(step, model, task.evaluate(model, "valid", rank, world_size))
         if run.should_save(step, stopping):
-            run.save_checkpoint(step, model, optimizer, scaler)
+            run.save_checkpoint(step, model, optimizer)
 
     # --- The end
     run.finish(step, model, stopping)

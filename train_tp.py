@@ -44,7 +44,7 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
     with rank_0_first():  # it prepares the data for the other ranks
         task = find_task(args)
 
-    # --- Model and optimizer: the same on every rank, from the same seed or checkpoint
+    # --- Model and optimizer: on every rank from the same seed or checkpoint
     dtype = autocast_dtype(args.precision)  # bf16, fp16, or None for fp32
     with torch.device("meta"):  # shapes, but no memory yet
         model = task.model()
@@ -63,9 +63,9 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
     parameters = [weight for weight in model.parameters() if weight.requires_grad]
     groups = parameter_groups(model, args)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9, fused=True)
-    scaler = torch.amp.GradScaler(enabled=False)  # it takes weights of a single mesh only
+    scaler = torch.amp.GradScaler(enabled=False)  # no fp16: it takes weights of one mesh only
     run = Run(args, task, rank, world_size)
-    step = run.restore(model, optimizer, scaler)
+    step = run.start(model, optimizer, scaler)
 
     # --- The loop: each iteration is one step of all ranks
     max_norm = args.clip or math.inf  # --clip 0 measures the norm and clips nothing
@@ -86,11 +86,11 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
             scaler.scale(loss * data_size / targets).backward()  # FSDP averages over TP groups
             nll += batch_nll
 
-        # --- Step: each rank updates its copy, or its shard, of the weights
+        # --- Step: each rank updates the weights that it has
         norm = clip_gradients(parameters, max_norm)  # of all shards
         set_learning_rate(optimizer, lr)
         scaler.step(optimizer)  # optimizer.step(), unless an fp16 gradient overflowed
-        scaler.update()
+        scaler.update()  # halves the scale after an overflow, and sometimes doubles it
         optimizer.zero_grad()
         step += 1
         stopping = stop_requested()  # if one rank is asked to stop, all stop
@@ -100,7 +100,7 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
         if run.should_evaluate(step):
             run.save_best(step, model, task.evaluate(model, "valid", data_rank, data_size))
         if run.should_save(step, stopping):
-            run.save_checkpoint(step, model, optimizer, scaler)
+            run.save_checkpoint(step, model, optimizer)
 
     # --- The end
     run.finish(step, model, stopping)

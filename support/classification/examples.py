@@ -143,7 +143,7 @@ class ExampleBatches(Batches):
         self.crop = crop
         self.flip = flip
         self.token_dropout = token_dropout
-        # FSDP with bf16 rounds the model's inputs, so all scripts use the rounded weights.
+        # FSDP in bf16 or fp16 rounds the model's inputs, so all scripts use rounded weights.
         self.weights = torch.from_numpy(weights).bfloat16().float()
         self.offsets_and_flips = lru_cache(maxsize=1)(self.draw_offsets_and_flips)
 

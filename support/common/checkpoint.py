@@ -8,7 +8,7 @@
     model       weights by name
     task        all that is needed to use the model: its type of task, its configuration, ...
     flags       the flags of the run
-    progress    seconds, tokens and examples so far, and the like
+    progress    `Progress` of support/training/run.py: counts, epochs, the state of GradScaler
     optimizer   the optimizer's state; last.pt only
     averaged    how many checkpoints the weights are the mean of; best.pt only
     sharded     last.pt of --sharded only (train_fsdp.py, train_tp.py): the folder that has, in

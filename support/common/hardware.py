@@ -16,8 +16,8 @@ import torch
 
 from support.common.errors import UserError
 
-# Dense FLOP/s in bf16, and as many in fp16, from NVIDIA's data sheets, by the name that CUDA
-# gives the device. A Tesla T4 has no bf16. A slice
+# Dense FLOP/s in bf16 and in fp16, which are equal, from NVIDIA's data sheets, by the name that
+# CUDA gives the device. The Tesla T4 has fp16 alone. A slice
 # of a GPU (MIG) and a laptop's chip have other names, and are measured, like all that are not
 # here. No data sheet of the H200 NVL was found; it has the same chip as the H100 NVL.
 PEAKS = {
@@ -162,7 +162,8 @@ def check_gpus() -> None:
             f"and CUDA {cuda} or newer, which the driver decides; or use --device cpu instead"
         )
     major, minor = torch.cuda.get_device_capability()
-    oldest = min(int(name.removeprefix("sm_")) for name in torch.cuda.get_arch_list())
+    # Such as sm_90, sm_90a, or compute_120: code that a newer GPU's driver compiles.
+    oldest = min(int(re.sub(r"\D", "", name)) for name in torch.cuda.get_arch_list())
     if 10 * major + minor < oldest:
         raise UserError(
             f"--device cuda: this PyTorch has no code for the {torch.cuda.get_device_name()}, "
@@ -186,13 +187,17 @@ def device_name(device: str) -> str:
 
 
 def fast_precision(device: str) -> str:
-    """Returns "bf16" if the hardware multiplies in bf16, as emulation is slow.
+    """Returns the precision in which the hardware multiplies matrices fastest.
 
-    Otherwise it is "fp16" on a GPU and "fp32" on a CPU.
+    That is "bf16" where the hardware has it; elsewhere PyTorch emulates it, slowly. It is
+    "fp16" on older GPUs with tensor cores, which begin with compute capability 7.0, and
+    otherwise "fp32".
     """
     if device == "cuda":
-        ampere_or_newer = torch.cuda.get_device_capability()[0] >= 8
-        return "bf16" if ampere_or_newer else "fp16"
+        major, _ = torch.cuda.get_device_capability()
+        if major >= 8:
+            return "bf16"
+        return "fp16" if major >= 7 else "fp32"
     supports = torch.cpu.get_capabilities()
     instructions = ("avx512_bf16", "amx_bf16", "bf16")
     return "bf16" if any(supports.get(name) for name in instructions) else "fp32"

@@ -189,7 +189,7 @@ class ByteDropout(nn.Dropout):
 
     A number is dropped if its byte is less than 256 p. That is not a whole number, so each row
     (the last dimension) rounds it up or down at random; the mean over rows is exact. Under
-    autocast the result has its type, and so has the residual stream through all layers.
+    autocast the result is in bf16 or fp16, and so is the residual stream of all layers.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -214,6 +214,9 @@ class FusedCrossEntropy(torch.autograd.Function):
     needs only a factor from above, so the forward pass computes it at once, block by block, in
     the memory of the logits. The softmax is in fp32; on a CPU it takes few rows at a time, so
     that they stay in the cache.
+
+    In fp16 it rounds this gradient before `backward` gets the scaled d_loss. The gradient needs
+    no scale, because it is that of a sum: the logits' reaches 1.
     """
 
     @staticmethod

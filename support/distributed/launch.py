@@ -288,7 +288,7 @@ def report_failure(problem: Exception, exit_codes: list[int | None], folder: str
     if KILLED in exit_codes:
         rank = exit_codes.index(KILLED)
         message = f"process {rank} of {len(exit_codes)} was killed (SIGKILL)"
-    hint = "nothing was saved"
+    hint = "there is no checkpoint to resume from"
     if os.path.exists(f"{folder}/last.pt"):
         script = os.path.basename(sys.argv[0])
         hint = f"resume with: python {script} --resume {folder}"

@@ -273,13 +273,15 @@ def settle_benchmark(args: Settings) -> None:
 
 def settle_precision(args: Settings) -> None:
     """Settles --precision. Raises UserError for one that the device or the script lacks."""
-    has_fp16 = not isinstance(args, TpSettings)
+    is_tp = isinstance(args, TpSettings)
     if args.precision == "auto":
         args.precision = fast_precision(args.device)
-        if args.precision == "fp16" and not has_fp16:
+        if is_tp and args.precision == "fp16":
             args.precision = "fp32"
-    if args.precision == "fp16" and not has_fp16:
-        raise UserError("--precision fp16: train_tp.py cannot scale the loss; use fp32")
+    elif is_tp and args.precision == "fp16":
+        raise UserError(
+            "--precision fp16: train_tp.py cannot scale the loss; add --precision fp32"
+        )
     if args.precision == "tf32" and args.device == "cpu":
         raise UserError("--precision tf32: only GPUs have it; use fp32")
 

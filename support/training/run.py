@@ -55,6 +55,7 @@ class Progress:
     tokens: int = 0
     nll: float = 0.0  # since the last row of metrics.csv, like targets
     targets: int = 0
+    # First metric and -loss of the best evaluation.
     best: list[float] = field(default_factory=lambda: [-math.inf, -math.inf])
     since_best: int = 0  # evaluations since the best one
     last_evaluation: int = 0  # its step
@@ -87,9 +88,11 @@ class Run:
         self.task = task
         self.rank = rank
         self.world_size = world_size
-        self.tensor = args.tensor  # so many ranks share each layer, and have the same data
-        self.data_rank = rank // self.tensor
-        self.data_size = world_size // self.tensor
+        self.tp_size = (
+            args.tensor
+        )  # ranks of a TP group: they share layers and have the same data
+        self.data_rank = rank // self.tp_size
+        self.data_size = world_size // self.tp_size
         self.folder = Path(args.folder)
         self.writes = rank == 0 and not args.benchmark
         self.epoch_steps = len(task.batches)
@@ -102,8 +105,8 @@ class Run:
         self.throughput = Throughput(peak_rate(args, rank, world_size))
         # Sums of nll and norm over the steps that were not read back yet.
         self.unread: Tensor | None = None
-        self.scaler = torch.amp.GradScaler(enabled=False)  # `restore` sets the script's
-        # The row of metrics.csv that a step has ended, until `end_step` writes it: after an
+        self.scaler = torch.amp.GradScaler(enabled=False)  # `start` sets the script's
+        # The row of metrics.csv that a step has ended, until `log_step` writes it: after an
         # evaluation with its metrics (`save_best`), otherwise at once (`record`).
         self.row: dict[str, Any] | None = None
         self.bar: Any = None  # tqdm's
@@ -113,16 +116,17 @@ class Run:
 
     # --- Starting and resuming
 
-    def restore(
+    def start(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler,
     ) -> int:
-        """Restores the checkpoint that the run resumes from on all ranks, and returns its step.
+        """Starts or resumes the run on all ranks, and returns how many steps are done.
 
-        Rank 0 reads it and sends the weights; with --sharded each rank reads its own shard. A
-        new run begins at step 0. All ranks must have the same data.
+        A new run begins at step 0, with pretrained weights if the task has them. A resumed run
+        loads last.pt: rank 0 reads it and sends the weights; with --sharded each rank reads its
+        own shard. Raises UserError if the ranks have different data.
         """
         saved_task = self.task.saved()
         content = json.dumps(saved_task, sort_keys=True)
@@ -132,7 +136,7 @@ class Run:
         step = 0
         if self.args.saved:
             step = self.restore_checkpoint(model, optimizer)
-            if self.progress.scaler and scaler.is_enabled():  # else --precision has changed
+            if self.progress.scaler and scaler.is_enabled():  # then and now in fp16
                 scaler.load_state_dict(self.progress.scaler)
         elif self.task.weights:
             self.load_pretrained_weights(model, self.task.weights)
@@ -147,7 +151,7 @@ class Run:
         self.began = time.perf_counter() - self.progress.seconds
         if step == self.last_step and self.progress.last_evaluation < step:
             self.evaluate_stopped_run(step, model)
-        self.begin_step()
+        self.restart_clock()
         return step
 
     def open_folder(self, model: nn.Module, config: dict[str, Any]) -> None:
@@ -232,8 +236,8 @@ class Run:
 
         self.bar = tqdm(total=self.last_step, initial=step, unit="step", dynamic_ncols=True)
 
-    def begin_step(self) -> None:
-        """Starts the clock of the next step."""
+    def restart_clock(self) -> None:
+        """Starts the clock of the next step: after a step, an evaluation or a save."""
         if self.profile:
             self.profile.begin_step()
         self.step_began = time.perf_counter()
@@ -260,14 +264,17 @@ class Run:
 
         nll: this rank's sum over the step's targets; targets: of all ranks; norm: the
         gradient's. Only where a row, an epoch or a save is due, it waits for the device and for
-        the other ranks. Raises UserError where the loss or the gradient is not finite, which
-        ends the run.
+        the other ranks. Raises UserError, which ends the run, where the loss or the gradient is
+        not finite. In fp16 an infinite gradient only leaves out a step, while the scale of the
+        loss is at least 1.
         """
         examples, tokens, flops = self.task.size(step - 1)
-        finite_norm = norm
-        if self.scaler.is_enabled():  # it leaves out a step whose scaled gradient overflows
-            finite_norm = torch.where(norm.isfinite(), norm, 0.0)
-        values = torch.stack([nll.double(), finite_norm.double()])
+        # The sum of the norms shows whether one was not finite. With fp16 that is no error:
+        # the scaler has left out the step.
+        checked_norm = norm
+        if self.scaler.is_enabled():
+            checked_norm = torch.where(norm.isfinite(), norm, 0.0)
+        values = torch.stack([nll.double(), checked_norm.double()])
         self.unread = values if self.unread is None else self.unread + values
         ends_epoch = step % self.epoch_steps == 0
         if self.should_log(step) or ends_epoch or self.should_save(step, stopping=False):
@@ -284,10 +291,10 @@ class Run:
         if self.bar is not None:
             self.bar.update()
         if not self.should_evaluate(step):  # else `save_best` ends the step
-            self.end_step(step, {})
+            self.log_step(step, {})
         if self.args.trial:
             self.stop_if_trial_is_over(step, self.args.trial.max_seconds)
-        self.begin_step()
+        self.restart_clock()
 
     def end_profiled_step(self, step: int) -> float:
         """Returns the seconds of a step, and ends the recording if it is the last one."""
@@ -303,21 +310,25 @@ class Run:
         return seconds
 
     def read_back(self, step: int) -> None:
-        """Adds up the losses that are still on the devices, over all ranks."""
+        """Adds up, over all ranks, the losses that are still on the devices.
+
+        Raises UserError as `record` does.
+        """
         if self.unread is None:
             return
         dist.all_reduce(self.unread)
         nll, norms = self.unread.tolist()
         self.unread = None
-        always_overflows = self.scaler.is_enabled() and self.scaler.get_scale() < 1
-        if not math.isfinite(nll + norms) or always_overflows:
+        # The scale begins at 2**16, and each overflow halves it. It is not the cause below 1.
+        is_scale_used_up = self.scaler.is_enabled() and self.scaler.get_scale() < 1
+        if not math.isfinite(nll + norms) or is_scale_used_up:
             quantity = "gradient" if math.isfinite(nll) else "loss"
             self.refuse_step(step, quantity)
         self.progress.nll += nll
         self.progress.epoch.nll += nll
 
     def refuse_step(self, step: int, quantity: str) -> None:
-        """Raises UserError for a loss or a gradient that is not finite."""
+        """Closes the log, and raises UserError: a loss or a gradient is not finite."""
         self.close()
         hint = "Nothing was saved."
         for name in ("best.pt", "last.pt"):
@@ -378,7 +389,7 @@ class Run:
             f"valid_{name}" if name in in_log else name: value
             for name, value in metrics.items()
         }
-        self.end_step(step, self.progress.evaluated)
+        self.log_step(step, self.progress.evaluated)
         first_metric = metrics.get(self.task.metrics[0], 0.0)  # none with --bleu-sentences 0
         score = [first_metric, -metrics["loss"]]
         self.progress.last_evaluation = step
@@ -394,7 +405,7 @@ class Run:
             for path in self.evaluation_checkpoints()[: -self.args.average_checkpoints]:
                 path.unlink()
         self.stop_if_no_better(step)
-        self.begin_step()
+        self.restart_clock()
 
     def evaluation_checkpoints(self) -> list[Path]:
         """Returns the files with the weights of the last evaluations, oldest first."""
@@ -418,7 +429,6 @@ class Run:
         step: int,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        scaler: torch.amp.GradScaler,
     ) -> None:
         """Writes last.pt, which a run resumes from; with --sharded each rank its shard.
 
@@ -434,7 +444,7 @@ class Run:
             weights.save_sharded(self.folder, shards, model_state, optimizer_state)
         if self.log:
             self.progress.seconds = time.perf_counter() - self.began
-            self.progress.scaler = scaler.state_dict()
+            self.progress.scaler = self.scaler.state_dict()
             if shards:
                 content = self.content(step, {}) | {"sharded": shards}
             else:
@@ -442,7 +452,7 @@ class Run:
             checkpoint.save(self.folder / "last.pt", content)
             checkpoint.remove_sharded(self.folder, shards)
             self.log.note_saved()
-        self.begin_step()
+        self.restart_clock()
 
     def content(self, step: int, model_state: dict[str, Tensor]) -> dict[str, Any]:
         """Returns what the checkpoint files of every script hold."""
@@ -456,7 +466,7 @@ class Run:
 
     # --- The log
 
-    def end_step(self, step: int, evaluated: dict[str, float]) -> None:
+    def log_step(self, step: int, evaluated: dict[str, float]) -> None:
         """Writes the row of metrics.csv that ends with this step, and its epoch's record."""
         if step % self.epoch_steps == 0:
             if self.progress.epoch.seconds:  # else a resumed run has it already

@@ -32,7 +32,7 @@ def beginning(run) -> str:
     if args.resume:
         source = f"those of {args.folder}"
     epochs = round(run.last_step / run.epoch_steps, 2)
-    sharing = f" ({run.tensor} share each layer)" if run.tensor > 1 else ""
+    sharing = f" ({run.tp_size} share each layer)" if run.tp_size > 1 else ""
     lines = [
         f"settings: {source}, and the flags given",
         str(run.task),
@@ -42,9 +42,9 @@ def beginning(run) -> str:
         f"{device_name(args.device)}, {args.precision}",
     ]
     node_size = int(os.environ.get("LOCAL_WORLD_SIZE", run.world_size))
-    if node_size % run.tensor:
+    if node_size % run.tp_size:
         lines.append(
-            f"warning: --tensor {run.tensor}, but a node has {node_size} processes, so the "
+            f"warning: --tensor {run.tp_size}, but a node has {node_size} processes, so the "
             f"parts of a layer are added up over the network; --tensor {node_size} would not"
         )
     if args.warmup > run.last_step and not (args.saved or args.benchmark):
@@ -182,12 +182,14 @@ def median_speed(path: Path) -> dict[str, float]:
 def how_to_resume(run, step: int) -> str:
     """Returns the command that resumes a stopped run, and what it does not remember."""
     is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-    usual = {"replicas": 1, "device": "cuda" if is_torchrun else "cpu"}
+    defaults = {"replicas": 1, "device": "cuda" if is_torchrun else "cpu"}
+    finished = ("profile", "minutes")  # the resumed run does not do them again
     flags = ""
     for name, field in sorted(flags_of(type(run.args)).items()):
         value = getattr(run.args, name)
-        is_remembered = field.metadata["remembered"] or name in ("profile", "minutes")
-        if is_remembered or not value or value == usual.get(name):
+        if field.metadata["remembered"] or name in finished:
+            continue
+        if not value or value == defaults.get(name):
             continue
         flags += f" {option(name)}"
         if value is not True:

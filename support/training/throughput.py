@@ -62,7 +62,7 @@ class Throughput:
 def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
     """Returns the FLOP/s of all ranks together, which MFU is a share of. A collective.
 
-    It is --hardware-tflops, or the data sheet's of rank 0's GPU, times the ranks;
+    It is --hardware-tflops, or the figure of rank 0's GPU in its data sheet, times the ranks;
     otherwise what the ranks reach when all multiply large matrices at the same time, which is
     measured once for a machine and kept in `cache`.
     """
@@ -72,7 +72,7 @@ def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
         f"{world_size} x {torch.get_num_threads()} threads, "
         f"{args.precision}, torch {torch.__version__}"
     )
-    rate = world_size * (given_rate(args) or data_sheet_rate(args))
+    rate = world_size * (args.hardware_tflops * 1e12 or data_sheet_rate(args))
     rate = rate or read_rates(path).get(setup, 0.0)
     rate = broadcast_object(rate)  # all ranks go the same way, whatever their caches hold
     if not rate:
@@ -82,13 +82,8 @@ def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
     return rate
 
 
-def given_rate(args) -> float:
-    """Returns the FLOP/s of --hardware-tflops for a rank, or 0."""
-    return args.hardware_tflops * 1e12
-
-
 def data_sheet_rate(args) -> float:
-    """Returns the FLOP/s that the data sheet of this rank's GPU gives, or 0."""
+    """Returns the data sheet's FLOP/s of this rank's GPU in bf16 or fp16; 0 if unknown."""
     if args.device != "cuda" or not autocast_dtype(args.precision):
         return 0.0
     return PEAKS.get(device_name(args.device), 0.0)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model import Attention, DecoderLayer, ModelConfig, Transformer
+from model import DecoderLayer, ModelConfig, Transformer
 
 Hypothesis = tuple[float, list[int]]  # score, target ids without bos and eos
 
@@ -196,12 +196,12 @@ class Decoder:
         def attend_to_past(x: Tensor) -> Tensor:
             new = layer.self_attention.key_value(x)
             self.past_kv[i] = torch.cat([self.past_kv[i], new], dim=1)
-            return attend(layer.self_attention, x, self.past_kv[i], past_mask)
+            return layer.self_attention.attend_to(x, self.past_kv[i], past_mask)
 
         def attend_to_source(x: Tensor) -> Tensor:
             # The hypotheses of a sentence take the place of the positions of a target.
             hypotheses = x.view(len(self.mask), -1, x.shape[2])  # (live, beam, d_model)
-            y = attend(layer.cross_attention, hypotheses, self.source_kv[i], self.mask)
+            y = layer.cross_attention.attend_to(hypotheses, self.source_kv[i], self.mask)
             return y.view(x.shape)
 
         x = layer.residuals[0](x, attend_to_past)
@@ -220,18 +220,6 @@ class Decoder:
         beam = parents.shape[1]
         parents = (rows[:, None] * beam + parents).flatten()
         self.past_kv = [kv.index_select(0, parents) for kv in self.past_kv]
-
-
-def attend(attention: Attention, x: Tensor, kv: Tensor, mask: Tensor) -> Tensor:
-    """`Attention.forward` with keys and values that are given.
-
-    x: (rows, tgt, d_model); kv: (rows, n, 2 * d_model), from attention.key_value; mask: True
-    where attention is allowed, broadcastable to (rows, heads, tgt, n). Returns the shape of x.
-    """
-    q = attention.split(attention.query(x))
-    k, v = attention.split_key_value(kv)
-    y = attention.attend(q, k, v, mask)  # (rows, heads, tgt, d_head)
-    return attention.out(y.transpose(1, 2).flatten(2))
 
 
 def translate_batch(

@@ -139,7 +139,7 @@ class Translation:
         the most likely token is the right one; bleu: of greedy translations of
         --bleu-sentences, or if `final` of those of all by beam search, then with chrf. None
         counts pairs with an empty side or more than --max-length tokens. A collective: each
-        sentence is scored once, by one rank.
+        sentence is scored once, by one rank. If the loss is not finite, nothing is translated.
         """
         was_training = model.training
         model.eval()
@@ -222,7 +222,9 @@ class Translation:
         there. Returns entries for summary.json and text to show.
         """
         part = "test" if (self.folder / "test.src.txt").is_file() else "valid"
-        self.evaluate(model, part, data_rank, data_size, final=True)
+        metrics = self.evaluate(model, part, data_rank, data_size, final=True)
+        if not math.isfinite(metrics["loss"]):
+            raise UserError(f"the loss on the {part} set is not finite; try --precision fp32")
         if dist.get_rank() > 0:
             return {}, ""
         count = len(read_text(self.folder, part, "src"))

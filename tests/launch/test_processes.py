@@ -101,7 +101,7 @@ def test_who_was_killed_is_named(monkeypatch, tmp_path, killed, saved):
         + (
             f"resume with: python train_cpu.py --resume {folder}"
             if saved
-            else "nothing was saved"
+            else "there is no checkpoint to resume from"
         )
     )
     assert folder.exists() == saved  # an empty folder is removed

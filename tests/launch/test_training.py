@@ -132,7 +132,7 @@ def test_a_run_says_who_computes_and_whether_its_rate_gets_up():
     args.base_config = "configs/multi30k.yaml"
     task = FakeTask(batches=SimpleNamespace(examples=range(1200)))
     run = SimpleNamespace(
-        task=task, args=args, world_size=3, tensor=1, last_step=99, epoch_steps=33
+        task=task, args=args, world_size=3, tp_size=1, last_step=99, epoch_steps=33
     )
     settings, data, length, processes, warning = run_summary.beginning(run).split("\n")
     assert settings == "settings: configs/multi30k.yaml, and the flags given"
@@ -151,11 +151,11 @@ def test_layers_that_two_nodes_share_are_warned_of(monkeypatch):
     args = TpSettings(device="cpu", precision="fp32")
     task = FakeTask(batches=SimpleNamespace(examples=range(1200)))
     run = SimpleNamespace(
-        task=task, args=args, world_size=4, tensor=2, last_step=9000, epoch_steps=33
+        task=task, args=args, world_size=4, tp_size=2, last_step=9000, epoch_steps=33
     )
     assert "processes: 4 (2 share each layer), " in run_summary.beginning(run)
     assert "warning" not in run_summary.beginning(run)
-    run.tensor = 4
+    run.tp_size = 4
     assert run_summary.beginning(run).split("\n")[-1] == (
         "warning: --tensor 4, but a node has 2 processes, so the parts of a layer are added up "
         "over the network; --tensor 2 would not"

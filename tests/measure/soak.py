@@ -82,7 +82,8 @@ DIED = re.compile(
 )
 KILLED = re.compile(
     r"error: process (\d+) of (\d+) was killed \(SIGKILL\); "
-    r"(nothing was saved|resume with: python train_cpu.py --resume logs/run)$"
+    r"(there is no checkpoint to resume from|"
+    r"resume with: python train_cpu.py --resume logs/run)$"
 )
 NOT_WRITTEN = re.compile(
     r"error: logs/run\S*: (?:the checkpoint )?cannot be written .*?"
@@ -391,7 +392,7 @@ class Soak:
             # It was killed before its processes had met.
             return kind in (KILL_PARENT, KILL_NODE)
         if found := KILLED.match(line):
-            says_saved = found[3] != "nothing was saved"
+            says_saved = found[3].startswith("resume with")
             of_this_run = int(found[1]) in self.ranks and int(found[2]) == self.procs
             return of_this_run and says_saved == there
         if found := NOT_WRITTEN.match(line):

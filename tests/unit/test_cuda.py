@@ -195,7 +195,9 @@ def test_a_gpu_that_cannot_be_used(monkeypatch, cuda, is_there, capability, mess
     monkeypatch.setattr(torch.cuda, "is_available", lambda: is_there)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_100", "sm_75"])
+    monkeypatch.setattr(
+        torch.cuda, "get_arch_list", lambda: ["sm_100", "sm_75", "sm_90a", "compute_120"]
+    )
     with pytest.raises(UserError, match=message):
         find_device("cuda")
 

@@ -304,7 +304,8 @@ def test_bf16_is_for_processors_that_multiply_in_it(monkeypatch, capabilities, b
 
 
 @pytest.mark.parametrize(
-    "capability, precision", [((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")]
+    "capability, precision",
+    [((6, 1), "fp32"), ((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")],
 )
 def test_the_fast_precision_of_a_gpu(monkeypatch, capability, precision):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
