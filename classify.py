@@ -163,12 +163,13 @@ class Predictor:
 # --- Labelled examples ------------------------------------------------------------------------
 
 
-def find_part(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, str]:
+def reader_of_part(
+    args: argparse.Namespace, predictor: Predictor, flags: dict[str, Any]
+) -> tuple[Reader, str]:
     """Returns the reader of a part of the corpus that the model was trained on, and its name.
 
-    Raises UserError.
+    flags: of the run that trained the model. Raises UserError.
     """
-    flags = load(predictor.path)["flags"]
     corpus = find_labelled(
         flags["data"],
         flags["valid"],
@@ -190,15 +191,19 @@ def find_part(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, s
     return parts[part], f" of the {part} set"
 
 
-def find_file(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, str]:
-    """Returns the reader of a table or folder, and which part it reads. Raises UserError."""
-    flags = load(predictor.path)["flags"]
+def reader_of_path(
+    args: argparse.Namespace, predictor: Predictor, flags: dict[str, Any]
+) -> tuple[Reader, str]:
+    """Returns the reader of a table or a folder, and which part it reads.
+
+    flags: of the run that trained the model. Raises UserError.
+    """
     path = Path(args.score)
     text = args.text or ""
     label = args.label or ""
     if find_table(path) or find_part_tables(path):  # elsewhere there are no columns
-        text = text or flags.get("text", "")
-        label = label or flags.get("label", "")
+        text = text or flags["text"]
+        label = label or flags["label"]
     corpus = find_labelled(args.score, text=text, label=label, transform=predictor.transform)
     check_modality(args, predictor, corpus)
     if corpus.left_out:
@@ -206,7 +211,7 @@ def find_file(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, s
     parts = [name for name in PARTS if name in corpus.parts]  # train, valid, test
     part = parts[-1]
     description = f" of the {part} set" if len(corpus.parts) > 1 else ""
-    if part == "train" and path.resolve() == Path(flags.get("data", "")).resolve():
+    if part == "train" and path.resolve() == Path(flags["data"]).resolve():
         description = ", including those that the model was trained on"
     return corpus.parts[part], description
 
@@ -226,8 +231,9 @@ def score(args: argparse.Namespace, predictor: Predictor) -> None:
     An example of a class that the model does not know counts as wrong.
     """
     is_part = args.score in PARTS and not Path(args.score).exists()
-    find = find_part if is_part else find_file
-    read, description = find(args, predictor)
+    find_reader = reader_of_part if is_part else reader_of_path
+    flags = load(predictor.path)["flags"]
+    read, description = find_reader(args, predictor, flags)
     start = time.perf_counter()
     classes, labels, predictions = classify_labelled(args, predictor, read())
     seconds = time.perf_counter() - start

@@ -30,7 +30,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, StrMethodFo
 from support.classification.confusion_plot import draw_confusion
 from support.profiling.profile_plots import draw_profiles, read_profile
 from support.studies import runs_table
-from support.studies.runs_table import POSITIVE, Lines, Row, RunFiles, metrics
+from support.studies.runs_table import POSITIVE, Lines, Row, RunFiles, metric_columns
 
 # The x of each comparison, then the y of its panels. "valid_*": the loss and the task's
 # metrics; "speed": in tokens if all runs translate or one has not ended, else in examples.
@@ -71,11 +71,13 @@ def find_figures(runs: list[Row], logs: dict[str, list[Row]]) -> dict[str, list[
 
     logs: the curves of those runs that have one, by their names.
     """
-    ys = ["loss"] if len(logs) == 1 else ["train_loss", "valid_loss"]
-    ys += metrics(runs, "valid")
+    curve_columns = ["loss"] if len(logs) == 1 else ["train_loss", "valid_loss"]
+    curve_columns += metric_columns(runs, "valid")
     panels_of = {
         "curves.png": [
-            (x, y, runs_table.curves(logs, x, y)) for y in ys for x in ("step", "minutes")
+            (x, y, runs_table.curves(logs, x, y))
+            for y in curve_columns
+            for x in ("step", "minutes")
         ]
     }
     for file, (x, *names) in FIGURES.items():
@@ -92,7 +94,7 @@ def find_figures(runs: list[Row], logs: dict[str, list[Row]]) -> dict[str, list[
 def expand(name: str, runs: list[Row]) -> list[str]:
     """Returns the columns that a name in FIGURES stands for."""
     if name == "valid_*":
-        return ["valid_loss", *metrics(runs, "valid")]
+        return ["valid_loss", *metric_columns(runs, "valid")]
     if name == "speed":
         return [runs_table.speed_column(runs)]
     if name == "epoch_seconds" and len(runs_table.measured(runs, name)) < len(runs):
@@ -219,7 +221,7 @@ def show_table(runs: list[Row]) -> None:
         (AXES[speed], speed, speed_digits),
     ]
     for part, title in (("valid", "best valid"), ("test", "test")):
-        for name in metrics(runs, part):
+        for name in metric_columns(runs, part):
             digits = ".1f" if name.endswith("bleu") else ".4f"
             columns.append((f"{title} {metric_name(name)}", name, digits))
     rows = [["run", *(title for title, _, _ in columns)]]

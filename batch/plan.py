@@ -117,10 +117,13 @@ def choose_precision(args: argparse.Namespace) -> str:
     known = HARDWARE[args.hardware].precision
     if args.precision == "auto":
         return fast_precision("cpu") if args.measure else known
-    if args.precision != known and not args.tflops and not args.measure:
+    precisions = [known]
+    if known == "bf16" and args.hardware != "cpu":
+        precisions.append("fp16")  # as fast: see PEAKS in support/common/hardware.py
+    if args.precision not in precisions and not args.tflops and not args.measure:
         raise UserError(
             f"--precision {args.precision}: the peak of {args.hardware} is known only in "
-            f"{known}; pass --tflops"
+            f"{' and '.join(precisions)}; pass --tflops"
         )
     return args.precision
 
@@ -132,7 +135,10 @@ def find_modes(args: argparse.Namespace, step: TrainingStep) -> list[str]:
         modes += ["hsdp"]
     elif args.hardware == "cpu":
         modes = ["cpu", *modes]
-    if args.gpus_per_node > 1 and can_split(step, args.gpus_per_node):
+    has_tp = (
+        step.precision != "fp16"
+    )  # see settle_precision in support/training/command_line.py
+    if has_tp and args.gpus_per_node > 1 and can_split(step, args.gpus_per_node):
         modes += ["tp"]
     return modes
 

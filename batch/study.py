@@ -316,28 +316,43 @@ def check_same_flags(args: argparse.Namespace, run: StudyRun) -> None:
         raise UserError(f"{folder} was started as: {before}; pass --name for another study")
 
 
+def is_finished(args: argparse.Namespace, run: StudyRun) -> bool:
+    """Returns whether a run of the study has ended and was scored."""
+    return (LOGS / args.name / run.name / "summary.json").exists()
+
+
 def train_and_plot(args: argparse.Namespace, runs: list[StudyRun], task: int | None) -> None:
     """Trains what is not finished; once all is, writes the table and the plots.
 
     task: the number of the only run to train, from 1; None: all.
     """
-    folder = LOGS / args.name
     for run in runs:
         check_same_flags(args, run)
     for run in [runs[task - 1]] if task else runs:
-        if not (folder / run.name / "summary.json").exists():
+        if not is_finished(args, run):
             train(args, run)
-    folders = [folder / run.name for run in runs]
     # Other tasks may have finished some, too.
-    missing = [i for i, each in enumerate(folders, 1) if not (each / "summary.json").exists()]
-    if missing:
-        finished = len(runs) - len(missing)
-        print(f"{args.name}: {finished} of {len(runs)} runs are finished; the last one plots")
-        last_task = int(os.environ.get("SLURM_ARRAY_TASK_MAX", len(runs)))
-        if missing[-1] > last_task:
-            print(f"no task of this array trains the others: sbatch --array=1-{len(runs)}")
-        return
-    if call(["python", "plot.py", "--out", str(folder), *map(str, folders)]):
+    unfinished = [number for number, run in enumerate(runs, 1) if not is_finished(args, run)]
+    if unfinished:
+        report_unfinished(args, unfinished, len(runs))
+    else:
+        plot(args, runs)
+
+
+def report_unfinished(args: argparse.Namespace, unfinished: list[int], num_runs: int) -> None:
+    """Prints how many runs are finished. unfinished: the numbers of the others, from 1."""
+    finished = num_runs - len(unfinished)
+    print(f"{args.name}: {finished} of {num_runs} runs are finished; the last one plots")
+    last_task = int(os.environ.get("SLURM_ARRAY_TASK_MAX", num_runs))
+    if unfinished[-1] > last_task:
+        print(f"no task of this array trains the others: sbatch --array=1-{num_runs}")
+
+
+def plot(args: argparse.Namespace, runs: list[StudyRun]) -> None:
+    """Writes the table and the plots of all runs. Raises UserError if plot.py fails."""
+    folder = LOGS / args.name
+    folders = [str(folder / run.name) for run in runs]
+    if call(["python", "plot.py", "--out", str(folder), *folders]):
         raise UserError(f"plot.py failed; started again, {args.name} repeats it")
     if args.study == "batch-size":  # it would show the same as batch_size.png
         (folder / "learning_rate.png").unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 Example:
     checksum = corpus.checksum()
-    folder = prepare_labelled(corpus, checksum, cache, tokenizer, max_length, transform, 8000)
+    folder = prepare_labelled(corpus, checksum, cache, tokenizer, max_length, vocab_size=8000)
 """
 
 import math
@@ -17,7 +17,6 @@ from tokenizers import Tokenizer
 
 from data import BPE, is_encoded, make_once, name_folder
 from support.classification.corpus import Labelled, Reader, classes_of
-from support.classification.images import ImageTransform
 from support.classification.splits import hold_out_labelled
 from support.common.errors import UserError
 
@@ -33,7 +32,6 @@ def prepare_labelled(
     cache: Path,
     tokenizer: str,
     max_length: int,
-    transform: ImageTransform | None,
     vocab_size: int,
 ) -> Path:
     """Encodes a labelled corpus into a folder that any number of processes can map.
@@ -51,7 +49,6 @@ def prepare_labelled(
             tokenizer,
             max_length,
             vocab_size,
-            vars(transform) if transform else None,
         ]
         return name_folder(cache, corpus.name, description)
 

@@ -15,7 +15,6 @@ import torch
 
 from data import Batches, map_file
 from support.classification.images import shift_and_mirror
-from support.common.errors import UserError
 from support.common.files import read_json
 
 
@@ -120,8 +119,7 @@ class ExampleBatches(Batches):
     weights: (classes,) factors of the loss of an example of each class; crop: pixels that an
     image is moved by at most; flip: whether half of the images are mirrored; token_dropout: the
     share of a text's tokens that are hidden. All is drawn anew in each epoch, by seed, epoch
-    and example alone, so that it does not depend on how the processes share a step. Raises
-    UserError.
+    and example alone, so that it does not depend on how the processes share a step.
     """
 
     def __init__(
@@ -135,10 +133,6 @@ class ExampleBatches(Batches):
         flip: bool = False,
         token_dropout: float = 0.0,
     ):
-        if token_dropout and isinstance(examples, Images):
-            raise UserError("--token-dropout is for texts, but the corpus has images")
-        if (crop or flip) and isinstance(examples, Texts):
-            raise UserError("--crop and --flip are for images, but the corpus has texts")
         super().__init__(examples, batch_tokens, seed, batch_size)
         self.crop = crop
         self.flip = flip

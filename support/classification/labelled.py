@@ -192,7 +192,7 @@ def add_parts(corpus: Labelled, path: Path, text: str, label: str) -> None:
         add_part(corpus, part, inner, text, label)
     if class_folders and path not in class_folders.values():
         corpus.left_out += files_beside(path, class_folders.values())
-    if (path / "imdb.vocab").is_file():
+    if (path / "imdb.vocab").is_file():  # IMDB's archive, unpacked: configs/imdb.yaml is for it
         corpus.name = "imdb"
 
 

@@ -93,21 +93,14 @@ class Classification:
         if saved:
             check_corpus(self.checksum, saved, args.data, args.folder)
         self.transform = corpus.transform if corpus.modality == "image" else None
-        has_image_flags = (
-            args.stem_channels or args.image_size or args.patch != type(args).patch
-        )
-        if has_image_flags and not self.transform and not saved:
-            raise UserError(
-                f"--patch, --stem-channels and --image-size are for images, but {self.name} "
-                f"has texts"
-            )
+        if not saved:
+            self.check_flags()
         self.folder = prepare_labelled(
             corpus,
             self.checksum,
             CACHE / "encoded",
             tokenizer,
             args.max_length,
-            self.transform,
             args.vocab_size,
         )
         self.meta = read_json(self.folder / "meta.json")
@@ -115,6 +108,19 @@ class Classification:
         self.tokenizer = ""
         if not self.transform:
             self.tokenizer = read_tokenizer(self.folder)
+
+    def check_flags(self) -> None:
+        """Raises UserError for flags that examples of the corpus's kind have no use for."""
+        args = self.args
+        if self.transform and args.token_dropout:
+            raise UserError(f"--token-dropout is for texts, but {self.name} has images")
+        shapes_images = args.stem_channels or args.image_size or args.patch != type(args).patch
+        varies_images = args.crop or args.flip == "yes"
+        if (shapes_images or varies_images) and not self.transform:
+            raise UserError(
+                f"--patch, --stem-channels, --image-size, --crop and --flip are for images, "
+                f"but {self.name} has texts"
+            )
 
     def new_config(self) -> ClassifierConfig:
         """Returns the shape of a model that begins with random weights. Raises UserError."""
@@ -222,7 +228,8 @@ class Classification:
     ) -> dict[str, float]:
         """Returns the loss and the metrics of the part "valid" or "test", equal in all ranks.
 
-        A collective: each example is classified once, by one rank. What is summed over the
+        A collective: each example is classified by one rank, or with tensor parallelism by all
+        ranks of one TP group. What is summed over the
         ranks are counts, namely the confusion matrix, from which all metrics follow, and the
         loss. So the metrics are the same for any number of processes. If `final`, the
         probabilities are kept, for `report`.
@@ -263,14 +270,14 @@ class Classification:
         """
         part = "test" if "test" in self.meta["parts"] else "valid"
         metrics = self.evaluate(model, part, data_rank, data_size, final=True)
-        predictions_of_rank = None
+        predictions_of_ranks = None
         if dist.get_rank() == 0:
-            predictions_of_rank = [None] * dist.get_world_size()
-        dist.gather_object(self.predictions, predictions_of_rank)
-        if predictions_of_rank is None:
+            predictions_of_ranks = [None] * dist.get_world_size()
+        dist.gather_object(self.predictions, predictions_of_ranks)
+        if predictions_of_ranks is None:
             return {}, ""
         labels = self.part(part).labels
-        self.write_predictions(folder / "predictions.csv", labels, predictions_of_rank)
+        self.write_predictions(folder / "predictions.csv", labels, predictions_of_ranks)
         summary: dict[str, Any] = {
             f"{part}_{name}": round(value, 6) for name, value in metrics.items()
         }
@@ -291,11 +298,14 @@ class Classification:
         ]
         return summary, "\n".join(lines)
 
-    def write_predictions(self, path: Path, labels: np.ndarray, predictions_of_rank) -> None:
-        """Writes a line for each example: true class, likeliest class, all probabilities."""
+    def write_predictions(self, path: Path, labels: np.ndarray, predictions_of_ranks) -> None:
+        """Writes a line for each example: true class, likeliest class, all probabilities.
+
+        predictions_of_ranks: `self.predictions` of each. The ranks of a TP group have the same.
+        """
         probabilities = {
             int(row): values
-            for predictions in predictions_of_rank
+            for predictions in predictions_of_ranks
             for rows, batch in predictions
             for row, values in zip(rows, batch)
         }

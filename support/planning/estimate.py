@@ -159,8 +159,11 @@ class Estimate:
         across = nothing
         if self.mode == "hsdp":
             across = [network.all_reduce(FP32 * n / self.shards, "across") for n in step.units]
-        norm = network.all_reduce(FP32)  # each process has a part of the gradient's norm
-        waits = norm + (self.fsdp_collectives() + 1) * step.delay
+        # Each process has a part of the gradient's norm. In fp16 GradScaler also asks whether
+        # any of them has an overflow.
+        sums = 2 if step.precision == "fp16" else 1
+        waits = sums * network.all_reduce(FP32)
+        waits += (self.fsdp_collectives() + sums) * step.delay
         if hardware.cpu:  # nothing is hidden; the root is gathered once, each layer twice
             gathered = self.accumulate * (2 * sum(gather) - gather[0])
             return gathered + sum(scatter) + sum(across) + waits
@@ -189,7 +192,7 @@ class Estimate:
         return forward * (2 if self.step.recompute else 1) + backward
 
     def fsdp_collectives(self) -> int:
-        """Returns the number of a step's collectives, but for the norm and `stop_requested`."""
+        """Returns the number of a step's collectives but those of a single number."""
         units = len(self.step.units)
         collectives = units if self.mode == "hsdp" else 0
         if self.shards > 1:

@@ -40,7 +40,7 @@ class Hardware:
     # Seconds the CPU takes to start a layer's kernels, forward and backward: some 80 kernels
     # and 100 views, 10 and 2 us each, a rule of thumb for which no source was found.
     launch: float = 1e-3
-    precision: str = "bf16"  # that peak_flops is for
+    precision: str = "bf16"  # that peak_flops is for; on GPUs it is the same in fp16
     cpu: bool = False
     cores: int = 0  # that a node's processes share; 0: one for each
     base_memory: float = 0.0  # bytes of Python and PyTorch, where they count

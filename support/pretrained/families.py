@@ -13,14 +13,15 @@ from support.common.rows import to_keys_then_values
 class Family:
     """The names that the models of one family have in their files."""
 
-    modules: dict[str, str]  # of the Classifier's: of the weights' file
-    entries: dict[str, str]  # fields of ClassifierConfig: entries of config.json
-    defaults: dict[str, Any]  # fields that config.json may not have
+    modules: dict[str, str]  # {module of the Classifier: its name, or two names, in the file}
+    entries: dict[str, str]  # {field of ClassifierConfig: its entry in config.json}
+    defaults: dict[str, Any]  # {field: its value where config.json has no such entry}
     transformers_class: str = ""  # which computes the same, if there is one
 
 
 # Where the file has two modules for one of ours, both names are given: ours is their
-# concatenation. "#" stands for a layer: "encoder.N." here, "encoder.layer.N." in the file.
+# concatenation. "#" stands for a layer: "encoder.N." here, and in the file "encoder.layer.N.",
+# or in DistilBERT's "transformer.layer.N.".
 BERT = {
     "embedding": "embeddings.word_embeddings",
     "norm": "embeddings.LayerNorm",

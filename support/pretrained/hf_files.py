@@ -98,8 +98,10 @@ def read_tokenizer(folder: Path, config: ClassifierConfig) -> str:
             raise ValueError("there is no tokenizer.json and no vocab.txt")
         tokenizer.no_padding()
         tokenizer.no_truncation()
+        if config.pad < 0:
+            raise ValueError(f"config.json pads with token {config.pad}, which no weights have")
         largest_id = max([config.pad, *tokenizer.get_vocab().values()])
-        if largest_id >= config.vocab_size or config.pad < 0:
+        if largest_id >= config.vocab_size:
             raise ValueError(
                 f"it needs token {largest_id}, the weights have {config.vocab_size} tokens"
             )

@@ -86,10 +86,11 @@ class TensorSource:
             raise UserError(f"{self.path}: {name} has numbers that are not finite")
         return tensor
 
-    def pop_classes(self) -> int:
-        """Returns the number of classes of the last layers; 0 if they are not for two or more.
+    def take_num_classes(self) -> int:
+        """Returns how many classes the last layers in the file have.
 
-        Then the last layers count as missing. Raises UserError if they differ in it.
+        Layers for fewer than two, as of a regression, are forgotten, so that they count as
+        missing: then it returns 0. Raises UserError if the numbers of the last layers differ.
         """
         rows = {
             name: self.tensors[file_name].shape[0]
@@ -122,7 +123,7 @@ def load_pretrained(folder: str, image_size: int = 0) -> Pretrained:
         raise UserError(f"{path}: model_type {family} is none of {', '.join(FAMILIES)}")
     source = TensorSource(path, family)
     has_teacher = "cls_classifier.weight" in source.file_names
-    classes = source.pop_classes() or 2
+    classes = source.take_num_classes() or 2
 
     # file_config has the shapes of the file's tensors, config those of the Classifier.
     with as_user_error(f"{path}/config.json: the model cannot be used"):

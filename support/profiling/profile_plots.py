@@ -30,6 +30,7 @@ MIN_TURNED = 0.08  # inches between labels that are turned by 90 degrees
 MIN_UPRIGHT = 0.36  # inches between labels that are not
 LANES = {"computing": (0, 0.5), "network": (0.5, 0.3)}  # top and height; a process takes 1
 BAR_HEIGHT = 0.34  # of memory; a run has two bars, and takes 1
+BAR_DISTANCE = 0.36  # between the tops of the two
 DIGIT = 0.012  # the width of a digit, as a share of the largest bar
 
 
@@ -222,7 +223,7 @@ def draw_memory(runs: list[Recorded], path: Path) -> None:
         for place, run in enumerate(runs):
             axes.text(0, place - 0.05, run.title, fontsize=7)
             draw_bar(axes, place, "counted", run.memory["counted"], scale)
-            draw_bar(axes, place + 0.36, "formula", run.memory["formula"], scale)
+            draw_bar(axes, place + BAR_DISTANCE, "formula", run.memory["formula"], scale)
         axes.set(
             xlabel="memory of the largest process (MB)",
             xlim=(0, 1.18 * scale),
@@ -235,7 +236,7 @@ def draw_memory(runs: list[Recorded], path: Path) -> None:
 
 def draw_bar(axes, y: float, source: str, parts: dict[str, int], scale: float) -> None:
     """Draws the parts of a memory side by side, with their sizes where there is room."""
-    middle = y + BAR_HEIGHT / 2
+    center_y = y + BAR_HEIGHT / 2
     left = 0.0
     for part, size in parts.items():
         width = size / 1e6
@@ -243,8 +244,8 @@ def draw_bar(axes, y: float, source: str, parts: dict[str, int], scale: float) -
         axes.barh(y, width, BAR_HEIGHT, left, align="edge", **style)
         text = f"{width:,.0f}"
         if width > DIGIT * scale * len(text):
-            center = left + width / 2
-            axes.text(center, middle, text, fontsize=6, ha="center", va="center_baseline")
+            center_x = left + width / 2
+            axes.text(center_x, center_y, text, fontsize=6, ha="center", va="center_baseline")
         left += width
     text = f"{source}: {left:,.0f} MB"
-    axes.text(left + 0.008 * scale, middle, text, fontsize=6, va="center_baseline")
+    axes.text(left + 0.008 * scale, center_y, text, fontsize=6, va="center_baseline")

@@ -54,7 +54,7 @@ class Profile:
         optimizer: torch.optim.Optimizer,
         step: int,
     ):
-        """Registers the hooks. Raises UserError if there would be nothing to record or to draw.
+        """Registers the hooks. Raises UserError if the run ends before the last step to record.
 
         Args:
             args: the settings of the run.

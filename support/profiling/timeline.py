@@ -20,6 +20,7 @@ COLLECTIVES = {
     "c10d::_allgather_base_": "all-gather",
     "c10d::_reduce_scatter_base_": "reduce-scatter",
 }
+MAX_NESTED = 5  # events looked at for a collective: its call, its delay and its kernel
 DTYPE_BYTES = {"double": 8, "long": 8, "int": 4, "float": 4, "bfloat16": 2, "half": 2}
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 
@@ -204,27 +205,18 @@ def find_collectives(
         if event.name not in COLLECTIVES:
             continue
         name = COLLECTIVES[event.name]
-        unit = fsdp_layer(outer)
-        tensors = [count_numbers(event, 0)]
-        group_size = world_size
-        is_strided = False
-        if name != "all-reduce":  # it has two tensors: the whole and a shard
-            tensors.append(count_numbers(event, 1))
-            group_size = world_size // (replicas * tensor)
-            is_strided = tensor > 1
-        elif unit:  # the ranks that have the same shard sum its gradients
-            group_size = replicas
-            is_strided = True
-        elif tensor > 1 and is_of_dtensor(outer):
-            unit = "activations"
-            group_size = tensor
-        elif any(event.start in backward for backward in backward_passes):
+        unit, group_size, is_strided = find_group(event, outer, world_size, replicas, tensor)
+        in_backward = any(event.start in backward for backward in backward_passes)
+        if name == "all-reduce" and not unit and in_backward:
             buckets += 1
             unit = f"bucket {buckets}"
-        within = [other for other in events[i : i + 5] if other.start < event.end]
-        transport_event = find_transport(event, tensors[-1], gloo, nccl)  # the last one goes in
+        counts = [count_numbers(event, 0)]
+        if name != "all-reduce":  # it has two tensors: the whole and a shard
+            counts.append(count_numbers(event, 1))
+        within = [other for other in events[i : i + MAX_NESTED] if other.start < event.end]
+        transport_event = find_transport(event, counts[-1], gloo, nccl)  # the last one goes in
         start = start_of(transport_event, within)
-        size = max(tensors) * bytes_per_number([transport_event, *within])
+        size = max(counts) * bytes_per_number([transport_event, *within])
         sent = bytes_sent(name, transport_event, size, group_size)
         collectives.append(
             Collective(
@@ -232,6 +224,23 @@ def find_collectives(
             )
         )
     return collectives
+
+
+def find_group(
+    event: Event, outer: list[Event], world_size: int, replicas: int, tensor: int
+) -> tuple[str, int, bool]:
+    """Returns whose tensor a collective has, "" if unknown, and its group: size, is_strided.
+
+    outer: the events that the collective is in; the others as for `find_collectives`.
+    """
+    unit = fsdp_layer(outer)
+    if COLLECTIVES[event.name] != "all-reduce":  # among the ranks that have the shards
+        return unit, world_size // (replicas * tensor), tensor > 1
+    if unit:  # the ranks that have the same shard sum its gradients
+        return unit, replicas, True
+    if tensor > 1 and is_of_dtensor(outer):
+        return "activations", tensor, False
+    return "", world_size, False
 
 
 def bytes_sent(name: str, transport_event: Event, size: int, group_size: int) -> float:

@@ -38,17 +38,27 @@ STUDY_FLAGS = {
     "tgt": "en",
     "text": "",
     "label": "",
-    "pretrained": "",
+    "max_length": 128,
+    "image_size": 0,
+    "heads": 4,
     "dropout": 0.1,
-    "label_smoothing": 0.1,
     "norm": "pre",
+    "pretrained": "",
+    "pool": "pretrained",
+    "freeze": 0,
     "schedule": "noam",
+    "head_lr": 0.0,
     "weight_decay": 0.0,
+    "class_weights": False,
+    "token_dropout": 0.0,
+    "crop": 0,
+    "flip": "no",
+    "label_smoothing": 0.1,
+    "clip": 1.0,
     "replicas": 1,
-    "precision": "",
+    "precision": "",  # always named, because its default depends on the machine
     "compile": False,
     "recompute": False,
-    "freeze": 0,
     "netem": False,
 }
 # What is always above 0, and so can be drawn on a logarithmic scale.
@@ -78,7 +88,7 @@ def measured(rows: list[Row], column: str) -> list[Row]:
     return finite
 
 
-def metrics(rows: list[Row], part: str) -> list[str]:
+def metric_columns(rows: list[Row], part: str) -> list[str]:
     """Returns the columns of the task's metrics, such as valid_bleu, that all rows have."""
     shared = set.intersection(*(set(row) for row in rows))
     return [
@@ -90,7 +100,7 @@ def metrics(rows: list[Row], part: str) -> list[str]:
 
 def all_translate(runs: list[Row]) -> bool:
     """Returns whether all runs train translators."""
-    return "valid_bleu" in metrics(runs, "valid")
+    return "valid_bleu" in metric_columns(runs, "valid")
 
 
 def speed_column(runs: list[Row]) -> str:
@@ -137,7 +147,12 @@ def read_study(path: Path) -> list[Row]:
 
 def write_study(runs: list[Row], path: Path) -> None:
     """Writes runs as a study's table."""
-    columns = [*NUMBERS, *metrics(runs, "test"), *RESULTS, *metrics(runs, "valid")]
+    columns = [
+        *NUMBERS,
+        *metric_columns(runs, "test"),
+        *RESULTS,
+        *metric_columns(runs, "valid"),
+    ]
     with open(path, "w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow([*TEXTS, *columns])
@@ -179,7 +194,7 @@ def read_run(folder: Path, names: list[str]) -> RunFiles:
         "train_loss": curve[-1]["train_loss"],
         "valid_loss": min(values_of(curve, "valid_loss"), default=math.nan),
     }
-    for valid in metrics(curve, "valid"):
+    for valid in metric_columns(curve, "valid"):
         test = valid.replace("valid", "test", 1)
         row[test] = number(summary.get(test))
         final = number(summary.get(valid))

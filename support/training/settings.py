@@ -206,8 +206,8 @@ class SpeedSettings:
 
     precision: str = flag(
         "auto",
-        "precision of matrix products; auto selects bf16 if the hardware supports it, and "
-        "fp16 on older GPUs; tf32, on GPUs, keeps tensors in fp32",
+        "precision of matrix products; auto selects bf16 if the hardware supports it, fp16 "
+        "on GPUs of compute capability 7, else fp32; tf32, on GPUs, keeps tensors in fp32",
         choices=("auto", "fp32", "tf32", "bf16", "fp16"),
         changeable=True,
     )

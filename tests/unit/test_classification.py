@@ -355,6 +355,21 @@ def test_flags_that_do_not_go_together_are_refused(refusal, images, flags, expec
     assert expected in refusal(*(images[1] if flag == "IMAGES" else flag for flag in flags))
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--data", "kinds", "--flip", "yes"],
+        ["--data", "kinds", "--image-size", "16"],
+        ["--data", "IMAGES", "--token-dropout", "0.1"],
+    ],
+)
+def test_flags_are_refused_before_the_corpus_is_encoded(refusal, images, monkeypatch, flags):
+    """Which may take minutes."""
+    monkeypatch.setattr("support.classification.task.prepare_labelled", None)
+    said = refusal(*(images[1] if flag == "IMAGES" else flag for flag in flags))
+    assert "are for images, but" in said or "is for texts, but" in said
+
+
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """A folder with a small BERT that knows the table's words, but has other classes."""
@@ -681,7 +696,7 @@ def test_a_corpus_with_a_damaged_file_is_encoded_again(tmp_path, request, corpus
     found = find_labelled(flags[1], text=text, label=label)
 
     def encode():
-        return prepare_labelled(found, found.checksum(), tmp_path, "", 64, found.transform, 300)
+        return prepare_labelled(found, found.checksum(), tmp_path, "", 64, 300)
 
     folder = encode()
     whole = content_of(folder)
@@ -699,7 +714,7 @@ from support.classification.encoding import prepare_labelled
 from support.classification.labelled import find_labelled
 from support.common.hardware import peak_resident
 corpus = find_labelled(sys.argv[1], label="label")
-prepare_labelled(corpus, corpus.checksum(), Path(sys.argv[2]), "", 64, None, 500)
+prepare_labelled(corpus, corpus.checksum(), Path(sys.argv[2]), "", 64, 500)
 print(peak_resident() / 2**20)
 """
     rng = np.random.default_rng(1)
@@ -740,7 +755,7 @@ def test_of_no_class_all_examples_are_held_out(tmp_path):
     ]
     (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     corpus = find_labelled(str(tmp_path / "a.csv"), label="label")
-    folder = prepare_labelled(corpus, corpus.checksum(), tmp_path, "", 64, None, 300)
+    folder = prepare_labelled(corpus, corpus.checksum(), tmp_path, "", 64, 300)
     train, valid = Texts(folder, "train").labels, Texts(folder, "valid").labels
     assert (
         len(set(train)) == 301

@@ -81,7 +81,7 @@ def test_texts_that_are_all_empty_are_refused(tmp_path):
     write_tree(tmp_path, {f"all/{name}/{i}.txt": "" for name in "ab" for i in range(3)})
     with pytest.raises(UserError, match="the texts of the training set are all empty"):
         corpus = find_labelled(str(tmp_path / "all"))
-        prepare_labelled(corpus, corpus.checksum(), tmp_path, "", 16, None, 100)
+        prepare_labelled(corpus, corpus.checksum(), tmp_path, "", 16, 100)
 
 
 def test_a_table_may_be_packed_or_named_in_capitals(tmp_path):
@@ -1029,9 +1029,7 @@ def test_images_are_decoded_once(tmp_path, image, monkeypatch):
         folder.mkdir(parents=True, exist_ok=True)
         image.new("RGB", (9, 9), (6 * number,) * 3).save(folder / f"{number}.png")
     corpus = find_labelled(f"{tmp_path}/all")
-    folder = prepare_labelled(
-        corpus, corpus.checksum(), tmp_path, "", 64, corpus.transform, 300
-    )
+    folder = prepare_labelled(corpus, corpus.checksum(), tmp_path, "", 64, 300)
     assert len(decoded) == 40
     found = {
         part: np.fromfile(folder / f"{part}.pixels", np.uint8).reshape(-1, 3, 32, 32)

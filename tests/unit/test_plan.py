@@ -321,10 +321,14 @@ def waits(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "mode, accumulate",
-    [("ddp", 1), *product(("fsdp", "hsdp", "tp"), (1, 2))],
+    "mode, accumulate, precision",
+    [
+        *(("ddp", 1, precision) for precision in ("fp32", "fp16")),
+        *product(("fsdp", "hsdp"), (1, 2), ("fp32", "fp16")),
+        *product(["tp"], (1, 2), ["fp32"]),
+    ],
 )
-def test_a_step_waits_as_often_as_planned(waits, mode, accumulate):
+def test_a_step_waits_as_often_as_planned(waits, mode, accumulate, precision):
     model, ids = Transformer(TINY), torch.ones(2, 5, dtype=torch.int64)
     names = {"hsdp": ("nodes", "within"), "tp": ("data", "tensor")}.get(mode, ("all",))
     shape = (2, 2) if mode in ("hsdp", "tp") else (4,)
@@ -339,11 +343,14 @@ def test_a_step_waits_as_often_as_planned(waits, mode, accumulate):
     else:
         for part in [*model.layers(), model]:
             fully_shard(part, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16")
     waits.clear()
     for left in reversed(range(accumulate)):
         if mode != "ddp":
             model.set_requires_gradient_sync(not left)
-        model(ids, ids, ids, torch.arange(ids.numel()))[0].backward()
+        scaler.scale(model(ids, ids, ids, torch.arange(ids.numel()))[0]).backward()
+    scaler.unscale_(optimizer)
     if mode == "tp":
         clip_gradients(list(model.parameters()), 1.0)
     else:
@@ -352,11 +359,24 @@ def test_a_step_waits_as_often_as_planned(waits, mode, accumulate):
             norm.full_tensor()
     plain, slowly = (
         Estimate(
-            TrainingStep(TINY, 64, 5, delay=delay), HARDWARE["cpu"], mode, 2, 2, accumulate
+            TrainingStep(TINY, 64, 5, precision, delay=delay),
+            HARDWARE["cpu"],
+            mode,
+            2,
+            2,
+            accumulate,
         )
         for delay in (0, 1)
     )
     assert len(waits) + 1 == round(slowly.seconds - plain.seconds)  # and once for the sums
+
+
+def test_tensor_parallelism_is_not_planned_in_fp16():
+    """train_tp.py refuses it."""
+    step = TrainingStep(TINY, 64, 5, "fp16")
+    args = SimpleNamespace(nodes=1, gpus_per_node=2, hardware="v100")
+    assert batch_plan.find_modes(args, step) == ["ddp", "fsdp"]
+    assert batch_plan.find_modes(args, replace(step, precision="fp32")) == ["ddp", "fsdp", "tp"]
 
 
 def test_processes_take_turns_on_cores():
@@ -415,7 +435,7 @@ def run_plan(capsys, monkeypatch, flags: str) -> tuple[int, str, str]:
         ("--colour red", "unrecognized arguments"),
         (
             "--precision fp32",
-            "--precision fp32: the peak of h100 is known only in bf16; pass --tflops",
+            "--precision fp32: the peak of h100 is known only in bf16 and fp16; pass --tflops",
         ),
         ("--measure", "--hardware cpu --nodes 1"),
         ("--plot /proc/none/a.png", "/proc/none"),

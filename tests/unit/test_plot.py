@@ -205,7 +205,7 @@ def test_what_runs_differ_in_is_compared(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags", [{"data": "y/news"}, {"tgt": "fr"}, {"dropout": 0.5}, {"netem": True}]
+    "flags", [{"data": "y/news"}, {"tgt": "fr"}, {"dropout": 0.5}, {"crop": 2}, {"netem": True}]
 )
 def test_runs_that_differ_in_more_are_not_joined(tmp_path, flags):
     runs = table_of(

@@ -681,7 +681,7 @@ def refused(folder) -> str:
         ),
         (dict(is_decoder=True), "is_decoder is True"),
         (dict(pad_token_id=4), "it pads with token 0, config.json with 4"),
-        (dict(pad_token_id=-1), "tokenizer"),
+        (dict(pad_token_id=-1), "config.json pads with token -1, which no weights have"),
         (dict(id2label=["a", "b"]), "config.json"),
     ],
 )

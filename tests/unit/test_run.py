@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -103,6 +104,12 @@ def test_nothing_is_translated_where_the_loss_is_not_finite():
     task = SimpleNamespace(count=lambda *_: (math.nan, 0.0, 8.0))  # it cannot translate
     metrics = Translation.evaluate(task, torch.nn.Linear(1, 1), "valid", 0, 1)
     assert math.isnan(metrics["loss"])
+
+
+def test_a_test_set_whose_loss_is_not_finite_is_not_scored():
+    task = SimpleNamespace(folder=Path("nowhere"), evaluate=lambda *_, **__: {"loss": math.inf})
+    with pytest.raises(UserError, match="the loss on the valid set is not finite"):
+        Translation.report(task, torch.nn.Linear(1, 1), 0, 1, Path("nowhere"))
 
 
 @pytest.mark.parametrize("step", [2, 6, 8, 10])
