@@ -135,9 +135,7 @@ def find_modes(args: argparse.Namespace, step: TrainingStep) -> list[str]:
         modes += ["hsdp"]
     elif args.hardware == "cpu":
         modes = ["cpu", *modes]
-    has_tp = (
-        step.precision != "fp16"
-    )  # see settle_precision in support/training/command_line.py
+    has_tp = step.precision != "fp16"  # train_tp.py cannot scale the loss
     if has_tp and args.gpus_per_node > 1 and can_split(step, args.gpus_per_node):
         modes += ["tp"]
     return modes

@@ -41,9 +41,7 @@ class Labelled:
     files: list[Path] = field(default_factory=list)
     layout: list = field(default_factory=list)  # of each part: columns of a table, or folders
     without_header: File | None = None  # the training set's table, if perhaps it has no header
-    left_out: Counter[str] = field(
-        default_factory=Counter
-    )  # what is no example: by ending, or by folder
+    left_out: Counter[str] = field(default_factory=Counter)  # files, by ending or by folder
     transform: ImageTransform | None = None  # how images are read
 
     def add(
