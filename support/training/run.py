@@ -88,9 +88,7 @@ class Run:
         self.task = task
         self.rank = rank
         self.world_size = world_size
-        self.tp_size = (
-            args.tensor
-        )  # ranks of a TP group: they share layers and have the same data
+        self.tp_size = args.tensor  # ranks that share each layer, and have the same data
         self.data_rank = rank // self.tp_size
         self.data_size = world_size // self.tp_size
         self.folder = Path(args.folder)
