@@ -267,13 +267,7 @@ class Run:
         loss is at least 1.
         """
         examples, tokens, flops = self.task.size(step - 1)
-        # The sum of the norms shows whether one was not finite. With fp16 that is no error:
-        # the scaler has left out the step.
-        checked_norm = norm
-        if self.scaler.is_enabled():
-            checked_norm = torch.where(norm.isfinite(), norm, 0.0)
-        values = torch.stack([nll.double(), checked_norm.double()])
-        self.unread = values if self.unread is None else self.unread + values
+        self.add_unread(nll, norm)
         ends_epoch = step % self.epoch_steps == 0
         if self.should_log(step) or ends_epoch or self.should_save(step, stopping=False):
             self.read_back(step)
@@ -307,6 +301,16 @@ class Run:
             )
         return seconds
 
+    def add_unread(self, nll: Tensor, norm: Tensor) -> None:
+        """Adds a step's nll and norm to the sums that stay on the device until `read_back`.
+
+        The sum of the norms shows whether one of them was not finite.
+        """
+        if self.scaler.is_enabled():  # then that is no error: the scaler leaves out the step
+            norm = torch.where(norm.isfinite(), norm, 0.0)
+        values = torch.stack([nll.double(), norm.double()])
+        self.unread = values if self.unread is None else self.unread + values
+
     def read_back(self, step: int) -> None:
         """Adds up, over all ranks, the losses that are still on the devices.
 
@@ -317,7 +321,8 @@ class Run:
         dist.all_reduce(self.unread)
         nll, norms = self.unread.tolist()
         self.unread = None
-        # The scale begins at 2**16, and each overflow halves it. It is not the cause below 1.
+        # The scale begins at 2**16, and each overflow halves it. Below 1 the gradient itself
+        # is too large.
         is_scale_used_up = self.scaler.is_enabled() and self.scaler.get_scale() < 1
         if not math.isfinite(nll + norms) or is_scale_used_up:
             quantity = "gradient" if math.isfinite(nll) else "loss"
