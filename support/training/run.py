@@ -428,10 +428,7 @@ class Run:
             self.last_step = step
 
     def save_checkpoint(
-        self,
-        step: int,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
         """Writes last.pt, which a run resumes from; with --sharded each rank its shard.
 
