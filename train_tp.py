@@ -48,16 +48,16 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
     dtype = autocast_dtype(args.precision)  # bf16, fp16, or None for fp32
     with torch.device("meta"):  # shapes, but no memory yet
         model = task.model()
-    # --tensor N: TP groups of N ranks compute each layer together; FSDP shards across groups.
-    mesh_shape = (world_size // args.tensor, args.tensor)
+    mesh_shape = (world_size // args.tensor, args.tensor)  # groups of --tensor N ranks
     mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=("data", "tensor"))
-    data_rank, data_size = mesh["data"].get_local_rank(), mesh["data"].size()
+    mesh, tensor_mesh = mesh["data"], mesh["tensor"]  # FSDP across groups, TP within each
+    data_rank, data_size = mesh.get_local_rank(), mesh.size()
     for layer in model.layers():
-        parallelize_module(layer, mesh["tensor"], tensor_parallel_plan())
+        parallelize_module(layer, tensor_mesh, tensor_parallel_plan())
     # Parameters are gathered in `dtype`, gradients summed in fp32; the shards stay in fp32.
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for module in [*model.layers(), model]:  # layer by layer; the rest of the model comes last
-        fully_shard(module, mesh=mesh["data"], mp_policy=precision)
+        fully_shard(module, mesh=mesh, mp_policy=precision)
     model.to_empty(device=device)  # allocates the shards, which initialize() fills
     initialize(model, args.seed)
     parameters = [weight for weight in model.parameters() if weight.requires_grad]

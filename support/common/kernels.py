@@ -7,7 +7,7 @@ tests/unit/test_fast.py compares the two, tests/measure/tricks.py measures the g
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from model import Attention, Residual, Transformer
 
 Model = TypeVar("Model", bound=nn.Module)
+LOSS_BLOCK = 4096  # tokens whose logits are in memory at once
 
 
 def speed_up(
@@ -49,6 +50,8 @@ def speed_up(
         cast_norms(model)
     if compiled:
         compile_layers(model)
+        if device == "cuda" and isinstance(model, Transformer):
+            model.loss = compiled_cross_entropy()
     if recompute:
         for layer in model.layers():
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
@@ -81,6 +84,18 @@ def compile_layers(model: nn.Module) -> None:
         layer.forward = partial(call_with_any_shape, compiled)
 
 
+def compiled_cross_entropy() -> Callable:
+    """Returns `cross_entropy` of model.py as `FusedCrossEntropy` with one kernel per block."""
+    gradient = torch.compile(overwrite_in_one_kernel, fullgraph=True, dynamic=True)
+
+    def loss(
+        x: Tensor, weight: Tensor, target: Tensor, smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        return FusedCrossEntropy.apply(x, weight, target, smoothing, LOSS_BLOCK, gradient)
+
+    return loss
+
+
 class FlatLinear(nn.Linear):
     """The same as nn.Linear, which sees its input as a matrix.
 
@@ -111,25 +126,28 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """`scaled_dot_product` by PyTorch's fused kernel: same shapes, same result.
 
     A mask without a batch dimension is the decoder's own, which hides later positions alone.
-    The kernel knows it without being given it, and leaves out the scores that it hides.
+    The kernel knows it without being given it, and leaves out the scores that it hides. But on
+    a GPU that kernel, FlashAttention, computes blocks of 128 positions; the one that takes a
+    mask computes blocks of 64, of which a short sentence fills more.
     """
-    if mask.dim() == 2 and mask.shape[0] > 1:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    if mask.dim() == 2:  # a single position, the last, sees all
+    is_causal = mask.dim() == 2
+    if is_causal and mask.shape[0] == 1:  # a single position, the last, sees all
         return F.scaled_dot_product_attention(q, k, v)
+    if is_causal and (not q.is_cuda or mask.shape[0] > 128):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     if not torch.compiler.is_compiling():  # compiled code converts the mask as it reads it
         mask = additive(mask, q.dtype)
     return F.scaled_dot_product_attention(q, k, v, mask)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns what is added to the scores: 0 where `mask` is True, else minus infinity.
 
-    PyTorch would compute it in each layer; but all layers of a pass have the same mask.
+    PyTorch would compute it in each layer; but all layers of a pass have the same two masks.
     """
-    # The cache compares tensors by identity. It keeps the mask alive, so that no other tensor
-    # gets its id.
+    # The cache compares tensors by identity. It keeps the masks alive, so that no other tensor
+    # gets their ids.
     scores = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
     return scores.masked_fill_(~mask, -math.inf)
 
@@ -207,58 +225,14 @@ class ByteDropout(nn.Dropout):
         return x * keep.to(x.dtype).mul_(1 / (1 - self.p))
 
 
-class FusedCrossEntropy(torch.autograd.Function):
-    """`cross_entropy` of model.py without storing logits or probabilities.
+def in_parts(tensors: Sequence[Tensor], size: int) -> Iterator[tuple[Tensor, ...]]:
+    """Yields parts of at most `size` rows of the tensors, which have equally many rows.
 
-    (tokens, vocabulary) would be by far the largest tensor of the model. The gradient of a sum
-    needs only a factor from above, so the forward pass computes it at once, block by block, in
-    the memory of the logits. The softmax is in fp32; on a CPU it takes few rows at a time, so
-    that they stay in the cache.
-
-    In fp16 it rounds this gradient before `backward` gets the scaled d_loss. The gradient needs
-    no scale, because it is that of a sum: the logits' reaches 1.
+    The parts are equal, as far as that is possible. The last one would otherwise have a single
+    row at times, for which torch.compile makes a graph of its own.
     """
-
-    @staticmethod
-    def forward(
-        ctx, x: Tensor, weight: Tensor, target: Tensor, smoothing: float, block: int = 4096
-    ) -> tuple[Tensor, Tensor]:
-        """x: (tokens, d_model); weight: (vocabulary, d_model); target: (tokens,).
-
-        block: tokens whose logits are in memory at once. Returns (loss, nll), sums over tokens.
-        """
-        device = x.device.type
-        dtype = x.dtype
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-        softmax_rows = 64 if device == "cpu" else block
-        with torch.autocast(device, enabled=False):
-            x = x.to(dtype)
-            low_precision_weight = weight.to(dtype)
-            d_x = torch.empty_like(x)
-            d_weight = torch.zeros_like(weight)
-            loss = nll = torch.zeros((), device=x.device)
-            blocks = zip(x.split(block), d_x.split(block), target.split(block))
-            for x_block, d_x_block, target_block in blocks:
-                logits = x_block @ low_precision_weight.t()  # (block, vocabulary)
-                rows = zip(logits.split(softmax_rows), target_block.split(softmax_rows))
-                for row_logits, row_targets in rows:
-                    row_loss, row_nll = overwrite_by_gradient(
-                        row_logits, row_targets, smoothing
-                    )
-                    loss = loss + row_loss
-                    nll = nll + row_nll
-                d_logits = logits  # overwritten above, in place
-                torch.mm(d_logits, low_precision_weight, out=d_x_block)
-                d_weight += d_logits.t() @ x_block
-        ctx.save_for_backward(d_x, d_weight)
-        ctx.mark_non_differentiable(nll)
-        return loss, nll
-
-    @staticmethod
-    def backward(ctx, d_loss: Tensor, _):
-        d_x, d_weight = ctx.saved_tensors
-        return d_x * d_loss, d_weight * d_loss, None, None, None
+    number = max(1, math.ceil(len(tensors[0]) / size))
+    return zip(*(tensor.chunk(number) for tensor in tensors))
 
 
 def overwrite_by_gradient(
@@ -279,3 +253,81 @@ def overwrite_by_gradient(
     gradient[targets] -= 1 - smoothing
     logits.copy_(gradient)
     return loss, nll
+
+
+def overwrite_in_one_kernel(
+    logits: Tensor, target: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """`overwrite_by_gradient`, written for torch.compile.
+
+    It has no indices, by which a kernel would be cut in two. So the compiled code reads the
+    logits for the sum of a row, reads them again, and overwrites them.
+    """
+    uniform = smoothing / logits.shape[1]
+    log_p = logits.float().log_softmax(-1)
+    is_target = torch.arange(logits.shape[1], device=target.device) == target[:, None]
+    nll = -log_p.where(is_target, 0.0).sum()
+    loss = (1 - smoothing) * nll
+    if smoothing:
+        loss = loss - uniform * log_p.sum()
+    logits.copy_(log_p.exp() - uniform - (1 - smoothing) * is_target)
+    return loss, nll
+
+
+class FusedCrossEntropy(torch.autograd.Function):
+    """`cross_entropy` of model.py without storing logits or probabilities.
+
+    (tokens, vocabulary) would be by far the largest tensor of the model. The gradient of a sum
+    needs only a factor from above, so the forward pass computes it at once, block by block, in
+    the memory of the logits. The softmax is in fp32; on a CPU it takes few rows at a time, so
+    that they stay in the cache.
+
+    In fp16 it rounds this gradient before `backward` gets the scaled d_loss. The gradient needs
+    no scale, because it is that of a sum: the logits' reaches 1.
+    """
+
+    @staticmethod
+    def forward(
+        ctx,
+        x: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        smoothing: float,
+        block: int = LOSS_BLOCK,
+        gradient: Callable = overwrite_by_gradient,
+    ) -> tuple[Tensor, Tensor]:
+        """x: (tokens, d_model); weight: (vocabulary, d_model); target: (tokens,).
+
+        block: tokens whose logits are in memory at once; gradient: overwrites logits, as
+        `overwrite_by_gradient` does. Returns (loss, nll), sums over tokens.
+        """
+        device = x.device.type
+        dtype = x.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        softmax_rows = 64 if device == "cpu" else block
+        with torch.autocast(device, enabled=False):
+            x = x.to(dtype)
+            low_precision_weight = weight.to(dtype)
+            d_x = torch.empty_like(x)
+            d_weight = torch.zeros_like(weight)
+            loss = nll = torch.zeros((), device=x.device)
+            blocks = in_parts([x, d_x, target], block)
+            for x_block, d_x_block, target_block in blocks:
+                logits = x_block @ low_precision_weight.t()  # (block, vocabulary)
+                rows = in_parts([logits, target_block], softmax_rows)
+                for row_logits, row_targets in rows:
+                    row_loss, row_nll = gradient(row_logits, row_targets, smoothing)
+                    loss = loss + row_loss
+                    nll = nll + row_nll
+                d_logits = logits  # overwritten above, in place
+                torch.mm(d_logits, low_precision_weight, out=d_x_block)
+                d_weight += d_logits.t() @ x_block
+        ctx.save_for_backward(d_x, d_weight)
+        ctx.mark_non_differentiable(nll)
+        return loss, nll
+
+    @staticmethod
+    def backward(ctx, d_loss: Tensor, _):
+        d_x, d_weight = ctx.saved_tensors
+        return d_x * d_loss, d_weight * d_loss, None, None, None, None

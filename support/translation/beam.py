@@ -230,8 +230,8 @@ def translate_batch(
     others: Iterable[Transformer] = (),
 ) -> list[list[Hypothesis]]:
     """Returns `beam_search` of token ids, longest first, to which it adds eos and padding."""
-    src = torch.full((len(sentences), len(sentences[0]) + 1), model.config.pad)
-    for row, ids in enumerate(sentences):
-        src[row, : len(ids) + 1] = torch.tensor([*ids, model.config.eos])
+    eos, pad = model.config.eos, model.config.pad
+    longest = len(sentences[0])
+    src = torch.tensor([[*ids, eos] + [pad] * (longest - len(ids)) for ids in sentences])
     device = next(model.parameters()).device
     return beam_search(model, src.to(device), beam, n_best, others=others)

@@ -14,7 +14,8 @@
 | memory | the peak, beside the formula of support/planning/footprint.py |
 | profile | what a step calls; --write keeps its pictures |
 
-A section that fails prints its error, and the next one follows; the exit status is then 1.
+All but `speed` and `decoding` run several scripts at once, --jobs of them. A section that fails
+prints its error, and the next one follows; the exit status is then 1.
 """
 
 import csv
@@ -28,6 +29,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -50,11 +52,12 @@ from support.planning.machines import HARDWARE
 from support.planning.measure import base_memory
 
 DEFAULT = {"layers": 3, "d_model": 256, "heads": 4, "d_ff": 1024}
-SIZES = {  # with a vocabulary of 8,000 or 30,000: 13, 59 and 207 million parameters
+SIZES = {  # 8, 59 and 207 million parameters
     "default": DEFAULT | {"vocab_size": 8000},
     "base": {"layers": 6, "d_model": 512, "heads": 8, "d_ff": 2048, "vocab_size": 30_000},
     "large": {"layers": 6, "d_model": 1024, "heads": 16, "d_ff": 4096, "vocab_size": 30_000},
 }
+SPEEDS = (("default", 4096), ("base", 25_000), ("large", 25_000))  # size, tokens of a step
 TINY = {"layers": 1, "d_model": 64, "heads": 2, "d_ff": 128, "vocab_size": 1000}
 SHORT = ["--max-length", "24"]  # an untrained model translates until there
 LOSS_LIMIT = 1e-4  # relative differences of a step in fp32 that rounding explains
@@ -70,6 +73,7 @@ class Bench:
     small: bool  # tiny models and few steps
     folder: Path  # where the scripts run, and write logs/
     report: Path | None = None  # the folder that --write keeps
+    jobs: int = 1  # scripts that run at once, where no time is measured
 
     def train(self, mode: str, *flags: str, device: str = "") -> str:
         """Runs train_MODE.py in one process, and returns what it prints.
@@ -88,6 +92,12 @@ class Bench:
             errors = re.findall(r"^.*(?:Error|error|Unsupported): .*", done.stderr, re.M)
             raise RuntimeError("\n".join([" ".join(command), *errors[:3]]))
         return done.stdout
+
+    def train_all(self, runs: dict[str, tuple]) -> dict[str, str]:
+        """Runs `train` with each of the arguments, several at once; returns what they print."""
+        with ThreadPoolExecutor(self.jobs) as pool:
+            printed = pool.map(lambda arguments: self.train(*arguments), runs.values())
+            return dict(zip(runs, printed))
 
     def metrics(self, name: str, column: str) -> list[float]:
         """Returns a column of the run's metrics.csv."""
@@ -111,18 +121,23 @@ def correctness(bench: Bench) -> Iterator[str]:
     steps = 5 if bench.small else 40
     flags = [*parity.FLAGS, *parity.write_corpus(bench.folder), "--steps", str(steps)]
     flags += [*SHORT] if bench.small else [*plan.shape_flags(DEFAULT), "--batch-tokens", "4096"]
+    precisions = ["fp32"] if bench.small else ["fp32", "bf16", "fp16"]
+    cases = [*product(precisions, ("ddp", "fsdp", "tp1"))]
+    if not bench.small:
+        cases.remove(("fp16", "tp1"))  # train_tp.py has no fp16
     bench.train("cpu", "--name", "cpu", *flags, device="cpu")
+    bench.train_all(
+        {
+            case: (case[1], "--name", "-".join(case), *flags, "--precision", case[0])
+            for case in cases
+        }
+    )
     yield f"{steps} steps without dropout. Largest relative difference of a step:\n"
     yield header("script", "precision", "train_loss", "grad_norm")
     too_far = []
-    precisions = ["fp32"] if bench.small else ["fp32", "bf16", "fp16"]
-    for precision, mode in product(precisions, ("ddp", "fsdp", "tp1")):
-        if (precision, mode) == ("fp16", "tp1"):  # train_tp.py has no fp16
-            continue
-        name = f"{mode}-{precision}"
-        bench.train(mode, "--name", name, *flags, "--precision", precision)
-        loss = largest_difference(bench, name, "train_loss")
-        norm = largest_difference(bench, name, "grad_norm")
+    for precision, mode in cases:
+        loss = largest_difference(bench, f"{precision}-{mode}", "train_loss")
+        norm = largest_difference(bench, f"{precision}-{mode}", "grad_norm")
         yield row(f"`{parity.title(mode)}`", precision, f"{loss:.1e}", f"{norm:.1e}")
         if precision == "fp32" and not (loss < LOSS_LIMIT and norm < NORM_LIMIT):
             too_far.append(parity.title(mode))
@@ -144,9 +159,13 @@ def resume(bench: Bench) -> Iterator[str]:
     whole, part = (6, 2) if bench.small else (40, 15)
     flags = [*parity.FLAGS, *parity.write_corpus(bench.folder), "--dropout", "0.1"]
     flags += ["--precision", "auto", *SHORT]
-    for name in ("whole", "again"):
-        bench.train("ddp", "--name", name, *flags, "--steps", str(whole))
-    bench.train("ddp", "--name", "parts", *flags, "--steps", str(part))
+    runs = {"whole": whole, "again": whole, "parts": part}
+    bench.train_all(
+        {
+            name: ("ddp", "--name", name, *flags, "--steps", str(steps))
+            for name, steps in runs.items()
+        }
+    )
     bench.train("ddp", "--resume", "logs/parts", "--steps", str(whole))
     yield f"Largest difference of a weight or moment after {whole} steps from another run:\n"
     yield header("run", "difference")
@@ -173,15 +192,16 @@ def state_difference(bench: Bench, name: str) -> float:
 
 def speed(bench: Bench) -> Iterator[str]:
     """Times steps of each size, with and without --compile."""
-    sizes = {"tiny": TINY} if bench.small else SIZES
-    batches = (256,) if bench.small else (4096, 25_000)
-    steps = "--steps 8 --log-every 1" if bench.small else "--steps 60 --log-every 3"
+    sizes = SIZES | {"tiny": TINY}
+    setups = (("tiny", 256),) if bench.small else SPEEDS
+    steps = "--steps 8 --log-every 1" if bench.small else "--steps 40 --log-every 2"
     corpus = write_words(bench.folder, pairs=300 if bench.small else 60_000)
     yield header(
         "size", "parameters", "tokens on each side", "--compile", "tokens/s", "MFU", "peak, MiB"
     )
     failures = []
-    for (name, shape), compiled, tokens in product(sizes.items(), (False, True), batches):
+    for (name, tokens), compiled in product(setups, (False, True)):
+        shape = sizes[name]
         flags = [*corpus, *plan.shape_flags(shape), "--batch-tokens", str(tokens)]
         flags += ["--benchmark", *steps.split(), *["--compile"] * compiled]
         parameters = TrainingStep(ModelConfig(**shape), 1, 1).parameters
@@ -214,7 +234,7 @@ def write_words(folder: Path, pairs: int) -> list[str]:
 
 def decoding(bench: Bench) -> Iterator[str]:
     """Scores a translator on the GPU and on the CPU, greedy and with a beam."""
-    steps, sentences = (20, 20) if bench.small else (1500, 5000)
+    steps, sentences = (20, 20) if bench.small else (600, 10_000)
     flags = f"--name decoding --steps {steps} --eval-every {steps} --bleu-sentences 0"
     flags += " --average-checkpoints 1"
     shape = [*plan.shape_flags(TINY), *SHORT] if bench.small else []
@@ -228,7 +248,7 @@ def decoding(bench: Bench) -> Iterator[str]:
     yield header("device", "precision", "beam", "BLEU", "sentences/s")
     setups = [("cpu", "fp32")]
     if bench.device == "cuda":
-        setups = [("cuda", "bf16"), ("cuda", "fp16"), ("cuda", "fp32"), *setups]
+        setups = [("cuda", "bf16"), *setups]
     for (device, precision), beam in product(setups, ("1", "4")):
         command = [sys.executable, str(ROOT / "translate.py"), "--score", *files]
         command += ["--checkpoint", "logs/decoding", "--device", device]
@@ -255,13 +275,24 @@ def memory(bench: Bench) -> Iterator[str]:
     cases = list(product(("ddp", "fsdp"), ("bf16", "fp32"), (False, True)))
     if bench.small:
         cases = [("ddp", "fp32", False)]
+    printed = bench.train_all(
+        {
+            (mode, precision, recompute): (
+                mode,
+                *flags,
+                "--precision",
+                precision,
+                *["--recompute"] * recompute,
+            )
+            for mode, precision, recompute in cases
+        }
+    )
     for mode, precision, recompute in cases:
         step = TrainingStep(config, sentences, plan.LENGTH, precision, recompute)
         step = replace(step, cpu=bench.device == "cpu")
         predicted = Estimate(step, hardware, mode, 1, 1, 1).peak_memory / MIB
-        more = ["--precision", precision, *["--recompute"] * recompute]
-        printed = bench.train(mode, *flags, *more)
-        measured = float(re.search(r"at most ([\d,]+) MiB", printed)[1].replace(",", ""))
+        text = re.search(r"at most ([\d,]+) MiB", printed[mode, precision, recompute])[1]
+        measured = float(text.replace(",", ""))
         script = f"`train_{mode}.py{' --recompute' * recompute}`"
         off_by = plan.off_by(predicted, measured)
         yield row(script, precision, f"{predicted:,.0f}", f"{measured:,.0f}", off_by)
@@ -330,6 +361,7 @@ def main() -> None:
     add("--write", action="store_true", help="keep the tables in logs/reference/gpu/")
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--small", action="store_true", help="tiny models and few steps")
+    add("--jobs", type=int, default=4, help="scripts that run at once, where nothing is timed")
     args = parser.parse_args()
     names = args.only.split(",")
     if unknown := set(names) - set(SECTIONS):
@@ -344,7 +376,7 @@ def main() -> None:
     failed = []
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            bench = Bench(args.device, args.small, Path(folder), report)
+            bench = Bench(args.device, args.small, Path(folder), report, args.jobs)
             if not run_section(name, bench):
                 failed.append(name)
     if failed:

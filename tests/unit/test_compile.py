@@ -60,8 +60,9 @@ def with_fsdp(model):
 
 def with_tp(model):
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "tensor"))
+    tensor = mesh["tensor"]
     for layer in model.layers():
-        parallelize_module(layer, mesh["tensor"], tensor_parallel_plan())
+        parallelize_module(layer, tensor, tensor_parallel_plan())
     for module in [*model.layers(), model]:
         fully_shard(module, mesh=mesh["data"])
     return model

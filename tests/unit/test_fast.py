@@ -1,5 +1,7 @@
 """Each fast part against its plain twin: the same numbers, the same gradients."""
 
+import statistics
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,9 @@ from support.common.kernels import (
     FusedCrossEntropy,
     cpu_bf16_attention,
     fused_attention,
+    in_parts,
+    overwrite_by_gradient,
+    overwrite_in_one_kernel,
     speed_up,
 )
 from support.translation.pool import keep_freed_memory
@@ -148,11 +153,18 @@ def make_loss(tokens=10, vocab=20, d_model=8, dtype=torch.float64):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("block", [1, 3, 10, 1024])
 @pytest.mark.parametrize("tokens", [10, 0])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_the_loss_and_its_gradients(tokens, block, smoothing, dtype):
+@pytest.mark.parametrize(
+    "dtype, gradient",
+    [
+        (torch.float64, overwrite_by_gradient),
+        (torch.float32, overwrite_by_gradient),
+        (torch.float32, overwrite_in_one_kernel),
+    ],
+)
+def test_the_loss_and_its_gradients(tokens, block, smoothing, dtype, gradient):
     """With a factor from above, as dividing by the targets is one."""
     x, weight, target = make_loss(tokens, dtype=dtype)
-    fast = FusedCrossEntropy.apply(x, weight, target, smoothing, block)
+    fast = FusedCrossEntropy.apply(x, weight, target, smoothing, block, gradient)
     plain = cross_entropy(x, weight, target, smoothing)
     for found, expected in zip(fast, plain):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
@@ -168,6 +180,15 @@ def test_the_loss_and_its_gradients(tokens, block, smoothing, dtype):
         *(torch.autograd.grad(3 * loss, [x, weight]) for loss in (fast[0], plain[0]))
     ):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows, sizes", [(0, [0]), (8, [8]), (9, [5, 4]), (17, [6, 6, 5])])
+def test_parts_have_equally_many_rows(rows, sizes):
+    tensors = torch.arange(3 * rows).view(rows, 3), torch.arange(rows)
+    parts = list(in_parts(tensors, 8))
+    assert [(len(a), len(b)) for a, b in parts] == [(size, size) for size in sizes]
+    for tensor, each in zip(tensors, zip(*parts)):
+        assert torch.cat(each).equal(tensor)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -232,9 +253,11 @@ def test_a_hopeless_token_is_reported_as_it_is(loss, bf16):
 def test_a_model_is_the_same_when_it_is_fast(norm, device, precision):
     """Also what is made for a GPU, here on a CPU."""
 
-    def compute(is_fast: bool, dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def compute(
+        is_fast: bool, dtype, seed=2
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns loss, nll, and the gradients of all parameters."""
-        model = make_model(norm=norm, dropout=0.0)
+        model = make_model(seed, norm=norm, dropout=0.0)
         if is_fast:
             assert speed_up(model, device, dtype) is model
         with torch.autocast("cpu", dtype, enabled=dtype is not None):
@@ -243,6 +266,13 @@ def test_a_model_is_the_same_when_it_is_fast(norm, device, precision):
         gradients = [parameter.grad.flatten() for parameter in model.parameters()]
         return loss.detach(), nll, torch.cat(gradients)
 
+    def error_ratio(seed: int) -> float:
+        """Returns the error of the fast model's gradients over that of the plain one's."""
+        *_, exact = compute(False, None, seed)
+        *_, plain = compute(False, dtype, seed)
+        *_, fast = compute(True, dtype, seed)
+        return apart(fast, exact) / apart(plain, exact)
+
     batch = make_batch()
     dtype = autocast_dtype(precision)
     plain_loss, plain_nll, plain = compute(False, dtype)
@@ -250,13 +280,12 @@ def test_a_model_is_the_same_when_it_is_fast(norm, device, precision):
     tolerance = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-3}[precision]
     torch.testing.assert_close(fast_loss, plain_loss, rtol=tolerance, atol=0)
     torch.testing.assert_close(fast_nll, plain_nll, rtol=tolerance, atol=0)
-    if dtype:  # how far both are off depends on the weights; the fast one is hardly further off
+    if precision == "bf16":  # by chance, one is some times as far off as the other
+        assert statistics.median(map(error_ratio, range(61))) < 1.2
+    elif precision == "fp16":  # PyTorch's attention rounds more in fp16, but less than bf16
         *_, exact = compute(False, None)
-        limit = 1.1 * apart(plain, exact)
-        if precision == "fp16":  # PyTorch's attention rounds more in fp16, but less than bf16
-            *_, in_bf16 = compute(False, torch.bfloat16)
-            limit = apart(in_bf16, exact) / 2
-        assert apart(fast, exact) < limit
+        *_, in_bf16 = compute(False, torch.bfloat16)
+        assert apart(fast, exact) < apart(in_bf16, exact) / 2
     else:
         assert apart(fast, plain) < 1e-5
 

@@ -98,7 +98,7 @@ def kept_by_autograd(step: TrainingStep, device: str = "cpu") -> int:
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast(device, dtype, enabled=dtype is not None),
     ):
-        model(ids, ids, ids, torch.arange(ids.numel()))
+        model(ids, ids, ids, torch.arange(ids.numel(), device=device))
     return sum(sizes.values())
 
 
