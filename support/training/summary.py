@@ -77,9 +77,10 @@ def advice(run) -> str:
     growth = min(MAX_GROWTH, 2 ** math.ceil(math.log2(GOOD_MFU / mfu)))
     name = "batch_size" if args.batch_size else "batch_tokens"
     size = getattr(args, name)
+    lr = args.lr * math.sqrt(growth)
     return (
-        f"\nthe GPUs reach {mfu:.1%} of their peak (MFU): {option(name)} {size} is small for "
-        f"them; try {option(name)} {growth * size} --lr {args.lr * math.sqrt(growth):.2g}"
+        f"\nthe GPUs reach {100 * mfu:.2g}% of their peak (MFU): {option(name)} {size} is "
+        f"small for them; try {option(name)} {growth * size} --lr {lr:.2g}"
     )
 
 

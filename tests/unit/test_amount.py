@@ -132,6 +132,7 @@ def test_a_forecast_counts_what_remains():
     ("mfu", "batch_size", "expected"),
     [
         (0.1, 0, ""),
+        (0.0004, 0, "reach 0.04% of their peak"),
         (0.06, 0, "try --batch-tokens 32768 --lr 0.0057"),  # eight times as many
         (0.08, 0, "try --batch-tokens 16384 --lr 0.004"),
         (0.004, 64, "try --batch-size 512 --lr 0.0057"),
