@@ -38,7 +38,14 @@ ROOT = Path(__file__).parents[2]
 MODULES = {  # (what of it: all if none is named, tests)
     "model.py": ((), "test_model test_fast test_classifier"),
     "support/common/kernels.py": (
-        ("speed_up", "ByteDropout", "FusedCrossEntropy"),
+        (
+            "speed_up",
+            "ByteDropout",
+            "FusedCrossEntropy",
+            "in_parts",
+            "overwrite_by_gradient",
+            "overwrite_in_one_kernel",
+        ),
         "test_fast test_model",
     ),
     "support/common/hardware.py": (("fast_precision",), "test_fast"),
