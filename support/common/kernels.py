@@ -33,12 +33,10 @@ def speed_up(
 
     device: "cpu" or "cuda", where the model will run; dtype: that of autocast, if it is used;
     recompute: keep only the inputs of each layer for the backward pass, and compute the rest
-    again, which needs less memory and more time; compiled: generate code for the layers with
-    torch.compile, which merges their many small operations into fewer.
+    again, which needs less memory and more time; compiled: generate code with torch.compile for
+    the layers, and on a GPU for the loss; it merges many small operations into fewer.
     """
-    # PyTorch's fused kernel; but in bf16 on a CPU it is far slower for short sentences.
-    is_cpu_bf16 = device == "cpu" and dtype == torch.bfloat16
-    attention = cpu_bf16_attention if is_cpu_bf16 else fused_attention
+    attention = fastest_attention(device, dtype, model.config.max_length)
     for module in model.modules():
         if isinstance(module, Attention):
             module.attend = attention
@@ -56,6 +54,18 @@ def speed_up(
         for layer in model.layers():
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     return model
+
+
+def fastest_attention(device: str, dtype: torch.dtype | None, max_length: int) -> Callable:
+    """Returns what replaces `scaled_dot_product`: one of PyTorch's fused kernels, or our own.
+
+    In bf16 on a CPU, PyTorch's kernel is far slower for short sentences.
+    """
+    if device == "cpu" and dtype == torch.bfloat16:
+        return cpu_bf16_attention
+    if device == "cuda" and dtype and max_length <= 128:
+        return masked_attention
+    return fused_attention
 
 
 def replace_for_cpus(model: nn.Module) -> None:
@@ -85,7 +95,7 @@ def compile_layers(model: nn.Module) -> None:
 
 
 def compiled_cross_entropy() -> Callable:
-    """Returns `cross_entropy` of model.py as `FusedCrossEntropy` with one kernel per block."""
+    """Returns `FusedCrossEntropy` with a single kernel between the products of a block."""
     gradient = torch.compile(overwrite_in_one_kernel, fullgraph=True, dynamic=True)
 
     def loss(
@@ -126,15 +136,22 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """`scaled_dot_product` by PyTorch's fused kernel: same shapes, same result.
 
     A mask without a batch dimension is the decoder's own, which hides later positions alone.
-    The kernel knows it without being given it, and leaves out the scores that it hides. But on
-    a GPU that kernel, FlashAttention, computes blocks of 128 positions; the one that takes a
-    mask computes blocks of 64, of which a short sentence fills more.
+    The kernel knows it without being given it, and leaves out the scores that it hides.
     """
-    is_causal = mask.dim() == 2
-    if is_causal and mask.shape[0] == 1:  # a single position, the last, sees all
-        return F.scaled_dot_product_attention(q, k, v)
-    if is_causal and (not q.is_cuda or mask.shape[0] > 128):
+    if mask.dim() == 2 and mask.shape[0] > 1:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return masked_attention(q, k, v, mask)
+
+
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """`fused_attention` that gives the kernel the decoder's own mask, too.
+
+    On a GPU, in bf16 or fp16, the kernel that knows this mask is FlashAttention. It computes
+    blocks of 128 positions, of which a short sentence fills little. The kernel that is given a
+    mask computes blocks of 64.
+    """
+    if mask.dim() == 2 and mask.shape[0] == 1:  # a single position, the last, sees all
+        return F.scaled_dot_product_attention(q, k, v)
     if not torch.compiler.is_compiling():  # compiled code converts the mask as it reads it
         mask = additive(mask, q.dtype)
     return F.scaled_dot_product_attention(q, k, v, mask)
@@ -148,8 +165,11 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """
     # The cache compares tensors by identity. It keeps the masks alive, so that no other tensor
     # gets their ids.
-    scores = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    return scores.masked_fill_(~mask, -math.inf)
+    keys = mask.shape[-1]
+    padded = keys + -keys % 8  # a kernel of the GPU would otherwise pad it, in each layer
+    shape = (*mask.shape[:-1], padded)
+    scores = torch.full(shape, -math.inf, dtype=dtype, device=mask.device)
+    return scores[..., :keys].masked_fill_(mask, 0.0)
 
 
 def cpu_bf16_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -228,11 +248,11 @@ class ByteDropout(nn.Dropout):
 def in_parts(tensors: Sequence[Tensor], size: int) -> Iterator[tuple[Tensor, ...]]:
     """Yields parts of at most `size` rows of the tensors, which have equally many rows.
 
-    The parts are equal, as far as that is possible. The last one would otherwise have a single
-    row at times, for which torch.compile makes a graph of its own.
+    The parts have equally many rows, or differ by one. Parts of `size` rows could leave a last
+    one of a single row, for which torch.compile makes a graph of its own.
     """
     number = max(1, math.ceil(len(tensors[0]) / size))
-    return zip(*(tensor.chunk(number) for tensor in tensors))
+    return zip(*(tensor.tensor_split(number) for tensor in tensors))
 
 
 def overwrite_by_gradient(
@@ -260,8 +280,8 @@ def overwrite_in_one_kernel(
 ) -> tuple[Tensor, Tensor]:
     """`overwrite_by_gradient`, written for torch.compile.
 
-    It has no indices, by which a kernel would be cut in two. So the compiled code reads the
-    logits for the sum of a row, reads them again, and overwrites them.
+    Indexing would cut the compiled code into several kernels. Without it, a single kernel reads
+    the logits for the sum of a row, reads them again, and overwrites them.
     """
     uniform = smoothing / logits.shape[1]
     log_p = logits.float().log_softmax(-1)

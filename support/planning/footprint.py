@@ -9,6 +9,7 @@ AdamW's two moments are kept in fp32; --precision bf16 or fp16 changes the input
 products and what FSDP gathers.
 """
 
+import math
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 
@@ -18,11 +19,11 @@ from torch import nn
 from model import ModelConfig, Transformer, tensor_parallel_plan
 from support.common.flops import transformer_flops
 from support.common.hardware import autocast_dtype
+from support.common.kernels import LOSS_BLOCK
 
 FP32 = 4  # bytes of a number
 LOW_PRECISION = 2  # bf16 or fp16
 MOMENTS = 2  # numbers that AdamW keeps for each parameter
-LOSS_ROWS = 4096  # `block` of FusedCrossEntropy in support/common/kernels.py
 WHOLE_BIASES = ("out", "feed_forward.2")  # of matrices split by rows: added to the sum
 GATHERED_LAYERS = 2  # that FSDP holds whole: the current layer and the next one
 
@@ -173,7 +174,8 @@ def temporary_memory(step: TrainingStep, shards: int, sentences: int) -> float:
     # The peak is at one of three places: the logits and softmax of some rows; the gradient of
     # the embedding; or the gradients of a layer's activations.
     softmax_bytes = number if step.cpu else number + 2 * FP32
-    logits = min(LOSS_ROWS, tokens) * config.vocab_size * softmax_bytes + number * embedding
+    rows = math.ceil(tokens / math.ceil(tokens / LOSS_BLOCK))  # of each block of the loss
+    logits = rows * config.vocab_size * softmax_bytes + number * embedding
     return copies + max(logits, weight_bytes * embedding, layer_gradients)
 
 

@@ -211,7 +211,9 @@ class SpeedSettings:
         choices=("auto", "fp32", "tf32", "bf16", "fp16"),
         changeable=True,
     )
-    compile: bool = flag(False, "compile the layers with torch.compile", changeable=True)
+    compile: bool = flag(
+        False, "compile the layers, and on a GPU the loss, with torch.compile", changeable=True
+    )
     recompute: bool = flag(
         False,
         "keep few activations and recompute the others in the backward pass",

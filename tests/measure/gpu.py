@@ -14,7 +14,7 @@
 | memory | the peak, beside the formula of support/planning/footprint.py |
 | profile | what a step calls; --write keeps its pictures |
 
-All but `speed` and `decoding` run several scripts at once, --jobs of them. A section that fails
+`correctness`, `resume` and `memory` run up to --jobs scripts at once. A section that fails
 prints its error, and the next one follows; the exit status is then 1.
 """
 
@@ -34,6 +34,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from string import ascii_lowercase
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
@@ -60,6 +61,7 @@ SIZES = {  # 8, 59 and 207 million parameters
 SPEEDS = (("default", 4096), ("base", 25_000), ("large", 25_000))  # size, tokens of a step
 TINY = {"layers": 1, "d_model": 64, "heads": 2, "d_ff": 128, "vocab_size": 1000}
 SHORT = ["--max-length", "24"]  # an untrained model translates until there
+MODES = ("ddp", "fsdp", "tp1")  # as parity.command names them
 LOSS_LIMIT = 1e-4  # relative differences of a step in fp32 that rounding explains
 NORM_LIMIT = 1e-3
 MIB = 2**20
@@ -93,10 +95,12 @@ class Bench:
             raise RuntimeError("\n".join([" ".join(command), *errors[:3]]))
         return done.stdout
 
-    def train_all(self, runs: dict[str, tuple]) -> dict[str, str]:
+    def train_all(self, runs: dict[Any, tuple[str, ...]]) -> dict[Any, str]:
         """Runs `train` with each of the arguments, several at once; returns what they print."""
+        # Otherwise each could measure the machine's peak beside the others, and keep that.
+        peak = ("--hardware-tflops", "1")
         with ThreadPoolExecutor(self.jobs) as pool:
-            printed = pool.map(lambda arguments: self.train(*arguments), runs.values())
+            printed = pool.map(lambda flags: self.train(*flags, *peak), runs.values())
             return dict(zip(runs, printed))
 
     def metrics(self, name: str, column: str) -> list[float]:
@@ -122,25 +126,26 @@ def correctness(bench: Bench) -> Iterator[str]:
     flags = [*parity.FLAGS, *parity.write_corpus(bench.folder), "--steps", str(steps)]
     flags += [*SHORT] if bench.small else [*plan.shape_flags(DEFAULT), "--batch-tokens", "4096"]
     precisions = ["fp32"] if bench.small else ["fp32", "bf16", "fp16"]
-    cases = [*product(precisions, ("ddp", "fsdp", "tp1"))]
+    cases = [(precision, mode, "") for precision in precisions for mode in MODES]
     if not bench.small:
-        cases.remove(("fp16", "tp1"))  # train_tp.py has no fp16
+        cases.remove(("fp16", "tp1", ""))  # train_tp.py has no fp16
+        cases.append(("fp32", "ddp", "--compile"))
     bench.train("cpu", "--name", "cpu", *flags, device="cpu")
-    bench.train_all(
-        {
-            case: (case[1], "--name", "-".join(case), *flags, "--precision", case[0])
-            for case in cases
-        }
-    )
+    runs = {}
+    for precision, mode, more in cases:
+        name = f"{precision}-{mode}{more}"
+        runs[name] = (mode, "--name", name, *flags, "--precision", precision, *more.split())
+    bench.train_all(runs)
     yield f"{steps} steps without dropout. Largest relative difference of a step:\n"
     yield header("script", "precision", "train_loss", "grad_norm")
     too_far = []
-    for precision, mode in cases:
-        loss = largest_difference(bench, f"{precision}-{mode}", "train_loss")
-        norm = largest_difference(bench, f"{precision}-{mode}", "grad_norm")
-        yield row(f"`{parity.title(mode)}`", precision, f"{loss:.1e}", f"{norm:.1e}")
+    for name, (precision, mode, more) in zip(runs, cases):
+        script = f"{parity.title(mode)} {more}".strip()
+        loss = largest_difference(bench, name, "train_loss")
+        norm = largest_difference(bench, name, "grad_norm")
+        yield row(f"`{script}`", precision, f"{loss:.1e}", f"{norm:.1e}")
         if precision == "fp32" and not (loss < LOSS_LIMIT and norm < NORM_LIMIT):
-            too_far.append(parity.title(mode))
+            too_far.append(script)
     if too_far:
         raise RuntimeError(
             f"{', '.join(too_far)}: more than {LOSS_LIMIT} (loss) or {NORM_LIMIT} (norm) apart"
@@ -159,13 +164,10 @@ def resume(bench: Bench) -> Iterator[str]:
     whole, part = (6, 2) if bench.small else (40, 15)
     flags = [*parity.FLAGS, *parity.write_corpus(bench.folder), "--dropout", "0.1"]
     flags += ["--precision", "auto", *SHORT]
-    runs = {"whole": whole, "again": whole, "parts": part}
-    bench.train_all(
-        {
-            name: ("ddp", "--name", name, *flags, "--steps", str(steps))
-            for name, steps in runs.items()
-        }
-    )
+    runs = {}
+    for name, steps in (("whole", whole), ("again", whole), ("parts", part)):
+        runs[name] = ("ddp", "--name", name, *flags, "--steps", str(steps))
+    bench.train_all(runs)
     bench.train("ddp", "--resume", "logs/parts", "--steps", str(whole))
     yield f"Largest difference of a weight or moment after {whole} steps from another run:\n"
     yield header("run", "difference")
@@ -275,18 +277,11 @@ def memory(bench: Bench) -> Iterator[str]:
     cases = list(product(("ddp", "fsdp"), ("bf16", "fp32"), (False, True)))
     if bench.small:
         cases = [("ddp", "fp32", False)]
-    printed = bench.train_all(
-        {
-            (mode, precision, recompute): (
-                mode,
-                *flags,
-                "--precision",
-                precision,
-                *["--recompute"] * recompute,
-            )
-            for mode, precision, recompute in cases
-        }
-    )
+    runs = {}
+    for mode, precision, recompute in cases:
+        more = ("--precision", precision, *["--recompute"] * recompute)
+        runs[mode, precision, recompute] = (mode, *flags, *more)
+    printed = bench.train_all(runs)
     for mode, precision, recompute in cases:
         step = TrainingStep(config, sentences, plan.LENGTH, precision, recompute)
         step = replace(step, cpu=bench.device == "cpu")
@@ -361,7 +356,12 @@ def main() -> None:
     add("--write", action="store_true", help="keep the tables in logs/reference/gpu/")
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--small", action="store_true", help="tiny models and few steps")
-    add("--jobs", type=int, default=4, help="scripts that run at once, where nothing is timed")
+    add(
+        "--jobs",
+        type=int,
+        default=4,
+        help="scripts that run at once in sections that time nothing",
+    )
     args = parser.parse_args()
     names = args.only.split(",")
     if unknown := set(names) - set(SECTIONS):

@@ -1,4 +1,4 @@
-"""--compile: one graph for each kind of layer, whatever the shapes of the batches are."""
+"""--compile: a graph for each kind of layer and one for the loss, whatever the shapes are."""
 
 import pytest
 import torch
