@@ -87,11 +87,7 @@ class BPE:
 
 
 def prepare(
-    corpus,
-    cache: Path,
-    vocab_size: int = 8000,
-    max_length: int = 128,
-    bpe: str | None = None,
+    corpus, cache: Path, vocab_size: int = 8000, max_length: int = 128, bpe: str | None = None
 ) -> Path:
     """Encodes a corpus into a folder that any number of processes can map, and returns it.
 

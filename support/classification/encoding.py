@@ -42,14 +42,7 @@ def prepare_labelled(
     """
 
     def encoded_folder(tokenizer: str) -> Path:
-        description = [
-            FORMAT,
-            corpus.name,
-            checksum,
-            tokenizer,
-            max_length,
-            vocab_size,
-        ]
+        description = [FORMAT, corpus.name, checksum, tokenizer, max_length, vocab_size]
         return name_folder(cache, corpus.name, description)
 
     # The tokenizer that is passed may be the one that was trained here.

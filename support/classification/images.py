@@ -4,10 +4,8 @@ Example:
     read_image(Path("shirt.png"), ImageTransform(size=28, channels=1))  # (1, 28, 28)
 """
 
-import gzip
 import math
 import warnings
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ import numpy as np
 
 from support.common.errors import UserError
 from support.common.packages import require
+from support.corpora.archives import read_bytes
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # of a GIF the first image
 MAX_PIXELS = 50_000_000
@@ -145,16 +144,6 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
 def idx_image_size(path: Path) -> int:
     """Returns the pixels a side of the images in an IDX file. Raises UserError."""
     return idx_shape(path, read_bytes(path, 16), 3)[1]
-
-
-def read_bytes(path: Path, count: int = -1) -> bytes:
-    """Returns the first `count` bytes of a file (.gz too), or all of them. Raises UserError."""
-    open_file = gzip.open if path.suffix.lower() == ".gz" else open
-    try:
-        with open_file(path, "rb") as file:
-            return file.read(count)
-    except (OSError, EOFError, zlib.error) as problem:
-        raise UserError(f"{path}: cannot be read ({problem})") from problem
 
 
 def idx_shape(path: Path, content: bytes, dimensions: int) -> list[int]:

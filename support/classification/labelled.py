@@ -252,14 +252,7 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
         read = partial(read_image_files, files, corpus.transform)
     else:
         read = partial(read_text_files, files)
-    corpus.add(
-        part,
-        modality,
-        read,
-        files,
-        layout=Counter(names).items(),
-        labels=lambda: names,
-    )
+    corpus.add(part, modality, read, files, layout=Counter(names).items(), labels=lambda: names)
 
 
 def read_image_files(

@@ -23,7 +23,7 @@ def compute_metrics(confusion: Tensor | np.ndarray) -> dict[str, float]:
     divided by 0, such as the precision of a class that was never predicted, is 0. The weighted
     mean counts a class as often as it has examples.
     """
-    counts = as_array(confusion)
+    counts = np.asarray(confusion)
     support = counts.sum(1)
     rates = rates_per_class(counts)
     metrics = {"accuracy": float(divide(np.trace(counts), counts.sum()))}
@@ -36,7 +36,7 @@ def compute_metrics(confusion: Tensor | np.ndarray) -> dict[str, float]:
 
 def per_class(confusion: Tensor | np.ndarray, classes: list[str]) -> list[dict]:
     """Returns name, precision, recall, f1 and support (number of examples) of each class."""
-    counts = as_array(confusion)
+    counts = np.asarray(confusion)
     rates = rates_per_class(counts)
     return [
         {
@@ -53,7 +53,7 @@ def metrics_table(confusion: Tensor | np.ndarray, classes: list[str]) -> str:
 
     With up to ten classes the confusion matrix follows.
     """
-    counts = as_array(confusion)
+    counts = np.asarray(confusion)
     metrics = compute_metrics(counts)
     total = f"{counts.sum():,}"
     rows = [["class", "precision", "recall", "F1", "examples"]]
@@ -79,11 +79,6 @@ def metrics_table(confusion: Tensor | np.ndarray, classes: list[str]) -> str:
             matrix.append([f"true {name}", *(f"{count:,}" for count in row)])
         lines += ["", *aligned(matrix)]
     return "\n".join(lines)
-
-
-def as_array(confusion: Tensor | np.ndarray | list[list[int]]) -> np.ndarray:
-    """Returns the matrix as int64; it may be a tensor on a CPU, an array or lists."""
-    return np.asarray(confusion, dtype=np.int64)
 
 
 def rates_per_class(counts: np.ndarray) -> dict[str, np.ndarray]:

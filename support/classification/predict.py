@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.encoding import encode_texts
@@ -41,6 +42,7 @@ def predict_logits(
     saved: what the task saved; examples: texts, or images as bytes, (channels, height, width).
     """
     num_cut = 0
+    pad = model.config.pad
     order = np.arange(len(examples))
     if not model.transform:
         tokenizer = Tokenizer.from_str(saved["tokenizer"])
@@ -55,12 +57,7 @@ def predict_logits(
         if model.transform:
             x = torch.from_numpy(np.stack([examples[row] for row in rows]))
         else:
-            x = pad([ids[row] for row in rows], model.config.pad)
+            texts = [torch.tensor(ids[row] or [pad]) for row in rows]
+            x = pad_sequence(texts, batch_first=True, padding_value=pad)
         logits[torch.from_numpy(rows)] = model(x.to(device)).cpu()
     return logits, num_cut
-
-
-def pad(texts: list[list[int]], pad_id: int) -> Tensor:
-    """Returns ids, (texts, length), padded to the longest text, but at least one token long."""
-    length = max(1, max(len(text) for text in texts))
-    return torch.tensor([text + [pad_id] * (length - len(text)) for text in texts])

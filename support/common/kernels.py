@@ -9,14 +9,14 @@ tests/unit/test_fast.py compares the two, tests/measure/tricks.py measures the g
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model import Attention, Residual, Transformer
+from model import Attention, LayerConfig, Residual, Transformer
 
 Model = TypeVar("Model", bound=nn.Module)
 LOSS_BLOCK = 4096  # tokens whose logits are in memory at once
@@ -36,7 +36,8 @@ def speed_up(
     again, which needs less memory and more time; compiled: generate code with torch.compile for
     the layers, and on a GPU for the loss; it merges many small operations into fewer.
     """
-    attention = fastest_attention(device, dtype, model.config.max_length)
+    max_length = cast(LayerConfig, model.config).max_length
+    attention = fastest_attention(device, dtype, max_length)
     for module in model.modules():
         if isinstance(module, Attention):
             module.attend = attention

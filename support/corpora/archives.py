@@ -37,11 +37,6 @@ class TarMember:
         """The last part of its name."""
         return PurePosixPath(self.at).name
 
-    @property
-    def suffix(self) -> str:
-        """The ending of its name, with the dot."""
-        return PurePosixPath(self.at).suffix
-
     def is_file(self) -> bool:
         """Returns whether the archive is there: to look into it takes long."""
         return self.archive.is_file()
@@ -61,9 +56,18 @@ File = Path | zipfile.Path | TarMember
 
 def open_bytes(path: File) -> gzip.GzipFile | IO[bytes]:
     """Returns a file that is open to be read as bytes; a .gz file is unpacked."""
-    if path.suffix.lower() == ".gz":
+    if path.name.lower().endswith(".gz"):
         return gzip.GzipFile(fileobj=path.open("rb"))
     return path.open("rb")
+
+
+def read_bytes(path: File, count: int = -1) -> bytes:
+    """Returns the first `count` bytes of a file (.gz too), or all of them. Raises UserError."""
+    try:
+        with open_bytes(path) as file:
+            return file.read(count)
+    except UNREADABLE as problem:
+        raise UserError(f"{path}: cannot be read ({problem})") from problem
 
 
 def is_hidden(name: str) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from support.common.errors import UserError
-from support.corpora.archives import UNREADABLE, File, open_bytes, zip_members
+from support.corpora.archives import UNREADABLE, File, open_bytes, read_bytes, zip_members
 
 JSON = (".jsonl", ".json")  # endings: an object a line, or one list of them
 TABLES = (".tsv", ".csv", *JSON)  # endings; other files are looked into: see `is_table`
@@ -108,11 +108,7 @@ def find_table(path: Path) -> File | None:
 
 def has_tabs(path: File) -> bool:
     """Returns whether each of a file's first lines has a tab. Raises UserError."""
-    try:
-        with open_bytes(path) as file:
-            first_bytes = file.read(FIRST_BYTES)
-    except UNREADABLE as problem:
-        raise UserError(f"{path}: cannot be read ({problem})") from problem
+    first_bytes = read_bytes(path, FIRST_BYTES)
     if b"\0" in first_bytes and not first_bytes.startswith(UTF_16):
         return False  # not a text
     lines = first_bytes.split(b"\n")

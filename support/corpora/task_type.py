@@ -36,11 +36,8 @@ def find_idx(folder: Path) -> dict[str, tuple[Path | None, Path | None]]:
 def find_numbered(folder: Path) -> dict[str, Path]:
     """Returns the .csv file of each part, as in AG News: the class's number comes first."""
     parts = {}
-    for name, part in (
-        ("train_part.csv", "train"),
-        ("train.csv", "train"),
-        ("test.csv", "test"),
-    ):
+    names = {"train_part.csv": "train", "train.csv": "train", "test.csv": "test"}
+    for name, part in names.items():
         if (folder / name).is_file():
             parts[part] = folder / name
     if "train" not in parts or not begins_with_number(parts["train"]):

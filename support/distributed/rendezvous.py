@@ -190,11 +190,7 @@ def restart_store(
 
 
 def answer_requests(
-    torchrun_store: dist.Store,
-    store: dist.Store,
-    start_id: str,
-    world_size: int,
-    timeout: int,
+    torchrun_store: dist.Store, store: dist.Store, start_id: str, world_size: int, timeout: int
 ) -> None:
     """Tells each process the id of the start until all have joined. Raises UserError."""
     end = time.monotonic() + timeout

@@ -79,11 +79,7 @@ def load_sharded(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str
             f"{folder}: not a whole checkpoint ({first_failure(problem)})"
         ) from problem
     set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=weights,
-        optim_state_dict=state,
-        options=SHARDED,
+        model, optimizer, model_state_dict=weights, optim_state_dict=state, options=SHARDED
     )
 
 

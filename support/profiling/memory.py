@@ -190,7 +190,4 @@ def formula(model: Any, micro_batches: int, precision: str, world_size: int) -> 
             reduce_scatter = shards - 1
             all_reduce = 2 * (copies - 1) / copies
             sent += 4 * elements * (reduce_scatter + all_reduce)
-    return {
-        "memory": {part: round(size) for part, size in memory.items()},
-        "sent": round(sent),
-    }
+    return {"memory": {part: round(size) for part, size in memory.items()}, "sent": round(sent)}

@@ -115,10 +115,7 @@ class Run:
     # --- Starting and resuming
 
     def start(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scaler: torch.amp.GradScaler,
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
     ) -> int:
         """Starts or resumes the run on all ranks, and returns how many steps are done.
 

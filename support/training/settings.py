@@ -298,22 +298,11 @@ class Settings(RunSettings, SpeedSettings, OptimizerSettings, ModelSettings, Cor
     threads: int = 1  # of this process
     trial: Trial | None = None  # if the run is the trial of --minutes
 
-    # Flags of single scripts, whose classes replace these values.
-
-    @property
-    def sharded(self) -> bool:
-        """Returns whether last.pt is saved in shards."""
-        return False
-
-    @property
-    def replicas(self) -> int:
-        """Returns the number of model replicas for hybrid sharding."""
-        return 1
-
-    @property
-    def tensor(self) -> int:
-        """Returns how many processes compute each layer together."""
-        return 1
+    # Flags of single scripts, whose classes replace these values. Without a type they are no
+    # fields, and so no flags here.
+    sharded = False
+    replicas = 1
+    tensor = 1
 
     def flags(self) -> dict[str, Any]:
         """Returns the flags by name, as config.json and checkpoints hold them."""

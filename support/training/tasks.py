@@ -108,11 +108,7 @@ def base_config(flags: dict[str, Any]) -> Path | None:
 
     It is the corpus's own, NAME.yaml, or else the one for its kind and amount of data.
     """
-    from support.corpora.task_type import (
-        CLASSIFICATION_CORPORA,
-        TRANSLATION_CORPORA,
-        task_type,
-    )
+    from support.corpora.task_type import CLASSIFICATION_CORPORA, TRANSLATION_CORPORA, task_type
 
     if task_type(flags["data"], flags["label"]) == "translation":
         from support.corpora.pairs import find_corpus

@@ -112,9 +112,7 @@ def search_batches(
 
 
 def sort_into_batches(
-    sentences: list[Ids],
-    max_sentences: int = MAX_SENTENCES["cpu"],
-    max_tokens: int = MAX_TOKENS["cpu"],
+    sentences: list[Ids], max_sentences: int, max_tokens: int
 ) -> list[list[int]]:
     """Returns batches of indices of sentences of similar length, the longest first.
 

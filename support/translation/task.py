@@ -24,11 +24,7 @@ from support.common.hardware import autocast_dtype
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
 from support.corpora.pairs import find_corpus
-from support.distributed.collectives import (
-    all_gather_objects,
-    broadcast_object,
-    sum_over_data,
-)
+from support.distributed.collectives import all_gather_objects, broadcast_object, sum_over_data
 from support.translation.beam import translate_batch
 from support.translation.lines import translate_lines
 from support.translation.scores import Score, bleu, chrf

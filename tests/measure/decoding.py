@@ -31,7 +31,7 @@ from model import Transformer
 from support.common.hardware import available_cores
 from support.corpora.pairs import read_parallel
 from support.ctranslate.engine import Engine
-from support.translation.lines import sort_into_batches
+from support.translation.lines import MAX_SENTENCES, MAX_TOKENS, sort_into_batches
 from support.translation.scores import bleu
 from support.translation.task import load_translator
 from translate import Translator, parse_arguments
@@ -102,7 +102,7 @@ def ctranslate2_itself(model: Transformer, bpe: BPE, beam: int, kind: str) -> Tr
 def joeynmt(python: str, model: Transformer, bpe: BPE, sources: list[str]) -> dict[int, tuple]:
     """What `measure` gives, for each beam, of JoeyNMT in another environment."""
     ids = bpe.encode(sources)
-    batches, found = sort_into_batches(ids), {}
+    batches, found = sort_into_batches(ids, MAX_SENTENCES["cpu"], MAX_TOKENS["cpu"]), {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         torch.save(model.state_dict(), folder / "weights.pt")

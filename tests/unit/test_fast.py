@@ -294,6 +294,29 @@ def test_a_model_is_the_same_when_it_is_fast(norm, device, precision):
         assert apart(fast, plain) < 1e-5
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "precision, tolerance", [("fp32", 1e-4), ("bf16", 0.1), ("fp16", 0.02)]
+)
+def test_a_model_on_a_gpu_is_the_plain_one_on_the_cpu(precision, tolerance, compiled):
+    def gradients(model: nn.Module, loss: torch.Tensor) -> torch.Tensor:
+        loss.backward()
+        return torch.cat([weight.grad.flatten().cpu() for weight in model.parameters()])
+
+    batch = make_batch()
+    plain = make_model(dropout=0.0)
+    plain_loss, plain_nll = plain(*batch)
+    dtype = autocast_dtype(precision)
+    fast = make_model(dropout=0.0).to("cuda")
+    speed_up(fast, "cuda", dtype, compiled=compiled)
+    with torch.autocast("cuda", dtype, enabled=dtype is not None):
+        fast_loss, fast_nll = fast(*(tensor.to("cuda") for tensor in batch))
+    assert float(fast_loss.detach()) == pytest.approx(float(plain_loss.detach()), rel=tolerance)
+    assert float(fast_nll) == pytest.approx(float(plain_nll), rel=tolerance)
+    assert apart(gradients(fast, fast_loss), gradients(plain, plain_loss)) < tolerance
+
+
 @pytest.mark.parametrize(
     "device, dtype",
     [("cpu", None), ("cpu", torch.bfloat16), ("cpu", torch.float16), ("cuda", torch.bfloat16)],
