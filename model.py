@@ -204,7 +204,9 @@ def sinusoids(positions: Tensor, d_model: int) -> Tensor:
 class Transformer(nn.Module):
     """Encoder and decoder (figure 1), whose embeddings share a matrix (section 3.4)."""
 
+    # support/common/kernels.py replaces them with faster ones.
     loss: Callable = staticmethod(cross_entropy)
+    sinusoids: Callable = staticmethod(sinusoids)
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -226,7 +228,7 @@ class Transformer(nn.Module):
         """ids: (batch, length), at positions `first`, ... Returns (batch, length, d_model)."""
         positions = torch.arange(first, first + ids.shape[1], device=ids.device)
         x = self.embedding(ids) * math.sqrt(self.config.d_model)
-        return self.dropout(x + sinusoids(positions, self.config.d_model))
+        return self.dropout(x + self.sinusoids(positions, self.config.d_model))
 
     def encode(self, src: Tensor) -> tuple[Tensor, Tensor]:
         """src: (batch, src) ids. Returns memory (batch, src, d_model) and its mask."""

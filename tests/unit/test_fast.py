@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from test_model import make_batch, make_model
 from torch import nn
 
-from model import Attention, cross_entropy, scaled_dot_product
+from model import Attention, cross_entropy, scaled_dot_product, sinusoids
 from support.common.hardware import autocast_dtype, fast_precision
 from support.common.kernels import (
     ByteDropout,
@@ -18,10 +18,12 @@ from support.common.kernels import (
     fastest_attention,
     fused_attention,
     in_parts,
+    look_up_sinusoids,
     masked_attention,
     overwrite_by_gradient,
     overwrite_in_one_kernel,
     speed_up,
+    table_of_sinusoids,
 )
 from support.translation.pool import keep_freed_memory
 
@@ -358,6 +360,15 @@ def test_which_parts_are_replaced(device, dtype):
 )
 def test_short_sentences_have_a_kernel_of_their_own(device, dtype, max_length, attention):
     assert fastest_attention(device, dtype, max_length) is attention
+
+
+@pytest.mark.parametrize("first, length", [(0, 1), (0, 9), (5, 4), (8, 1)])
+def test_sinusoids_from_a_table_are_the_computed_ones(first, length):
+    positions = torch.arange(first, first + length)
+    with torch.inference_mode():
+        found = look_up_sinusoids(9, positions, 6)
+    torch.testing.assert_close(found, sinusoids(positions, 6))
+    assert not table_of_sinusoids(9, 6, positions.device).is_inference()
 
 
 @pytest.mark.slow
