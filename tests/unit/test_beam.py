@@ -11,7 +11,7 @@ from data import BOS, BPE, EOS, PAD
 from model import ModelConfig, Transformer, initialize
 from support.common.kernels import speed_up
 from support.translation.attention_plot import alignment
-from support.translation.beam import Decoder, beam_search, translate_batch
+from support.translation.beam import Decoder, Hypotheses, beam_search, translate_batch
 from support.translation.lines import (
     join_pieces,
     sort_into_batches,
@@ -238,6 +238,18 @@ def test_alignment_is_what_the_last_layer_attends_with(src):
     torch.testing.assert_close(weights.sum(-1), torch.ones(6, 4))
     assert not weights.masked_select((src == PAD)[:, None]).any()
     assert len(attention._forward_hooks) == 1  # the one of this test
+
+
+def test_a_full_beam_goes_on_when_a_hypothesis_ends():
+    """The best continuation ends the sentence; the next two are extended."""
+    config = ModelConfig(9, layers=1, d_model=8, heads=2, d_ff=8)
+    hypotheses = Hypotheses(torch.tensor([[5, 6, EOS]]), config, beam=2, length_penalty=1)
+    log_p = torch.full((1, 2, 9), -9.0)
+    log_p[:, :, EOS], log_p[:, :, 5], log_p[:, :, 6] = -1, -2, -3
+    hypotheses.extend(log_p)
+    assert hypotheses.finished == [[(-1.0, [])]]
+    assert hypotheses.ids[0, :, -1].tolist() == [5, 6]
+    assert hypotheses.scores.tolist() == [[-2.0, -3.0]]
 
 
 def test_batches_are_of_like_length_longest_first():
