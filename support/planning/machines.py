@@ -10,7 +10,7 @@ jobs use as well, and GPUs that are slower than others, are left out.
 import math
 from dataclasses import dataclass
 
-from support.common.hardware import PEAKS
+from support.common.hardware import LAUNCH_SECONDS, PEAKS
 
 USABLE = 0.9  # of a GPU's memory, a guess: CUDA, NCCL and gaps between tensors take the rest
 
@@ -37,9 +37,7 @@ class Hardware:
     # the 16 of PCIe 3.0 x 16, and 12 of a network's 12.5 (src/graph/topo.h). The gain of
     # NVLink SHARP is left out.
     bandwidth_efficiency: float = 0.8
-    # Seconds the CPU takes to start a layer's kernels, forward and backward: some 80 kernels
-    # and 100 views, 10 and 2 us each, a rule of thumb for which no source was found.
-    launch: float = 1e-3
+    launch: float = LAUNCH_SECONDS
     precision: str = "bf16"  # that peak_flops is for; on GPUs it is the same in fp16
     cpu: bool = False
     cores: int = 0  # that a node's processes share; 0: one for each

@@ -296,6 +296,8 @@ class Settings(RunSettings, SpeedSettings, OptimizerSettings, ModelSettings, Cor
     saved: dict | None = None  # what the task left in the checkpoint that the run resumes from
     base_config: str = ""  # the file in configs/ that the run began with
     threads: int = 1  # of this process
+    gpu_flops: float = 0.0  # of all GPUs together, if the steps may be enlarged for them
+    growth: int = 1  # how many times as large they are then
     trial: Trial | None = None  # if the run is the trial of --minutes
 
     # Flags of single scripts, whose classes replace these values. Without a type they are no

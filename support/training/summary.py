@@ -31,10 +31,15 @@ def beginning(run) -> str:
     source = args.base_config or "the defaults"
     if args.resume:
         source = f"those of {args.folder}"
+    source += ", and the flags given"
+    if args.growth > 1:
+        source += (
+            f"; steps {args.growth} times as large for GPUs: {' '.join(step_flags(args, 1))}"
+        )
     epochs = round(run.last_step / run.epoch_steps, 2)
     sharing = f" ({run.tp_size} share each layer)" if run.tp_size > 1 else ""
     lines = [
-        f"settings: {source}, and the flags given",
+        f"settings: {source}",
         str(run.task),
         f"epochs: {epochs:g} of {len(run.task.batches.examples):,} {run.task.unit}, "
         f"{run.last_step:,} steps",
@@ -75,13 +80,19 @@ def advice(run) -> str:
     if args.device != "cuda" or mfu >= LOW_MFU:
         return ""
     growth = min(MAX_GROWTH, 2 ** math.ceil(math.log2(GOOD_MFU / mfu)))
-    name = "batch_size" if args.batch_size else "batch_tokens"
-    size = getattr(args, name)
-    lr = args.lr * math.sqrt(growth)
+    size, _ = step_flags(args, 1)
+    larger, lr = step_flags(args, growth)
     return (
-        f"\nthe GPUs reach {100 * mfu:.2g}% of their peak (MFU): {option(name)} {size} is "
-        f"small for them; try {option(name)} {growth * size} --lr {lr:.2g}"
+        f"\nthe GPUs reach {100 * mfu:.2g}% of their peak (MFU): {size} is small for them; "
+        f"try {larger} {lr}"
     )
+
+
+def step_flags(args, growth: int) -> tuple[str, str]:
+    """Returns the flags of a step that is so many times as large: its size and its --lr."""
+    name = "batch_size" if args.batch_size else "batch_tokens"
+    lr = args.lr * math.sqrt(growth)
+    return f"{option(name)} {growth * getattr(args, name)}", f"--lr {lr:.2g}"
 
 
 def epoch_seconds(run, tokens_per_second: float) -> float:

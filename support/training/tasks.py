@@ -74,6 +74,13 @@ class Task(Protocol):
 def find_task(args: Settings) -> Task:
     """Returns the task of a run, with its data ready to train on. Raises UserError."""
     task = make_task(args)
+    if args.gpu_flops:
+        from support.training.step_size import enlarge_steps, find_growth
+
+        growth = find_growth(task, args)
+        if growth > 1:
+            enlarge_steps(args, growth)
+            task = make_task(args)
     for name in ("heads", "d_ff"):
         size = getattr(task.config, name)
         if size % args.tensor:

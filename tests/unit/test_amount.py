@@ -16,10 +16,11 @@ from support.corpora.task_type import CLASSIFICATION_CORPORA, TRANSLATION_CORPOR
 from support.distributed.rendezvous import store_on_loopback
 from support.distributed.signals import Signals
 from support.distributed.trial import settle_length
-from support.training import summary, tasks
+from support.training import command_line, summary, tasks
 from support.training.command_line import CommandLine, parse_arguments
 from support.training.run import Progress, Run
-from support.training.settings import CpuSettings, defaults_of
+from support.training.settings import CpuSettings, Settings, defaults_of
+from support.training.tasks import find_task
 
 
 @pytest.mark.parametrize(
@@ -144,6 +145,57 @@ def test_a_run_advises_larger_steps_for_idle_gpus(mfu, batch_size, expected):
     advice = summary.advice(run)
     assert expected in advice
     assert bool(advice) == bool(expected)
+
+
+def args_on_gpus(monkeypatch, peak, *flags):
+    """Returns the settings of a new run on two GPUs with this peak, computed on the CPU."""
+    monkeypatch.setattr(command_line, "find_device", lambda requested, supported: "cuda")
+    monkeypatch.setattr(command_line, "data_sheet_rate", lambda device, precision: peak)
+    monkeypatch.setattr(command_line, "settle_precision", lambda args: None)
+    monkeypatch.setattr(sys, "argv", ["train_ddp.py", "--benchmark", *flags])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    args = parse_arguments("", Settings).complete()
+    args.device = "cpu"
+    return args
+
+
+@pytest.mark.parametrize(
+    ("peak", "epochs", "growth"),
+    [
+        (500e12, 60, 8),
+        (3e12, 60, 2),  # enough for slow GPUs
+        (1e12, 60, 1),
+        (500e12, 28, 4),  # the run keeps 2,000 steps
+        (500e12, 6, 1),
+        (0.0, 60, 1),  # a GPU that is not known
+    ],
+)
+def test_steps_are_larger_on_gpus(monkeypatch, peak, epochs, growth):
+    args = args_on_gpus(monkeypatch, peak, "--epochs", str(epochs))
+    num_steps = len(find_task(args).batches)
+    assert (args.growth, args.batch_tokens) == (growth, 1024 * growth)
+    assert args.lr == pytest.approx(0.006 * growth**0.5, rel=0.02)
+    assert num_steps == pytest.approx(307 / growth, rel=0.05)
+    assert epochs * num_steps >= min(2000, epochs * 307)
+    said = summary.step_flags(args, 1)
+    assert said == (f"--batch-tokens {1024 * growth}", f"--lr {args.lr}")
+
+
+@pytest.mark.parametrize("flag", ["--batch-tokens", "--batch-size", "--steps", "--accumulate"])
+def test_a_size_that_the_user_sets_stays(monkeypatch, flag):
+    assert args_on_gpus(monkeypatch, 500e12, "--epochs", "60").gpu_flops == 1000e12
+    assert args_on_gpus(monkeypatch, 500e12, "--epochs", "60", flag, "8").gpu_flops == 0
+
+
+def test_an_enlarged_run_is_resumed_by_its_name(monkeypatch):
+    """The same command, perhaps on another number of GPUs, keeps the sizes of the run."""
+    monkeypatch.setattr(command_line, "find_device", lambda requested, supported: "cuda")
+    stored = {"precision": "bf16", "batch_tokens": 8192, "batch_size": 0, "lr": 0.017}
+    checkpoint = {"flags": stored | {"head_lr": 0.0}}
+    flags, _ = CommandLine(Settings, {}).flags_of_new_run({"name": "a"}, checkpoint)
+    assert flags | stored == flags
+    flags, _ = CommandLine(Settings, {}).flags_of_new_run({"lr": 0.004}, checkpoint)
+    assert (flags["lr"], flags["batch_tokens"]) == (0.004, 1024)
 
 
 @pytest.mark.parametrize(("last", "expected"), [(40, ["forecast"]), (20, [])])

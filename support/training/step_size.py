@@ -1,0 +1,42 @@
+"""Larger steps for GPUs, if neither the command line nor --config sets the size.
+
+The sizes in configs/ suit CPUs. A GPU often computes such a step in less time than the CPU
+needs to start its kernels. Then the steps of a new run are enlarged.
+"""
+
+import math
+
+from model import ModelConfig
+from support.common.hardware import LAUNCH_SECONDS
+from support.training.settings import Settings
+from support.training.summary import LOW_MFU, MAX_GROWTH
+
+# `task` is a Task (support/training/tasks.py), which imports this module.
+
+MIN_STEPS = 2000  # of a run: with fewer, the same epochs train a model less
+
+
+def find_growth(task, args: Settings) -> int:
+    """Returns by which factor to enlarge the steps: a power of two.
+
+    It is as large as the GPUs need to reach an MFU of LOW_MFU while they wait for kernels, but
+    it leaves the run MIN_STEPS steps.
+    """
+    num_layers = task.config.layers
+    if isinstance(task.config, ModelConfig):  # as many in the decoder
+        num_layers *= 2
+    flops = [task.size(step)[2] for step in range(min(len(task.batches), 20))]
+    mfu = sum(flops) / len(flops) / (num_layers * LAUNCH_SECONDS) / args.gpu_flops
+    num_steps = args.epochs * len(task.batches)
+    needed = 2 ** math.ceil(math.log2(LOW_MFU / mfu))
+    allowed = 2 ** math.floor(math.log2(num_steps / MIN_STEPS))
+    return max(1, min(needed, allowed, MAX_GROWTH))
+
+
+def enlarge_steps(args: Settings, growth: int) -> None:
+    """Enlarges the steps. Adam's learning rate grows with the square root of their size."""
+    args.growth = growth
+    args.batch_tokens *= growth
+    args.batch_size *= growth
+    args.lr = float(f"{args.lr * math.sqrt(growth):.2g}")
+    args.head_lr = float(f"{args.head_lr * math.sqrt(growth):.2g}")
