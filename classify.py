@@ -324,7 +324,7 @@ def main() -> None:
         classify_lines(predictor)
     if predictor.num_cut:
         print(
-            f"warning: {predictor.num_cut:,} of {predictor.num_examples:,} texts were cut at "
+            f"warning: {predictor.num_cut:,} of {predictor.num_examples:,} texts were cut to "
             f"the model's maximum of {predictor.model.config.max_length} tokens",
             file=sys.stderr,
         )

@@ -179,7 +179,8 @@ def column(estimate: Estimate, fewest: int, total_tokens: float) -> dict[str, st
 def training_flags(estimate: Estimate, args: argparse.Namespace) -> str:
     """Returns the flags of the training script for this estimate."""
     flags = [f"--data {args.data or 'CORPUS'}"]
-    names = set(args.given)
+    # Always the size of a step: on GPUs a run may enlarge its default.
+    names = {*args.given, "batch_size" if args.batch_size else "batch_tokens"}
     if not args.data:  # CORPUS has default settings that depend on its size
         names |= set_for_pairs()
     for name in SHARED:

@@ -20,7 +20,7 @@ from support.classification.corpus import Labelled, Reader, classes_of
 from support.classification.splits import hold_out_labelled
 from support.common.errors import UserError
 
-FORMAT = 9  # of the files: increase it when the same examples are stored differently
+FORMAT = 10  # of the files: increase it when the same examples are stored differently
 BLOCK = 1000  # texts encoded at a time; the part cut off a long one takes half a MiB
 BPE_TEXTS = 200_000  # enough to train a tokenizer on; each distinct word takes about 1 KB
 CHARACTERS_PER_TOKEN = 100  # hardly a token has more than a dozen
@@ -128,19 +128,36 @@ def train_tokenizer(read: Reader, count: int, vocab_size: int) -> str:
 def encode_texts(
     tokenizer: Tokenizer, texts: list[str], max_length: int
 ) -> tuple[list[list[int]], int]:
-    """Returns the token ids of each text, at most `max_length`, and how many texts had more."""
-    tokenizer.enable_truncation(max_length)
+    """Returns the token ids of each text, and how many texts had more than `max_length`.
+
+    Of these the first and the last ones are kept, as many of each: both are often more telling
+    than the middle.
+    """
+    tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # a "[PAD]" in a text is text
-    # To tokenize a whole book takes long: what cannot be among the first tokens is left out.
-    longest = CHARACTERS_PER_TOKEN * max_length
-    texts = [text.strip() for text in texts]
-    encodings = tokenizer.encode_batch([text[:longest] for text in texts])
+    encodings = tokenizer.encode_batch([shorten(text.strip(), max_length) for text in texts])
+    ends = max_length // 2
     num_cut = 0
-    for text, encoding in zip(texts, encodings):
-        if encoding.overflowing or len(text) > longest:
+    ids_of_texts = []
+    for encoding in encodings:
+        ids = encoding.ids
+        if len(ids) > max_length:
             num_cut += 1
-    return [encoding.ids for encoding in encodings], num_cut
+            ids = ids[: max_length - ends] + ids[len(ids) - ends :]
+        ids_of_texts.append(ids)
+    return ids_of_texts, num_cut
+
+
+def shorten(text: str, max_length: int) -> str:
+    """Returns a text without what cannot be among its first or last tokens.
+
+    To tokenize a whole book takes long.
+    """
+    longest = CHARACTERS_PER_TOKEN * max_length
+    if len(text) <= 2 * longest:
+        return text
+    return text[:longest] + text[-longest:]
 
 
 def write_texts(

@@ -72,6 +72,11 @@ class Classification:
             self.config, self.weights, self.summary_of_weights = adapted
         else:
             self.config = self.new_config()
+        self.make_batches()
+
+    def make_batches(self) -> None:
+        """Divides the training set into batches of the size that the flags say."""
+        args = self.args
         train = self.part("train")
         self.batches = ExampleBatches(
             train,
@@ -173,7 +178,7 @@ class Classification:
             if counts.get("empty"):
                 line += f"; {counts['empty']:,} empty"
             if counts.get("cut"):
-                line += f"; {counts['cut']:,} cut at {self.args.max_length} tokens"
+                line += f"; {counts['cut']:,} cut to {self.args.max_length} tokens"
             if self.meta["held_out"] and part == "valid":
                 line += "; held out of training"
             lines.append(line)

@@ -22,6 +22,8 @@ import pickle
 import shutil
 import sys
 import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -117,6 +119,38 @@ def save(path: Path, checkpoint: dict) -> None:
         if path.is_file():
             message += "; the previous one is intact"
         raise UserError(message) from problem
+
+
+class Writer:
+    """Writes files, one after the other; in the background each while training continues."""
+
+    def __init__(self, in_background: bool):
+        self.pool = ThreadPoolExecutor(max_workers=1) if in_background else None
+        self.job: Future | None = None
+
+    def write(self, job: Callable[[], None]) -> None:
+        """Calls `job`, which writes files; in the background as soon as the one before is done.
+
+        A job in the background must not use tensors that training changes. Raises what the job,
+        or in the background the one before, has raised.
+        """
+        self.wait()
+        if self.pool:
+            self.job = self.pool.submit(job)
+        else:
+            job()
+
+    def wait(self) -> None:
+        """Waits until all is written. Raises what the job has raised."""
+        job = self.job
+        self.job = None
+        if job:
+            job.result()
+
+    def check(self) -> None:
+        """Raises what the job has raised, if it is done."""
+        if self.job and self.job.done():
+            self.wait()
 
 
 # --- Which checkpoint to use ------------------------------------------------------------------

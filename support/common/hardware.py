@@ -83,13 +83,6 @@ def cgroup_quota(cgroups: Path) -> int:
         return 0
 
 
-def data_sheet_rate(device: str, precision: str) -> float:
-    """Returns the FLOP/s of this process's GPU in bf16 or fp16, or 0 if they are not known."""
-    if device != "cuda" or not autocast_dtype(precision):
-        return 0.0
-    return PEAKS.get(device_name(device), 0.0)
-
-
 def matrix_rate(device: str, precision: str) -> float:
     """Measures the FLOP/s of this process in matrix products of several sizes.
 

@@ -20,7 +20,6 @@ from support.common.checkpoint import load_run
 from support.common.errors import UserError
 from support.common.hardware import (
     check_compiler,
-    data_sheet_rate,
     fast_precision,
     find_device,
     number_in_environment,
@@ -42,10 +41,11 @@ from support.training.settings import (
     type_of,
 )
 from support.training.tasks import base_config, check_task
+from support.training.throughput import known_rate
 
 METAVARS = {str: "TEXT", int: "N", float: "X"}
-# Who sets one of these has chosen the size of a step, and the learning rate that suits it.
-SIZE_FLAGS = {"batch_tokens", "batch_size", "accumulate", "lr", "head_lr", "steps"}
+# Larger steps for GPUs change these flags, unless one of them is given (step_size.py).
+SIZE_FLAGS = {"batch_tokens", "batch_size", "lr", "head_lr", "warmup"}
 
 
 @dataclass
@@ -80,9 +80,10 @@ class CommandLine:
         args.saved = checkpoint["task"] if checkpoint else None
         args.base_config = config
         settle(args, defaults_of(self.settings))
-        if not checkpoint and self.may_enlarge(given):
-            num_gpus = number_in_environment("WORLD_SIZE", 1)
-            args.gpu_flops = num_gpus * data_sheet_rate(args.device, args.precision)
+        if checkpoint:
+            args.growth = checkpoint["progress"].get("growth", 1)
+        elif args.device == "cuda" and not any(given.get(name) for name in SIZE_FLAGS):
+            args.gpu_flops = number_in_environment("WORLD_SIZE", 1) * known_rate(args)
         if not args.benchmark:
             args.folder = str(folder)
             if not checkpoint:
@@ -145,21 +146,14 @@ class CommandLine:
             settled = {"precision"}  # on another machine "auto" could select another one
             if given.get("minutes"):
                 settled |= {"epochs", "steps"}
-            if self.may_enlarge(given):
-                settled |= {"batch_tokens", "batch_size", "lr", "head_lr"}
+            if checkpoint["progress"].get("growth", 1) > 1:
+                settled |= SIZE_FLAGS
             flags |= {name: checkpoint["flags"][name] for name in settled}
         flags |= given
         if flags["pretrained"]:
             self.refuse_shape(given)
         config = f"configs/{path.name}" if path else ""
         return flags, config
-
-    def may_enlarge(self, given: dict[str, Any]) -> bool:
-        """Returns whether the steps of a new run may be enlarged for GPUs (step_size.py)."""
-        if given.keys() & SIZE_FLAGS:
-            return False
-        requested = given.get("device", "auto")
-        return find_device(requested, self.settings.DEVICES) == "cuda"
 
     def refuse_shape(self, given: dict[str, Any]) -> None:
         """Raises UserError for flags that give pretrained weights another shape."""

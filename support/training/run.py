@@ -64,6 +64,7 @@ class Progress:
     epochs: list[dict[str, Any]] = field(default_factory=list)  # a record of each that is done
     wandb_id: str = ""
     scaler: dict[str, Any] = field(default_factory=dict)  # the state of GradScaler, with fp16
+    growth: int = 1  # how many times as large its steps are for GPUs (step_size.py)
 
     @staticmethod
     def load(saved: dict[str, Any]) -> "Progress":
@@ -99,7 +100,7 @@ class Run:
         self.save_every = args.save_every or self.eval_every
         self.sharded = args.sharded
         self.columns = [*COLUMNS, *(f"valid_{name}" for name in task.metrics)]
-        self.progress = Progress()
+        self.progress = Progress(growth=args.growth)
         self.throughput = Throughput(peak_rate(args, rank, world_size))
         # Sums of nll and norm over the steps that were not read back yet.
         self.unread: Tensor | None = None
@@ -109,6 +110,10 @@ class Run:
         self.row: dict[str, Any] | None = None
         self.bar: Any = None  # tqdm's
         self.log: MetricsLog | None = None
+        # On GPUs what is saved is a copy in main memory, which training does not change. Shards
+        # are no copies, and must not be removed before last.pt names others.
+        in_background = args.device == "cuda" and not args.sharded
+        self.writer = checkpoint.Writer(in_background)
         self.profile: Any = None
         self.say(summary.beginning(self))
 
@@ -341,6 +346,7 @@ class Run:
 
     def end_row(self, step: int, norm: float) -> None:
         """Works out a row of metrics.csv, of the steps since the last one."""
+        self.writer.check()
         progress = self.progress
         progress.seconds = time.perf_counter() - self.began
         speeds = self.throughput.end_row()
@@ -383,6 +389,7 @@ class Run:
 
         if not math.isfinite(metrics["loss"]):
             self.refuse_step(step, "validation loss")
+        self.writer.wait()  # main memory has room for one copy
         state = weights.full_state_dict(model)
         in_log = ("loss", *self.task.metrics)
         self.progress.evaluated = {
@@ -394,18 +401,24 @@ class Run:
         score = [first_metric, -metrics["loss"]]
         self.progress.last_evaluation = step
         self.progress.since_best += 1
-        if score > self.progress.best:
+        is_best = score > self.progress.best
+        if is_best:
             self.progress.best = score
             self.progress.since_best = 0
-            if self.writes:
-                content = self.content(step, state) | {"averaged": 1}
-                checkpoint.save(self.folder / "best.pt", content)
-        if self.writes and self.args.average_checkpoints > 1:
-            checkpoint.save(self.folder / f"step-{step:07d}.pt", self.content(step, state))
-            for path in self.evaluation_checkpoints()[: -self.args.average_checkpoints]:
-                path.unlink()
+        if self.writes:
+            content = self.content(step, state)
+            self.writer.write(lambda: self.write_evaluated(content, is_best))
         self.stop_if_no_better(step)
         self.restart_clock()
+
+    def write_evaluated(self, content: dict[str, Any], is_best: bool) -> None:
+        """Writes the files of an evaluation, and removes step-*.pt that are not needed now."""
+        if is_best:
+            checkpoint.save(self.folder / "best.pt", content | {"averaged": 1})
+        if self.args.average_checkpoints > 1:
+            checkpoint.save(self.folder / f"step-{content['step']:07d}.pt", content)
+            for path in self.evaluation_checkpoints()[: -self.args.average_checkpoints]:
+                path.unlink()
 
     def evaluation_checkpoints(self) -> list[Path]:
         """Returns the files with the weights of the last evaluations, oldest first."""
@@ -433,6 +446,7 @@ class Run:
         """
         from support.distributed import weights
 
+        self.writer.wait()
         model_state, optimizer_state = weights.state_dicts(model, optimizer, self.sharded)
         self.read_back(step)
         shards = ""
@@ -446,10 +460,15 @@ class Run:
                 content = self.content(step, {}) | {"sharded": shards}
             else:
                 content = self.content(step, model_state) | {"optimizer": optimizer_state}
-            checkpoint.save(self.folder / "last.pt", content)
-            checkpoint.remove_sharded(self.folder, shards)
-            self.log.note_saved()
+            self.writer.write(lambda: self.write_last(content, shards))
         self.restart_clock()
+
+    def write_last(self, content: dict[str, Any], shards: str) -> None:
+        """Writes last.pt. shards: the folder of its shards, which replaces earlier ones."""
+        checkpoint.save(self.folder / "last.pt", content)
+        checkpoint.remove_sharded(self.folder, shards)
+        if self.log:
+            self.log.note_saved()
 
     def content(self, step: int, model_state: dict[str, Tensor]) -> dict[str, Any]:
         """Returns what the checkpoint files of every script hold."""
@@ -530,6 +549,7 @@ class Run:
 
     def finish(self, step: int, model: nn.Module, stopping: bool) -> None:
         """Says how to resume a stopped run, or scores and sums up one that has ended."""
+        self.writer.wait()
         if self.profile:
             last = self.profile.recorded[-1]
             self.say(f"--profile: the run ended before step {last}, so nothing was recorded")

@@ -81,7 +81,9 @@ class CorpusSettings:
     tgt: str = flag("en", "target language: ending of its file, or column", task=TRANSLATE)
     vocab_size: int = flag(8000, "tokens in the vocabulary (BPE)", (1, 10**7), is_shape=True)
     max_length: int = flag(
-        128, "tokens; longer sentence pairs are left out, longer texts are cut", (1, 32_767)
+        128,
+        "tokens; longer sentence pairs are left out, longer texts lose their middle",
+        (1, 32_767),
     )
     label: str = flag("", "column of a table, by name or position, that holds the class")
     text: str = flag("", "columns with the text, separated by commas", task=CLASSIFY)

@@ -1,4 +1,4 @@
-"""Larger steps for GPUs, if neither the command line nor --config sets the size.
+"""Larger steps for GPUs, if neither the command line nor --config sets their size.
 
 The sizes in configs/ suit CPUs. A GPU often computes such a step in less time than the CPU
 needs to start its kernels. Then the steps of a new run are enlarged.
@@ -20,8 +20,10 @@ def find_growth(task, args: Settings) -> int:
     """Returns by which factor to enlarge the steps: a power of two.
 
     It is as large as the GPUs need to reach an MFU of LOW_MFU while they wait for kernels, but
-    it leaves the run MIN_STEPS steps.
+    it leaves the run MIN_STEPS steps. A run of a given number of --steps stays as it is.
     """
+    if args.steps and not args.benchmark:
+        return 1
     num_layers = task.config.layers
     if isinstance(task.config, ModelConfig):  # as many in the decoder
         num_layers *= 2
@@ -34,9 +36,13 @@ def find_growth(task, args: Settings) -> int:
 
 
 def enlarge_steps(args: Settings, growth: int) -> None:
-    """Enlarges the steps. Adam's learning rate grows with the square root of their size."""
+    """Enlarges the steps; the warm-up keeps its share of the data.
+
+    Adam's learning rate grows with the square root of a step's size.
+    """
     args.growth = growth
     args.batch_tokens *= growth
     args.batch_size *= growth
     args.lr = float(f"{args.lr * math.sqrt(growth):.2g}")
     args.head_lr = float(f"{args.head_lr * math.sqrt(growth):.2g}")
+    args.warmup //= growth

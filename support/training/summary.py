@@ -33,9 +33,8 @@ def beginning(run) -> str:
         source = f"those of {args.folder}"
     source += ", and the flags given"
     if args.growth > 1:
-        source += (
-            f"; steps {args.growth} times as large for GPUs: {' '.join(step_flags(args, 1))}"
-        )
+        size, lr = step_flags(args, 1)
+        source += f"; for GPUs {args.growth} times the size: {size} {lr} --warmup {args.warmup}"
     epochs = round(run.last_step / run.epoch_steps, 2)
     sharing = f" ({run.tp_size} share each layer)" if run.tp_size > 1 else ""
     lines = [
@@ -79,7 +78,10 @@ def advice(run) -> str:
     mfu = run.throughput.mfus[-1]
     if args.device != "cuda" or mfu >= LOW_MFU:
         return ""
-    growth = min(MAX_GROWTH, 2 ** math.ceil(math.log2(GOOD_MFU / mfu)))
+    most = MAX_GROWTH // args.growth
+    growth = min(most, 2 ** math.ceil(math.log2(GOOD_MFU / mfu)))
+    if growth == 1:
+        return ""
     size, _ = step_flags(args, 1)
     larger, lr = step_flags(args, growth)
     return (

@@ -46,6 +46,9 @@ class Task(Protocol):
     def speed_unit(self) -> str:
         """What tokens_per_second counts."""
 
+    def make_batches(self) -> None:
+        """Divides the training set into batches of the size that the flags say."""
+
     def model(self) -> nn.Module:
         """Returns the model, not yet initialized: model(*batch) gives sums (loss, nll)."""
 
@@ -80,7 +83,7 @@ def find_task(args: Settings) -> Task:
         growth = find_growth(task, args)
         if growth > 1:
             enlarge_steps(args, growth)
-            task = make_task(args)
+            task.make_batches()
     for name in ("heads", "d_ff"):
         size = getattr(task.config, name)
         if size % args.tensor:
@@ -136,11 +139,11 @@ def base_config(flags: dict[str, Any]) -> Path | None:
         flags["label"],
         flags["image_size"],
     )
-    kind = f"{corpus.modality}s"
-    if flags["pretrained"]:
-        kind = f"pretrained-{kind}"
-    elif corpus.name in CLASSIFICATION_CORPORA:
-        return CONFIGS / f"{corpus.name}.yaml"
+    prefix = "pretrained-" if flags["pretrained"] else ""
+    own = CONFIGS / f"{prefix}{corpus.name}.yaml"
+    if corpus.name in CLASSIFICATION_CORPORA and own.is_file():
+        return own
+    kind = f"{prefix}{corpus.modality}s"
     has_examples = "train" in corpus.parts  # else there will be an error that says so
     return config_for_amount(kind, corpus.read_labels("train") if has_examples else ())
 

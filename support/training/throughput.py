@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from support.common.files import read_json, write_json
-from support.common.hardware import data_sheet_rate, device_name, matrix_rate
+from support.common.hardware import PEAKS, autocast_dtype, device_name, matrix_rate
 from support.common.paths import CACHE
 from support.distributed.collectives import all_gather_objects, broadcast_object
 
@@ -72,8 +72,7 @@ def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
         f"{world_size} x {torch.get_num_threads()} threads, "
         f"{args.precision}, torch {torch.__version__}"
     )
-    rate = args.hardware_tflops * 1e12 or data_sheet_rate(args.device, args.precision)
-    rate = world_size * rate
+    rate = world_size * known_rate(args)
     rate = rate or read_rates(path).get(setup, 0.0)
     rate = broadcast_object(rate)  # all ranks go the same way, whatever their caches hold
     if not rate:
@@ -81,6 +80,15 @@ def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
         if rank == 0:
             keep_rate(path, setup, rate)
     return rate
+
+
+def known_rate(args) -> float:
+    """Returns the FLOP/s of a rank by --hardware-tflops or its GPU's data sheet, or else 0."""
+    if args.hardware_tflops:
+        return args.hardware_tflops * 1e12
+    if args.device != "cuda" or not autocast_dtype(args.precision):
+        return 0.0
+    return PEAKS.get(device_name(args.device), 0.0)
 
 
 def read_rates(path: Path) -> dict[str, float]:

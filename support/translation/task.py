@@ -86,13 +86,18 @@ class Translation:
         self.folder = prepare(corpus, CACHE / "encoded", args.vocab_size, args.max_length, bpe)
         self.bpe = BPE(read_bpe(self.folder))
         self.config = model_config(args, self.bpe.vocab_size)
-        pairs = Pairs(self.folder, "train")
-        self.batches = Batches(pairs, args.batch_tokens, args.seed, args.batch_size)
+        self.make_batches()
         # What the last evaluation has left for `report`: in all ranks the translations, by line
         # number; in rank 0 the scores.
         self.translations: dict[int, str] = {}
         self.bleu_score: Score
         self.chrf_score: Score
+
+    def make_batches(self) -> None:
+        """Divides the training set into batches of the size that the flags say."""
+        args = self.args
+        pairs = Pairs(self.folder, "train")
+        self.batches = Batches(pairs, args.batch_tokens, args.seed, args.batch_size)
 
     def __str__(self) -> str:
         """Returns what each part of the corpus holds, a line for each."""

@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 from conftest import ROOT, SMALL, mathematics, read_metrics
 
+from support.common.checkpoint import Writer
 from support.common.errors import UserError
 from support.corpora.task_type import CLASSIFICATION_CORPORA, TRANSLATION_CORPORA
 from support.distributed.rendezvous import store_on_loopback
@@ -20,6 +21,7 @@ from support.training import command_line, summary, tasks
 from support.training.command_line import CommandLine, parse_arguments
 from support.training.run import Progress, Run
 from support.training.settings import CpuSettings, Settings, defaults_of
+from support.training.step_size import enlarge_steps, find_growth
 from support.training.tasks import find_task
 
 
@@ -82,15 +84,20 @@ def group_of_one(monkeypatch):
 def test_minutes_become_epochs_or_steps(
     monkeypatch, group_of_one, minutes, epoch_seconds, expected
 ):
-    """Of the time without what has passed, a tenth is kept for evaluations."""
+    """Of the time without what has passed, a tenth is kept for evaluations.
+
+    The run keeps the size that its steps had in the trial.
+    """
 
     def train(rank, world_size, args):
         assert args.benchmark and args.trial.max_seconds == 12 * minutes
         dist.init_process_group("gloo", rank=rank, world_size=world_size)
         args.trial.epoch_seconds, args.trial.epoch_steps = epoch_seconds, 60
+        enlarge_steps(args, 4)
 
     monkeypatch.setattr("support.distributed.trial.seconds_since_start", lambda: 0.0)
-    args = CpuSettings(minutes=minutes, epochs=7)
+    args = CpuSettings(minutes=minutes, epochs=7, gpu_flops=1e12)
+    expected |= {"batch_tokens": 16_384, "lr": 0.004, "warmup": 250, "gpu_flops": 0}
     settle_length(train, 0, 1, group_of_one, args)
     assert {name: getattr(args, name) for name in expected} == expected
     assert not dist.is_initialized()
@@ -140,17 +147,19 @@ def test_a_forecast_counts_what_remains():
     ],
 )
 def test_a_run_advises_larger_steps_for_idle_gpus(mfu, batch_size, expected):
-    args = SimpleNamespace(device="cuda", batch_tokens=4096, batch_size=batch_size, lr=0.002)
+    args = Settings(device="cuda", batch_tokens=4096, batch_size=batch_size, lr=0.002)
     run = SimpleNamespace(args=args, throughput=SimpleNamespace(mfus=[0.5, mfu]))
     advice = summary.advice(run)
     assert expected in advice
     assert bool(advice) == bool(expected)
+    args.growth = 8  # the run has enlarged its steps already
+    assert summary.advice(run) == ""
 
 
 def args_on_gpus(monkeypatch, peak, *flags):
     """Returns the settings of a new run on two GPUs with this peak, computed on the CPU."""
     monkeypatch.setattr(command_line, "find_device", lambda requested, supported: "cuda")
-    monkeypatch.setattr(command_line, "data_sheet_rate", lambda device, precision: peak)
+    monkeypatch.setattr(command_line, "known_rate", lambda args: peak)
     monkeypatch.setattr(command_line, "settle_precision", lambda args: None)
     monkeypatch.setattr(sys, "argv", ["train_ddp.py", "--benchmark", *flags])
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -177,25 +186,32 @@ def test_steps_are_larger_on_gpus(monkeypatch, peak, epochs, growth):
     assert args.lr == pytest.approx(0.006 * growth**0.5, rel=0.02)
     assert num_steps == pytest.approx(307 / growth, rel=0.05)
     assert epochs * num_steps >= min(2000, epochs * 307)
+    assert args.warmup == 250 // growth
     said = summary.step_flags(args, 1)
     assert said == (f"--batch-tokens {1024 * growth}", f"--lr {args.lr}")
 
 
-@pytest.mark.parametrize("flag", ["--batch-tokens", "--batch-size", "--steps", "--accumulate"])
+@pytest.mark.parametrize("flag", ["--batch-tokens", "--batch-size", "--lr", "--warmup"])
 def test_a_size_that_the_user_sets_stays(monkeypatch, flag):
     assert args_on_gpus(monkeypatch, 500e12, "--epochs", "60").gpu_flops == 1000e12
     assert args_on_gpus(monkeypatch, 500e12, "--epochs", "60", flag, "8").gpu_flops == 0
 
 
-def test_an_enlarged_run_is_resumed_by_its_name(monkeypatch):
-    """The same command, perhaps on another number of GPUs, keeps the sizes of the run."""
-    monkeypatch.setattr(command_line, "find_device", lambda requested, supported: "cuda")
-    stored = {"precision": "bf16", "batch_tokens": 8192, "batch_size": 0, "lr": 0.017}
-    checkpoint = {"flags": stored | {"head_lr": 0.0}}
-    flags, _ = CommandLine(Settings, {}).flags_of_new_run({"name": "a"}, checkpoint)
+def test_a_run_of_so_many_steps_keeps_their_size():
+    args = Settings(gpu_flops=500e12, steps=9000)
+    assert find_growth(SimpleNamespace(), args) == 1
+
+
+def test_an_enlarged_run_is_resumed_by_its_name():
+    """The same command keeps the sizes of the run, also with other GPUs or none."""
+    stored = {"batch_tokens": 8192, "batch_size": 0, "lr": 0.017, "head_lr": 0.0, "warmup": 31}
+    checkpoint = {"flags": stored | {"precision": "bf16"}, "progress": {"growth": 8}}
+    given = {"name": "a", "accumulate": 2, "steps": 7}
+    flags, _ = CommandLine(Settings, given).flags_of_new_run(given, checkpoint)
     assert flags | stored == flags
-    flags, _ = CommandLine(Settings, {}).flags_of_new_run({"lr": 0.004}, checkpoint)
-    assert (flags["lr"], flags["batch_tokens"]) == (0.004, 1024)
+    checkpoint["progress"]["growth"] = 1
+    flags, _ = CommandLine(Settings, given).flags_of_new_run(given, checkpoint)
+    assert flags["batch_tokens"] == 1024  # which `refuse_changes` then refuses
 
 
 @pytest.mark.parametrize(("last", "expected"), [(40, ["forecast"]), (20, [])])
@@ -212,6 +228,7 @@ def test_after_the_last_step_nothing_is_foretold(monkeypatch, last, expected):
         progress=Progress(targets=1),
         say=said.append,
         throughput=SimpleNamespace(end_row=dict, speeds=[1.0, 1.0], mfus=[0.5, 0.5]),
+        writer=Writer(in_background=False),
         writes=True,
     )
     Run.end_row(run, step=20, norm=1.0)
@@ -227,7 +244,8 @@ def test_minutes_are_for_a_new_run(monkeypatch, trained):
     with pytest.raises(UserError, match="--minutes is for a new run"):
         parse_arguments("", CpuSettings).complete()
     command_line = CommandLine(CpuSettings, {"name": "first", "minutes": 3.0})
-    checkpoint = {"flags": defaults_of(CpuSettings) | {"epochs": 4, "steps": 30}}
+    stored = defaults_of(CpuSettings) | {"epochs": 4, "steps": 30}
+    checkpoint = {"flags": stored, "progress": {}}
     flags, _ = command_line.flags_of_new_run(command_line.given, checkpoint)
     assert (flags["epochs"], flags["steps"]) == (4, 30)
 

@@ -267,18 +267,21 @@ def test_images_are_bytes_until_the_model_normalizes_them(tmp_path):
 
 
 def test_texts_are_cut_and_counted():
-    """Texts are cut to the maximum length, also a single word that is longer."""
+    """A text keeps as many tokens of its beginning as of its end, or one more."""
     tokenizer = Tokenizer(
         models.WordPiece({"[UNK]": 0, "good": 1, "bad": 2}, unk_token="[UNK]")
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     texts = [
         "good bad",
-        "good bad good bad good",
-        "x" * 400 + " good bad",
+        "good x bad x good bad",
+        "good " + 99 * "bad " + 10_000 * "word " + "bad bad good",  # much of it is never read
         "  good" + " " * 400,
     ]
-    assert encode_texts(tokenizer, texts, 4) == ([[1, 2], [1, 2, 1, 2], [0], [1]], 2)
+    ids, num_cut = encode_texts(tokenizer, texts, 4)
+    assert (ids, num_cut) == ([[1, 2], [1, 0, 1, 2], [1, 2, 2, 1], [1]], 2)
+    assert encode_texts(tokenizer, texts[1:2], 3) == ([[1, 0, 2]], 1)
+    assert encode_texts(tokenizer, texts[1:2], 1) == ([[1]], 1)
 
 
 def test_hidden_tokens_depend_on_seed_epoch_and_text_alone():

@@ -196,7 +196,7 @@ def test_odd_lines_come_out_one_for_one(folder):
     ]
     # Its 5,000 words, and perhaps others that fall apart into more than there is room for.
     assert re.fullmatch(
-        rb"warning: \d of \d+ texts were cut at the model's maximum of 8 tokens\n",
+        rb"warning: \d of \d+ texts were cut to the model's maximum of 8 tokens\n",
         done.stderr,
     )
 
@@ -204,7 +204,7 @@ def test_odd_lines_come_out_one_for_one(folder):
 def test_texts_that_are_cut_are_counted(answer):
     long, fits = "cat " * (LENGTH + 1), "cat " * LENGTH
     done = answer(lines=f"{long}\n{fits}\n\n{long * 100_000}\n".encode())
-    assert done.err == "warning: 2 of 3 texts were cut at the model's maximum of 8 tokens\n"
+    assert done.err == "warning: 2 of 3 texts were cut to the model's maximum of 8 tokens\n"
     assert len({*done.out.split("\n")[:2]}) == 1 and done.out.count("animal") == 3
     assert answer(fits).err == "" and "1 of 1 texts" in answer(long).err
 

@@ -1,11 +1,14 @@
 """Runs that diverge, stop, are killed and resumed: train_cpu.py in the process of the test."""
 
 import contextlib
+import copy
 import json
 import math
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +21,7 @@ import train_cpu
 from support.classification.task import Classification
 from support.common import checkpoint
 from support.common.errors import UserError
-from support.distributed import launch
+from support.distributed import launch, weights
 from support.distributed.rendezvous import store_on_loopback
 from support.distributed.signals import STOPPING, Signals
 from support.training import summary as run_summary
@@ -110,6 +113,73 @@ def test_a_test_set_whose_loss_is_not_finite_is_not_scored():
     task = SimpleNamespace(folder=Path("nowhere"), evaluate=lambda *_, **__: {"loss": math.inf})
     with pytest.raises(UserError, match="the loss on the valid set is not finite"):
         Translation.report(task, torch.nn.Linear(1, 1), 0, 1, Path("nowhere"))
+
+
+@pytest.fixture
+def write_in_background(monkeypatch):
+    """Checkpoints are written as on a GPU: copies of the weights, slowly, in a thread."""
+
+    def copied(function):
+        return lambda *args, **kwargs: copy.deepcopy(function(*args, **kwargs))
+
+    def slow_save(*args):
+        time.sleep(0.1)
+        save(*args)
+
+    save = checkpoint.save
+    Writer = checkpoint.Writer
+    monkeypatch.setattr(checkpoint, "save", slow_save)
+    monkeypatch.setattr(checkpoint, "Writer", lambda in_background: Writer(True))
+    for name in ("full_state_dict", "state_dicts"):
+        monkeypatch.setattr(weights, name, copied(getattr(weights, name)))
+
+
+def test_files_are_the_same_in_the_background(tmp_path, train_here, request):
+    """Also if the training is faster than the disk."""
+    flags = ("--steps", 12, "--eval-every", 2, "--average-checkpoints", 2)
+    train_here(*flags)
+    before = tmp_path / "before"
+    (tmp_path / "logs/r").rename(before)
+    request.getfixturevalue("write_in_background")
+    train_here(*flags)
+    after = tmp_path / "logs/r"
+    assert sorted(os.listdir(after)) == sorted(os.listdir(before))
+    for path in before.glob("*.pt"):
+        files = (checkpoint.load(path), checkpoint.load(after / path.name))
+        states = [(file["model"], file.get("optimizer", {}).get("state")) for file in files]
+        torch.testing.assert_close(*states, rtol=0, atol=0)
+        assert files[0]["step"] == files[1]["step"]
+
+
+def test_a_run_ends_when_its_files_are_written(tmp_path, train_here, write_in_background):
+    train_here("--steps", 20, "--eval-every", 4, stop=6)
+    assert checkpoint.load(tmp_path / "logs/r/last.pt")["step"] == 6
+
+
+def test_a_file_that_cannot_be_written_in_the_background_ends_the_run(
+    train_here, write_in_background, monkeypatch
+):
+    def fail(path, content):
+        raise UserError(f"{path}: the checkpoint cannot be written")
+
+    monkeypatch.setattr(checkpoint, "save", fail)
+    with pytest.raises(UserError, match="best.pt: the checkpoint cannot be written"):
+        train_here("--steps", 20, "--eval-every", 4)
+
+
+def test_the_writer_has_one_job_at_a_time():
+    """Each keeps a copy of the weights."""
+    writer = checkpoint.Writer(in_background=True)
+    gate = threading.Event()
+    done = []
+    writer.write(lambda: done.append(gate.wait(60)))
+    writer.check()
+    assert done == []
+    threading.Timer(0.2, gate.set).start()
+    writer.write(lambda: done.append(2))
+    assert done[0] is True
+    writer.wait()
+    assert done == [True, 2]
 
 
 @pytest.mark.parametrize("step", [2, 6, 8, 10])
