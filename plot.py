@@ -136,21 +136,18 @@ def set_scales(axes: Axes, x: str, y: str, lines: Lines, loss_unit: str) -> None
     y_label = AXES.get(y) or f"{metric_name(y)} (validation)"
     if y.endswith("loss"):
         y_label += f" ({loss_unit})"
-    axes.set(
-        xlabel=AXES[x],
-        ylabel=y_label,
-        xscale="log" if log_x else "linear",
-        yscale="log" if log_y else "linear",
-    )
+    axes.set(xlabel=AXES[x], ylabel=y_label)
     if y in FROM_0 | {"efficiency"} and not log_y:
         axes.set_ylim(0, 1.08 * max(max(points.values()) for points in lines.values()))
     round_numbers: dict[str, Any] = {"nbins": 5, "steps": (1, 2, 5, 10)}
     if log_x:
+        axes.set_xscale("log")
         values = sorted({value for points in lines.values() for value in points})
         axes.xaxis.set_major_locator(FixedLocator(values, nbins=5))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(**round_numbers, integer=x == "step"))
     if log_y:
+        axes.set_yscale("log")
         low, high = axes.get_ylim()
         axes.yaxis.set_major_locator(LogLocator(subs=ticks_for(high / low)))
     else:
@@ -190,14 +187,10 @@ def draw_figure(panels: list[Panel], path: Path, loss_unit: str) -> None:
             set_scales(axes, x, y, lines, loss_unit)
             if over_both:
                 axes.label_outer()
-        figure.legend(
-            grid[0, 0].lines,
-            [shorten(label) for label in labels],
-            loc=LEGEND_PLACE,
-            ncols=legend_columns,
-            fontsize=7,
-            handlelength=3,
-        )
+        handles = grid[0, 0].lines
+        names = [shorten(label) for label in labels]
+        style = {"loc": LEGEND_PLACE, "fontsize": 7, "handlelength": 3}
+        figure.legend(handles, names, ncols=legend_columns, **style)
     print(f"{path}: {size_of(figure)}")
 
 
@@ -240,10 +233,7 @@ def format_cell(value: float, digits: str) -> str:
 
 
 def read_sources(sources: list[Path]) -> tuple[list[Row], dict[str, RunFiles]]:
-    """Returns a table of all runs in folders and studies, and those in folders by name.
-
-    Raises UserError.
-    """
+    """Returns the table of all runs, and by name the runs in folders. Raises UserError."""
     runs: list[Row] = []
     folders: dict[str, RunFiles] = {}
     for path in dict.fromkeys(sources):
@@ -265,19 +255,10 @@ def read_sources(sources: list[Path]) -> tuple[list[Row], dict[str, RunFiles]]:
 def main() -> None:
     """Draws what the command line asks for."""
     parser = make_parser(__doc__, "SOURCE ...")
-    parser.add_argument(
-        "source",
-        nargs="+",
-        type=Path,
-        metavar="SOURCE",
-        help="folder of a run, or table (.csv) of a study",
-    )
-    parser.add_argument(
-        "--out", type=Path, help="folder for figures (default: a single run's own, else logs)"
-    )
-    parser.add_argument(
-        "--steps", action="store_true", help="plot a step and the memory of each run"
-    )
+    add = parser.add_argument
+    add("source", nargs="+", type=Path, metavar="SOURCE", help="a run's folder, a study's .csv")
+    add("--out", type=Path, help="folder for figures (default: a single run's own, else logs)")
+    add("--steps", action="store_true", help="plot a step and the memory of each run")
     args = parser.parse_args()
     alone = len(args.source) == 1 and args.source[0].is_dir()
     out = args.out or (args.source[0] if alone else Path("logs"))

@@ -24,14 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.common.errors import UserError, make_parser, run_main
 from support.common.hardware import fast_precision
 from support.common.text_table import aligned
-from support.planning.estimate import (
-    MAX_GPUS,
-    MODE_NAMES,
-    Estimate,
-    best,
-    can_split,
-    fewest_gpus,
-)
+from support.planning.estimate import MAX_GPUS, MODE_NAMES, Estimate, best, can_run, fewest_gpus
 from support.planning.footprint import TrainingStep
 from support.planning.machines import HARDWARE, Hardware
 from support.training.command_line import add_flag
@@ -136,7 +129,8 @@ def find_modes(args: argparse.Namespace, step: TrainingStep) -> list[str]:
     elif args.hardware == "cpu":
         modes = ["cpu", *modes]
     has_tp = step.precision != "fp16"  # train_tp.py cannot scale the loss
-    if has_tp and args.gpus_per_node > 1 and can_split(step, args.gpus_per_node):
+    gpus = args.gpus_per_node
+    if has_tp and gpus > 1 and can_run(step, "tp", args.nodes, gpus):
         modes += ["tp"]
     return modes
 
@@ -181,8 +175,9 @@ def training_flags(estimate: Estimate, args: argparse.Namespace) -> str:
     flags = [f"--data {args.data or 'CORPUS'}"]
     # Always the size of a step: on GPUs a run may enlarge its default.
     names = {*args.given, "batch_size" if args.batch_size else "batch_tokens"}
-    if not args.data:  # CORPUS has default settings that depend on its size
-        names |= set_for_pairs()
+    if not args.data:  # what the files in configs/ set depends on the size of CORPUS
+        for path in CONFIGS.glob("pairs*.yaml"):
+            names |= set(read_config(str(path), Settings))
     for name in SHARED:
         value = getattr(args, name)
         if name == "delay_ms" or name not in names or value is False:
@@ -195,12 +190,6 @@ def training_flags(estimate: Estimate, args: argparse.Namespace) -> str:
     if args.total_tokens:
         flags.append(f"--steps {math.ceil(args.total_tokens / estimate.step.tokens)}")
     return " ".join(flags)
-
-
-def set_for_pairs() -> set[str]:
-    """Returns the flags that the files in configs/ for sentence pairs of any amount set."""
-    files = [read_config(str(path), Settings) for path in CONFIGS.glob("pairs*.yaml")]
-    return {name for flags in files for name in flags}
 
 
 def command(estimate: Estimate, args: argparse.Namespace) -> str:
@@ -216,13 +205,9 @@ def torchrun_command(estimate: Estimate, flags: str) -> str:
     rendezvous = "--standalone"
     if estimate.nodes > 1:
         rendezvous = f"--nnodes {estimate.nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29500"
-    script = "train_fsdp.py" if estimate.shards else "train_ddp.py"
-    if estimate.mode == "tp":
-        script = "train_tp.py"
-    return (
-        f"torchrun {rendezvous} --nproc-per-node {estimate.per_node} "
-        f"{script} --device cpu {flags}"
-    )
+    n = estimate.per_node
+    script = "train_fsdp.py" if estimate.mode == "hsdp" else f"train_{estimate.mode}.py"
+    return f"torchrun {rendezvous} --nproc-per-node {n} {script} --device cpu {flags}"
 
 
 def sbatch_command(estimate: Estimate, flags: str, total_tokens: float) -> str:

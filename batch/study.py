@@ -28,10 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.common.errors import UserError, run_main
 from support.common.paths import LOGS
 from support.common.run_folder import check_name
-
-# As in support/distributed/signals.py, which loads PyTorch. Windows has only the first two.
-NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
-STOPPING = [signal.Signals[name] for name in NAMES if hasattr(signal, name)]
+from support.distributed.signals import Signals
 
 
 @dataclass
@@ -206,33 +203,15 @@ def add_flags(parser: argparse.ArgumentParser, study: str) -> None:
     add("--label", default="", help="to classify: column of a table with the class")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="[cpu]")
     add("--name", default=f"study-{study}", help=f"folder in logs/ [study-{study}]")
+    numbers: dict[str, Any] = {"type": positive, "nargs": "+", "metavar": "N"}
     if study == "processes":
-        numbers = [1, 2, 4]
-        add(
-            "--processes",
-            type=positive,
-            nargs="+",
-            metavar="N",
-            default=numbers,
-            help="[1 2 4]",
-        )
+        add("--processes", **numbers, default=[1, 2, 4], help="[1 2 4]")
         add("--steps", type=positive, default=60, help="of each run [60]")
-        add(
-            "--heads",
-            type=positive,
-            default=4,
-            help="attention heads, also of --pretrained [4]",
-        )
+        add("--heads", type=positive, default=4, help="attention heads, --pretrained too [4]")
         return
     add("--processes", type=positive, default=2, help="of each run [2]")
     if study == "batch-size":
-        add(
-            "--batches",
-            type=positive,
-            nargs="+",
-            metavar="N",
-            help="sizes, in tokens or examples",
-        )
+        add("--batches", **numbers, help="sizes, in tokens or examples")
         add("--tokens", type=positive, default=160_000, help="of each run [160000]")
         add("--examples", type=positive, default=16_000, help="of each run [16000]")
     elif study == "learning-rate":
@@ -270,8 +249,7 @@ def find_command(args: argparse.Namespace, run: StudyRun) -> list[str]:
 
 def stop(number: int, _frame) -> None:
     """Handles a signal: ends the study, once the current run has saved."""
-    for other in STOPPING:
-        signal.signal(other, signal.SIG_IGN)
+    Signals.handle(signal.SIG_IGN)
     sys.exit(128 + number)
 
 
@@ -362,9 +340,7 @@ def main() -> None:
     args = read_flags()
     # "python" and "torchrun" are those of the Python that runs this script.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for number in STOPPING:
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(number, stop)
+    Signals.handle(stop)
     runs = STUDIES[args.study](args)
     task = None
     if "SLURM_ARRAY_TASK_ID" in os.environ:

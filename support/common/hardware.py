@@ -39,16 +39,13 @@ PEAKS = {
 }
 
 
-# What a CPU needs to start the kernels of a layer, in both passes of a micro-batch: measured
-# beside an H200, 17 ms with 3+3 layers and 33 to 42 ms with 6+6.
+# What a CPU needs to start the kernels of a layer, in both passes of a micro-batch: in trials
+# beside an H200, a step took it 17 ms with 3+3 layers and 33 to 42 ms with 6+6.
 LAUNCH_SECONDS = 3e-3
 
 
 def available_cores(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Returns how many cores this process may use: under Slurm or Docker often not all.
-
-    Raises UserError.
-    """
+    """Returns how many cores this process may use: often not all. Raises UserError."""
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
@@ -58,10 +55,7 @@ def available_cores(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def number_in_environment(name: str, default: int) -> int:
-    """Returns the whole number that an environment variable holds; `default` if it is not set.
-
-    Raises UserError.
-    """
+    """Returns an environment variable's whole number, or `default`. Raises UserError."""
     text = os.environ.get(name) or str(default)
     if not text.isdecimal():
         raise UserError(f"{name}={text}: the environment variable must be a whole number")
@@ -84,10 +78,7 @@ def cgroup_quota(cgroups: Path) -> int:
 
 
 def matrix_rate(device: str, precision: str) -> float:
-    """Measures the FLOP/s of this process in matrix products of several sizes.
-
-    It repeats them for at most two seconds, until they get no faster.
-    """
+    """Measures the FLOP/s of matrix products of several sizes, for at most two seconds."""
     dtype = autocast_dtype(precision) or torch.float32
     sizes = (4096, 8192) if device == "cuda" else (768, 1024, 1536)
     matrices = [torch.randn(size, size, device=device, dtype=dtype) for size in sizes]

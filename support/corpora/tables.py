@@ -304,7 +304,9 @@ def read_columns(
         rows = chain([first], rows)
     # A longer row may have a text with a comma and without quotes. By position, the rows of a
     # table with tabs may differ.
-    has_equal_rows = not by_position or suffix_of(path) == ".csv"
+    is_csv = suffix_of(path) == ".csv"
+    has_equal_rows = not by_position or is_csv
+    hint = "" if is_csv else "; save texts with line ends as .csv, where quotes keep them whole"
     width = len(first_row)
     for number, row in rows:
         if has_equal_rows and any(cell.strip() for cell in row[width:]):
@@ -316,16 +318,9 @@ def read_columns(
             if position >= len(row):
                 raise UserError(
                     f"{path}, row {number}: {len(row)} columns, "
-                    f"column {position + 1} was asked for{hint_at_line_end(path)}"
+                    f"column {position + 1} was asked for{hint}"
                 )
         yield number, [row[position] for position in positions]
-
-
-def hint_at_line_end(path: File) -> str:
-    """Returns why a row of a table with tabs may be too short; "" for a .csv file."""
-    if suffix_of(path) == ".csv":
-        return ""
-    return "; save texts with line ends as .csv, where quotes hold them together"
 
 
 def read_columns_of_objects(
@@ -379,11 +374,8 @@ def find_columns(path: File, columns: list[str], row: list[str], flags: str) -> 
 
 
 def is_header(row: list[str], positions: list[int]) -> bool:
-    """Returns whether all cells at these positions of a row are in HEADER.
-
-    pandas calls columns without names 0, 1, 2, ...
-    """
-    if row == [str(i) for i in range(len(row))]:
+    """Returns whether all cells at these positions of a row are in HEADER."""
+    if row == [str(i) for i in range(len(row))]:  # of pandas, for columns without names
         return True
     names = [column_name(row[i]) for i in positions if i < len(row)]
     return set(names) <= HEADER

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable
 
 import psutil
-import torch
-import torch.distributed as dist
 
 # Ctrl-C, `kill`, the end of the terminal, and what Slurm sends near a time limit. Windows has
 # only the first two.
@@ -67,6 +65,9 @@ def stop_requested() -> bool:
     has to be waited for. Until the first call there is nothing to save, and a signal ends the
     process at once. From then on the loop that asks finishes its step, saves, and leaves.
     """
+    import torch  # not at the top: batch/study.py does without
+    import torch.distributed as dist
+
     Signals.handle(Signals.note)  # each time: with --minutes, training begins twice
     is_asked = Signals.received != 0 or parent_has_died()
     requests = torch.tensor(1 if is_asked else 0)

@@ -29,6 +29,10 @@ FIRST_BUCKET = 2**20  # bytes of DDP's first bucket: PyTorch's default
 BUCKET = 25 * 2**20  # and of the others
 STOP_BYTES = 8  # of `stop_requested`, all-reduced once a step
 ADAM_BYTES = 7 * FP32  # read and written for a parameter, its gradient and two moments
+# Sums in an encoder and a decoder layer, with three attentions and two feed-forward layers:
+# one for each matrix that is split by rows, and backward for each that is split by columns.
+FORWARD_SUMS = 3 + 2
+BACKWARD_SUMS = 2 * 3 + 2  # an attention splits a query, and a key and value
 MAX_GPUS = 1024
 
 
@@ -58,25 +62,17 @@ class Estimate:
         if self.mode == "tp":
             self.step = replace(self.step, tensor=self.per_node)
         self.network = Network(self.hardware, self.nodes, self.per_node)
-        self.set_sharing()
-        self.set_memory()
-        self.set_computing()
-
-    def set_sharing(self) -> None:
-        """Sets how the processes share the parameters and the sentences of a step."""
         self.gpus = self.nodes * self.per_node
         shards = {"fsdp": self.gpus, "hsdp": self.per_node, "tp": self.nodes}
         self.shards = shards.get(self.mode, 0)  # that FSDP gathers
         data_size = self.gpus // self.step.tensor  # processes that have different sentences
         # Of a micro-batch.
         self.sentences = math.ceil(self.step.sentences / data_size / self.accumulate)
-
-    def set_memory(self) -> None:
-        """Sets the memory of the largest process, and whether its GPU has so much."""
         self.memory, self.peak_memory = memory(
             self.step, self.shards, self.sentences, self.accumulate, self.hardware.base_memory
         )
         self.fits = self.peak_memory <= self.hardware.usable_memory
+        self.set_computing()
 
     def set_computing(self) -> None:
         """Sets how long a process computes in a micro-batch and in a step."""
@@ -177,19 +173,8 @@ class Estimate:
             return 0.0
         size = step.compute_bytes * step.config.d_model * self.sentences * step.length
         seconds = self.network.all_reduce(size, "node") + step.delay
-        return self.accumulate * step.config.layers * self.sums_of_layers() * seconds
-
-    def sums_of_layers(self) -> int:
-        """Returns the number of sums in an encoder and a decoder layer, in a micro-batch.
-
-        In the forward pass there is one for each matrix that is split by rows, and in the
-        backward pass one for each that is split by columns.
-        """
-        attentions = 1 + 2
-        feed_forwards = 2
-        forward = attentions + feed_forwards
-        backward = 2 * attentions + feed_forwards  # a query, and a key and value
-        return forward * (2 if self.step.recompute else 1) + backward
+        sums = FORWARD_SUMS * (2 if step.recompute else 1) + BACKWARD_SUMS
+        return self.accumulate * step.config.layers * sums * seconds
 
     def fsdp_collectives(self) -> int:
         """Returns the number of a step's collectives but those of a single number."""
@@ -297,9 +282,6 @@ def can_run(step: TrainingStep, mode: str, nodes: int, per_node: int) -> bool:
     """Returns whether a mode can use so many GPUs, or cores, of so many nodes."""
     if mode == "cpu":
         return nodes == 1
-    return mode != "tp" or can_split(step, per_node)
-
-
-def can_split(step: TrainingStep, gpus: int) -> bool:
-    """Returns whether so many GPUs can share each layer: --tensor of train_tp.py."""
-    return step.config.heads % gpus == 0 and step.config.d_ff % gpus == 0
+    if mode == "tp":  # the GPUs of a node share each layer
+        return step.config.heads % per_node == 0 and step.config.d_ff % per_node == 0
+    return True

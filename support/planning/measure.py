@@ -187,19 +187,14 @@ def print_base() -> None:
     print(peak_memory() * 2**20)
 
 
-def seconds_of_sentence(timings: Timings, sentences: int) -> float:
-    """Returns the slope of a line through both times; what they have besides is a pass's."""
-    more = sentences - max(1, sentences // 4)
-    if more == 0:
-        return timings.step
-    return (timings.step - timings.quarter) / more
-
-
 def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Hardware:
     """Returns the Hardware with which an estimate of `step` comes to these timings."""
     fastest = step.flops / step.sentences / timings.peak_flops  # measured without --recompute
-    # Noise alone could make a sentence faster than the peak allows, or even free.
-    sentence = max(fastest, seconds_of_sentence(timings, step.sentences))
+    # The slope of a line through both times; what they have besides is a pass's. Noise alone
+    # could make a sentence faster than the peak allows, or even free.
+    more = step.sentences - max(1, step.sentences // 4)
+    slope = (timings.step - timings.quarter) / more if more else timings.step
+    sentence = max(fastest, slope)
     overhead = max(0.0, timings.step - step.sentences * sentence)
     machine_memory = psutil.virtual_memory().total
     guesses = HARDWARE["cpu"]  # of a network, which one machine cannot measure
@@ -227,11 +222,9 @@ def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Ha
     hardware = replace(hardware, node_latency=node_latency, node_bandwidth=sent / seconds)
     network = Network(hardware, nodes=1, per_node=processes)
     half_all_reduce = network.all_gather(FP32 * max(step.units))
-    return replace(
-        hardware,
-        gather_factor=timings.all_gather / half_all_reduce,
-        scatter_factor=timings.reduce_scatter / half_all_reduce,
-    )
+    gather = timings.all_gather / half_all_reduce
+    scatter = timings.reduce_scatter / half_all_reduce
+    return replace(hardware, gather_factor=gather, scatter_factor=scatter)
 
 
 def measure(step: TrainingStep, processes: int) -> Hardware:

@@ -2,15 +2,7 @@
 
 from pathlib import Path
 
-from support.common.figures import (
-    BLUE,
-    GREEN,
-    LEGEND_PLACE,
-    ORANGE,
-    SKY,
-    VERMILLION,
-    new_figure,
-)
+from support.common.figures import BLUE, GREEN, LEGEND_PLACE, ORANGE, SKY, VERMILION, new_figure
 from support.planning.estimate import MAX_GPUS, MODE_NAMES, best, can_run
 from support.planning.footprint import TrainingStep
 from support.planning.machines import Hardware
@@ -19,7 +11,7 @@ from support.planning.machines import Hardware
 MODE_STYLES = {
     "cpu": (ORANGE, "D"),
     "ddp": (BLUE, "o"),
-    "fsdp": (VERMILLION, "s"),
+    "fsdp": (VERMILION, "s"),
     "hsdp": (GREEN, "^"),
     "tp": (SKY, "v"),
 }
@@ -77,20 +69,16 @@ def plot_estimates(
 
 def set_scales(panels: list, gpus: list[int]) -> None:
     """Sets titles, scales and ticks; both axes of the two upper panels are logarithmic."""
-    # Here, as it has to come after figures.py.
-    from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
-
+    for axes in panels[:2]:
+        axes.set_yscale("log")
+        axes.locator_params(axis="y", subs=(1, 2, 5))
+        axes.yaxis.set_major_formatter("{x:,.10g}")
+    for axes in panels[2:]:
+        axes.set_ylim(0, None)
     for axes, title in zip(panels, PANELS):
         axes.set_title(title, loc="left", fontsize=8)
         axes.grid(True)
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(FixedLocator(gpus[::2]))
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-        axes.xaxis.set_minor_locator(NullLocator())
-    for axes in panels[:2]:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
-        axes.yaxis.set_minor_locator(NullLocator())
-    for axes in panels[2:]:
-        axes.set_ylim(0, None)
+        axes.set_xticks(gpus[::2])
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.minorticks_off()

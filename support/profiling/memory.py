@@ -57,10 +57,7 @@ class MemoryCounter:
 
     @torch.compiler.disable
     def end_forward(self, *_: Any) -> None:
-        """Counts what was saved, without the parameters.
-
-        With bf16 or fp16 it includes the copies that autocast makes of the parameters.
-        """
+        """Counts what was saved, without parameters but with the copies that autocast makes."""
         if not torch.is_grad_enabled():
             return
         self.saving.__exit__()
@@ -168,11 +165,8 @@ def formula(model: Any, micro_batches: int, precision: str, world_size: int) -> 
     """
     layers = model.layers()
     frozen = [layer for layer in layers if not next(layer.parameters()).requires_grad]
-    gathered_twice = {
-        id(weight)
-        for layer in layers[max(0, len(frozen) - 1) :]
-        for weight in layer.parameters()
-    }
+    above_frozen = layers[max(0, len(frozen) - 1) :]  # and the highest frozen one
+    gathered_twice = {id(weight) for layer in above_frozen for weight in layer.parameters()}
     gathered_width = 2 if autocast_dtype(precision) else 4  # bytes of a number
     memory = dict.fromkeys(("parameters", "gradients", "optimizer_state"), 0.0)
     sent = 0.0

@@ -17,19 +17,14 @@ LABELS = {
     "waiting": "waits for others",
 }
 MAX_PROCESSES = 8  # that are drawn
-FLAGS_IN_TITLE = {
-    "tensor": 1,
-    "accumulate": 1,
-    "delay_ms": 0,
-    "replicas": 1,
-    "recompute": False,
-}
+TITLE_FLAGS = {"tensor": 1, "accumulate": 1, "delay_ms": 0, "replicas": 1, "recompute": False}
 PLOT_WIDTH = 5.9  # inches of the steps
 CHARACTER = 0.05  # the width of a letter, in inches
 MIN_TURNED = 0.08  # inches between labels that are turned by 90 degrees
 MIN_UPRIGHT = 0.36  # inches between labels that are not
 LANES = {"computing": (0, 0.5), "network": (0.5, 0.3)}  # top and height; a process takes 1
 BAR_HEIGHT = 0.34  # of memory; a run has two bars, and takes 1
+OUTLINE = {"edgecolor": "black", "linewidth": 0.2}
 BAR_DISTANCE = 0.36  # between the tops of the two
 DIGIT = 0.012  # the width of a digit, as a share of the largest bar
 
@@ -66,7 +61,7 @@ def describe_run(config: dict) -> str:
     count = config["world_size"]
     processes = "1 process" if count == 1 else f"{count} processes"
     words = [f"train_{config['mode']}.py", processes]
-    for name, default in FLAGS_IN_TITLE.items():
+    for name, default in TITLE_FLAGS.items():
         value = config["flags"].get(name, default)
         option = f"--{name.replace('_', '-')}"
         if value is True:
@@ -121,14 +116,8 @@ def draw_lanes(axes, spans: list[Span]) -> None:
     for (process, lane, activity), starts_and_widths in bars.items():
         top, height = LANES[lane]
         color, hatch = STEP[activity]
-        axes.broken_barh(
-            starts_and_widths,
-            (process + top, height),
-            facecolor=color,
-            hatch=hatch,
-            edgecolor="black",
-            linewidth=0.2,
-        )
+        place = (process + top, height)
+        axes.broken_barh(starts_and_widths, place, facecolor=color, hatch=hatch, **OUTLINE)
     places = []
     labels = []
     for process in range(spans[-1].process + 1):
@@ -146,15 +135,9 @@ def write_activities(axes, spans: list[Span], inch: float) -> None:
         text = LABELS.get(span.activity, span.activity)
         has_room = CHARACTER * len(text) < 1000 * span.seconds / inch
         if span.lane == "computing" and span.activity != "exposed" and has_room:
-            axes.text(
-                middle(span),
-                span.process + 0.25,
-                text,
-                fontsize=6,
-                ha="center",
-                va="center",
-                color="white" if span.activity == "backward" else "black",
-            )
+            y = span.process + 0.25
+            color = "white" if span.activity == "backward" else "black"
+            axes.text(middle(span), y, text, fontsize=6, ha="center", va="center", color=color)
 
 
 def write_collectives(axes, collectives: list[Span], turned: bool) -> None:
@@ -164,26 +147,16 @@ def write_collectives(axes, collectives: list[Span], turned: bool) -> None:
         if span.unit:
             separator = " " if turned else "\n"
             text = span.unit + separator + text
-        axes.text(
-            middle(span),
-            span.process + 0.87,
-            text,
-            fontsize=5,
-            ha="center",
-            va="top",
-            rotation=90 if turned else 0,
-        )
+        y = span.process + 0.87
+        angle = 90 if turned else 0
+        axes.text(middle(span), y, text, fontsize=5, ha="center", va="top", rotation=angle)
 
 
 def collectives_to_label(spans: list[Span], inch: float) -> list[Span]:
     """Returns the collectives to label: large ones of the last process, where there is room."""
-    collectives = [
-        span
-        for span in spans
-        if span.lane == "network"
-        and span.activity != "waiting"
-        and span.process == spans[-1].process
-    ]
+    last = spans[-1].process
+    in_lane = [span for span in spans if (span.process, span.lane) == (last, "network")]
+    collectives = [span for span in in_lane if span.activity != "waiting"]
     largest = max((span.bytes for span in collectives), default=0)
     labelled = []
     previous = -math.inf
@@ -224,12 +197,8 @@ def draw_memory(runs: list[Recorded], path: Path) -> None:
             axes.text(0, place - 0.05, run.title, fontsize=7)
             draw_bar(axes, place, "counted", run.memory["counted"], scale)
             draw_bar(axes, place + BAR_DISTANCE, "formula", run.memory["formula"], scale)
-        axes.set(
-            xlabel="memory of the largest process (MB)",
-            xlim=(0, 1.18 * scale),
-            ylim=(len(runs) - 0.2, -0.3),
-            yticks=[],
-        )
+        axes.set(xlabel="memory of the largest process (MB)", xlim=(0, 1.18 * scale))
+        axes.set(ylim=(len(runs) - 0.2, -0.3), yticks=[])
         colors = {part.replace("_", " "): (color, "") for part, color in MEMORY.items()}
         draw_legend(figure, colors)
 
@@ -240,8 +209,7 @@ def draw_bar(axes, y: float, source: str, parts: dict[str, int], scale: float) -
     left = 0.0
     for part, size in parts.items():
         width = size / 1e6
-        style = {"color": MEMORY[part], "edgecolor": "black", "linewidth": 0.2}
-        axes.barh(y, width, BAR_HEIGHT, left, align="edge", **style)
+        axes.barh(y, width, BAR_HEIGHT, left, align="edge", color=MEMORY[part], **OUTLINE)
         text = f"{width:,.0f}"
         if width > DIGIT * scale * len(text):
             center_x = left + width / 2

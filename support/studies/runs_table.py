@@ -112,10 +112,7 @@ def speed_column(runs: list[Row]) -> str:
 
 
 def read_table(lines: Iterable[str], required: list[str]) -> list[Row]:
-    """Returns the rows of a table in CSV, with numbers in all columns but TEXTS.
-
-    Raises ValueError and csv.Error.
-    """
+    """Returns a CSV table's rows, numbers in all but TEXTS. Raises ValueError and csv.Error."""
     table = csv.DictReader(lines)
     columns = table.fieldnames or []
     for name in required:
@@ -147,18 +144,13 @@ def read_study(path: Path) -> list[Row]:
 
 def write_study(runs: list[Row], path: Path) -> None:
     """Writes runs as a study's table."""
-    columns = [
-        *NUMBERS,
-        *metric_columns(runs, "test"),
-        *RESULTS,
-        *metric_columns(runs, "valid"),
-    ]
+    names = [*NUMBERS, *metric_columns(runs, "test"), *RESULTS, *metric_columns(runs, "valid")]
     with open(path, "w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow([*TEXTS, *columns])
+        table.writerow([*TEXTS, *names])
         for run in runs:
             texts = [run[name] for name in TEXTS]
-            numbers = ["" if math.isnan(run[name]) else f"{run[name]:.8g}" for name in columns]
+            numbers = ["" if math.isnan(run[name]) else f"{run[name]:.8g}" for name in names]
             table.writerow([*texts, *numbers])
 
 
@@ -279,15 +271,11 @@ def comparable_groups(runs: list[Row], x: str, settings: list[str]) -> dict[str,
     for run in sorted(measured(runs, x), key=lambda run: [run[name] for name in others]):
         texts = tuple(SETTINGS[name].format(run[name]) for name in others)
         groups.setdefault(texts, []).append(run)
-    kept = [
-        (dict(zip(others, texts)), group)
-        for texts, group in groups.items()
-        if len({run[x] for run in group}) > 1
-    ]
-    differing = [name for name in others if len({text_of[name] for text_of, _ in kept}) > 1]
+    kept = {key: group for key, group in groups.items() if len({run[x] for run in group}) > 1}
+    differ = [len(set(texts)) > 1 for texts in zip(*kept)]  # of each setting
     named = {}
-    for text_of, group in kept:
-        label = ", ".join(text_of[name] for name in differing if text_of[name])
+    for texts, group in kept.items():
+        label = ", ".join(text for text, differs in zip(texts, differ) if differs and text)
         named[label or group[0]["mode"] or "measured"] = group
     return named
 

@@ -14,7 +14,7 @@ from support.corpora import phrasebook
 
 @pytest.fixture(scope="module")
 def corpus():
-    return {part: list(phrasebook.pairs(part)) for part in phrasebook.SIZES}
+    return {part: list(phrasebook.pairs(part)) for part in phrasebook.PARTS}
 
 
 def test_the_file_is_what_the_grammar_makes():

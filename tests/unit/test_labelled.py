@@ -1076,7 +1076,7 @@ def test_a_image_that_cannot_be():
 def test_kinds_are_those_of_the_phrasebook():
     """The grammar's German sentences in the same parts; of each kind enough."""
     corpus = find_labelled("kinds")
-    for part in phrasebook.SIZES:
+    for part in phrasebook.PARTS:
         sentences = [german for german, _, kind in phrasebook.read_part(part) if kind]
         assert [text for text, _ in read(corpus, part)] == sentences
     assert classes_of(corpus) == phrasebook.KINDS == corpus.classes

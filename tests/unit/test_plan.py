@@ -185,7 +185,7 @@ def test_split_layers_wait_for_their_sums_by_hand():
     step = TrainingStep(TINY, 64, 5)
     one, two = (Estimate(step, H100, "tp", 1, 2, accumulate) for accumulate in (1, 2))
     size = 4 * 64 * 5 * TINY.d_model
-    sums = TINY.layers * (5 + 8)  # forward and backward: `sums_of_layers`
+    sums = TINY.layers * (5 + 8)  # FORWARD_SUMS and BACKWARD_SUMS
     seconds = 2 * (size / 2 / (0.8 * 450e9) + 3.4e-6)
     assert one.tensor_communication() == pytest.approx(sums * seconds)
     halved = 2 * (size / 4 / (0.8 * 450e9) + 3.4e-6)
