@@ -170,13 +170,10 @@ def reader_of_part(
 
     flags: of the run that trained the model. Raises UserError.
     """
+    text = args.text or flags["text"]
+    label = args.label or flags["label"]
     corpus = find_labelled(
-        flags["data"],
-        flags["valid"],
-        flags["test"],
-        args.text or flags["text"],
-        args.label or flags["label"],
-        transform=predictor.transform,
+        flags["data"], flags["valid"], flags["test"], text, label, transform=predictor.transform
     )
     check_modality(args, predictor, corpus)
     part = args.score
@@ -294,14 +291,6 @@ def classify_at_prompt(predictor: Predictor) -> None:
     prompt(greeting, "> ", predictor.bar_chart)
 
 
-def classify_lines(predictor: Predictor) -> None:
-    """Classifies standard input line by line. An empty line stays empty."""
-    lines = decode_lines(sys.stdin.buffer, "standard input")
-    examples = (predictor.read(line) if line.strip() else None for line in lines)
-    for block in blocks(examples, BLOCK):
-        print("\n".join(predictor.label_lines(block)), flush=True)
-
-
 def main() -> None:
     args = parse_arguments()
     predictor = Predictor(args)
@@ -321,7 +310,11 @@ def main() -> None:
     elif sys.stdin.isatty():
         classify_at_prompt(predictor)
     else:
-        classify_lines(predictor)
+        lines = decode_lines(sys.stdin.buffer, "standard input")
+        # An empty line stays empty.
+        examples = (predictor.read(line) if line.strip() else None for line in lines)
+        for block in blocks(examples, BLOCK):
+            print("\n".join(predictor.label_lines(block)), flush=True)
     if predictor.num_cut:
         print(
             f"warning: {predictor.num_cut:,} of {predictor.num_examples:,} texts were cut to "

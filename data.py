@@ -296,10 +296,7 @@ def encode_part(
 
 
 def append_ids(path: str, sentences: list[list[int]], dtype: np.dtype, start: int) -> int:
-    """Appends to PATH.ids and PATH.offsets, and returns the number of tokens.
-
-    start: the number of tokens that PATH.ids has already.
-    """
+    """Appends to PATH.ids, after `start` tokens, and PATH.offsets; returns how many tokens."""
     lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
     append(f"{path}.ids", np.fromiter(chain.from_iterable(sentences), dtype).tobytes())
     append(f"{path}.offsets", (start + lengths.cumsum()).tobytes())
@@ -318,10 +315,7 @@ def read_bpe(folder: Path) -> str:
 
 
 def read_text(folder: Path, part: str, side: str) -> list[str]:
-    """Returns the lines of a part that was kept as text; those left out of it are empty.
-
-    side: "src" or "tgt".
-    """
+    """Returns the lines of one side, "src" or "tgt", of a part; those left out are empty."""
     # Read as bytes: in text mode a lone carriage return would end a line as well.
     return (folder / f"{part}.{side}.txt").read_bytes().decode().split("\n")[:-1]
 

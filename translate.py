@@ -187,18 +187,14 @@ def check_ensemble(models: tuple, bpes: tuple, tasks: tuple) -> None:
 # --- What is translated -----------------------------------------------------------------------
 
 
-def score_file(args: argparse.Namespace) -> None:
-    """Prints the scores of the translation of a file, their signatures, and the speed.
-
-    Pairs with an empty side are not scored.
-    """
+def score_file(args: argparse.Namespace, translator: Translator) -> None:
+    """Prints a file's BLEU and chrF, and the speed. Pairs with an empty side do not count."""
     src, ref = map(Path, args.score)
     pairs = list(read_parallel(src, ref))
     scored = [pair for pair in pairs if pair[0].strip() and pair[1].strip()]
     if not scored:
         raise UserError(f"{src} and {ref} have no line with text in both")
     sources, references = map(list, zip(*scored))
-    translator = Translator(args)
     start = time.perf_counter()
     hypotheses = translator(sources)
     seconds = time.perf_counter() - start
@@ -214,11 +210,10 @@ def score_file(args: argparse.Namespace) -> None:
         print(f"not scored: {len(pairs) - len(scored):,} lines with an empty side")
 
 
-def plot_attention(args: argparse.Namespace) -> None:
+def plot_attention(args: argparse.Namespace, translator: Translator) -> None:
     """Translates a sentence and plots its attention."""
     from support.translation.attention_plot import draw_attention
 
-    translator = Translator(args)
     text = readable(args.text)
     translation = draw_attention(
         translator.model, translator.bpe, text, args.beam, args.attention
@@ -226,17 +221,8 @@ def plot_attention(args: argparse.Namespace) -> None:
     print(f"{args.attention}: {translation}")
 
 
-def translate_stdin(args: argparse.Namespace) -> None:
-    """Translates the lines of standard input."""
-    translator = Translator(args)
-    lines = decode_lines(sys.stdin.buffer, "standard input")
-    for block in blocks(lines, LINES_AT_ONCE):
-        print("\n".join(translator(block)), flush=True)
-
-
-def start_prompt(args: argparse.Namespace) -> None:
+def start_prompt(translator: Translator) -> None:
     """Translates what is typed at a prompt."""
-    translator = Translator(args)
     src = translator.task["src"]
     tgt = translator.task["tgt"]
     names = ", ".join(map(str, translator.paths))
@@ -250,16 +236,19 @@ def start_prompt(args: argparse.Namespace) -> None:
 
 def main() -> None:
     args = parse_arguments()
+    translator = Translator(args)
     if args.score:
-        score_file(args)
+        score_file(args, translator)
     elif args.attention is not None:
-        plot_attention(args)
+        plot_attention(args, translator)
     elif args.text is not None:
-        print(Translator(args)([readable(args.text)])[0])
+        print(translator([readable(args.text)])[0])
     elif sys.stdin.isatty():
-        start_prompt(args)
+        start_prompt(translator)
     else:
-        translate_stdin(args)
+        lines = decode_lines(sys.stdin.buffer, "standard input")
+        for block in blocks(lines, LINES_AT_ONCE):
+            print("\n".join(translator(block)), flush=True)
 
 
 if __name__ == "__main__":

@@ -59,11 +59,7 @@ class ClassifierConfig(LayerConfig):
 
 
 class Classifier(nn.Module):
-    """An encoder that classifies texts, as BERT, or images, as ViT.
-
-    Devlin et al., 2019, arxiv.org/abs/1810.04805; Dosovitskiy et al., 2021,
-    arxiv.org/abs/2010.11929.
-    """
+    """Classifies texts, as BERT (arXiv 1810.04805), or images, as ViT (arXiv 2010.11929)."""
 
     def __init__(self, config: ClassifierConfig, transform: ImageTransform | None = None):
         """transform: how it normalizes images that are given as bytes."""

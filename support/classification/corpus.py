@@ -128,10 +128,7 @@ def classes_of(corpus: Labelled) -> list[str]:
 
 
 def check_classes(corpus: Labelled, counts: Counter) -> None:
-    """Raises UserError for too few or too many classes.
-
-    counts: the examples of each class in the training set.
-    """
+    """Raises UserError for too few or too many classes. counts: training examples of each."""
     if not counts:
         raise UserError(f"{corpus.name}: the training set has no example")
     if len(counts) == 1:

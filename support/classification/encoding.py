@@ -6,7 +6,7 @@ Example:
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from data import BPE, is_encoded, make_once, name_folder
+from data import BPE, append, append_ids, is_encoded, make_once, name_folder
 from support.classification.corpus import Labelled, Reader, classes_of
 from support.classification.splits import hold_out_labelled
 from support.common.errors import UserError
@@ -126,12 +126,11 @@ def train_tokenizer(read: Reader, count: int, vocab_size: int) -> str:
 
 
 def encode_texts(
-    tokenizer: Tokenizer, texts: list[str], max_length: int
+    tokenizer: Tokenizer, texts: Sequence[str], max_length: int
 ) -> tuple[list[list[int]], int]:
     """Returns the token ids of each text, and how many texts had more than `max_length`.
 
-    Of these the first and the last ones are kept, as many of each: both are often more telling
-    than the middle.
+    Of these the first and the last ones are kept, often more telling than the middle.
     """
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -150,10 +149,7 @@ def encode_texts(
 
 
 def shorten(text: str, max_length: int) -> str:
-    """Returns a text without what cannot be among its first or last tokens.
-
-    To tokenize a whole book takes long.
-    """
+    """Returns a text without what cannot be among its first or last tokens, to save time."""
     longest = CHARACTERS_PER_TOKEN * max_length
     if len(text) <= 2 * longest:
         return text
@@ -163,28 +159,17 @@ def shorten(text: str, max_length: int) -> str:
 def write_texts(
     examples: Iterator[tuple[str, int]], path: Path, tokenizer: Tokenizer, max_length: int
 ) -> dict:
-    """Writes PATH.ids, .offsets and .labels; returns counts.
-
-    Raises UserError if all texts of the training set are empty.
-    """
+    """Writes PATH.ids, .offsets and .labels; returns counts. Raises UserError."""
     counts = {"examples": 0, "empty": 0, "cut": 0, "tokens": 0}
-    with (
-        open(f"{path}.ids", "wb") as ids,
-        open(f"{path}.offsets", "wb") as offsets,
-        open(f"{path}.labels", "wb") as labels,
-    ):
-        offsets.write(np.zeros(1, np.int64).tobytes())
-        while block := list(islice(examples, BLOCK)):
-            texts = [text for text, _ in block]
-            counts["empty"] += texts.count("")
-            encoded, cut = encode_texts(tokenizer, texts, max_length)
-            lengths = np.array([len(text) for text in encoded], dtype=np.int64)
-            ids.write(np.concatenate([np.array(text, np.int32) for text in encoded]).tobytes())
-            offsets.write((counts["tokens"] + lengths.cumsum()).tobytes())
-            labels.write(np.array([label for _, label in block], np.int32).tobytes())
-            counts["examples"] += len(block)
-            counts["cut"] += cut
-            counts["tokens"] += int(lengths.sum())
+    append(f"{path}.offsets", np.zeros(1, np.int64).tobytes())
+    while block := list(islice(examples, BLOCK)):
+        texts, labels = zip(*block)
+        encoded, cut = encode_texts(tokenizer, texts, max_length)
+        counts["examples"] += len(block)
+        counts["empty"] += texts.count("")
+        counts["cut"] += cut
+        counts["tokens"] += append_ids(str(path), encoded, np.dtype(np.int32), counts["tokens"])
+        append(f"{path}.labels", np.array(labels, np.int32).tobytes())
     if path.name == "train" and 0 < counts["examples"] == counts["empty"]:
         raise UserError("the texts of the training set are all empty")
     return counts

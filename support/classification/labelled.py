@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from support.classification import named
 from support.classification.corpus import Labelled, Reader
 from support.classification.images import (
     ImageTransform,
@@ -20,16 +21,6 @@ from support.classification.images import (
     read_image,
 )
 from support.classification.labelled_tables import read_labelled_table, read_numbered
-from support.classification.named import (
-    AMAZON_ARCHIVE,
-    CLASSES,
-    FASHION_MEAN,
-    FASHION_STD,
-    FILES,
-    IMDB_ARCHIVE,
-    fetch,
-    read_imdb,
-)
 from support.classification.text_files import read_text_files
 from support.common.errors import UserError
 from support.corpora import phrasebook
@@ -85,13 +76,13 @@ def find_data(
         return find_kinds()
     folder = Path(data)
     name = data if data in CLASSIFICATION_CORPORA else own_name(folder, CLASSIFICATION_CORPORA)
-    if data in FILES:
-        folder = fetch(data)
+    if data in named.FILES:
+        folder = named.fetch(data)
     corpus = Labelled(name, transform=transform)
     if data == "imdb":
-        add_imdb(corpus, folder / IMDB_ARCHIVE)
+        add_imdb(corpus, folder / named.IMDB_ARCHIVE)
     elif data == "amazon-polarity":
-        add_amazon_reviews(corpus, folder / AMAZON_ARCHIVE)
+        add_amazon_reviews(corpus, folder / named.AMAZON_ARCHIVE)
     elif find_idx(folder):
         add_idx(corpus, folder, size)
     elif not label and find_numbered(folder):
@@ -119,12 +110,12 @@ def find_kinds() -> Labelled:
 def add_imdb(corpus: Labelled, archive: Path) -> None:
     """Adds the texts in IMDB's archive."""
     for part in ("train", "test"):
-        corpus.add(part, "text", partial(read_imdb, archive, part), [archive])
+        corpus.add(part, "text", partial(named.read_imdb, archive, part), [archive])
 
 
 def add_amazon_reviews(corpus: Labelled, archive: Path) -> None:
     """Adds the two tables in the archive of Amazon's reviews."""
-    corpus.classes = CLASSES["amazon-polarity"]
+    corpus.classes = named.CLASSES["amazon-polarity"]
     for part in ("train", "test"):
         table = TarMember(archive, f"amazon_review_polarity_csv/{part}.csv")
         read = partial(read_numbered, table, corpus.classes, line_end="\\n")
@@ -135,11 +126,11 @@ def add_idx(corpus: Labelled, folder: Path, size: int) -> None:
     """Adds IDX files. Raises UserError."""
     # One small file tells whether a folder holds Fashion-MNIST.
     test_labels = find_file(f"{folder}/t10k-labels-idx1-ubyte")
-    _, checksum = FILES["fashion-mnist"]["t10k-labels-idx1-ubyte.gz"]
+    _, checksum = named.FILES["fashion-mnist"]["t10k-labels-idx1-ubyte.gz"]
     is_fashion_mnist = test_labels and sha256(test_labels, unpacked=True) == checksum
     if is_fashion_mnist:
         corpus.name = "fashion-mnist"
-        corpus.classes = CLASSES["fashion-mnist"]
+        corpus.classes = named.CLASSES["fashion-mnist"]
     for part, (images, labels) in find_idx(folder).items():
         if not images or not labels:
             raise UserError(
@@ -149,8 +140,8 @@ def add_idx(corpus: Labelled, folder: Path, size: int) -> None:
         if not corpus.transform:
             corpus.transform = ImageTransform(size or idx_image_size(images), channels=1)
             if is_fashion_mnist:
-                corpus.transform.mean = [FASHION_MEAN]
-                corpus.transform.std = [FASHION_STD]
+                corpus.transform.mean = [named.FASHION_MEAN]
+                corpus.transform.std = [named.FASHION_STD]
         corpus.add(
             part,
             "image",
@@ -166,18 +157,18 @@ def add_numbered(corpus: Labelled, folder: Path) -> None:
     if class_names.is_file():
         lines = read_lines(class_names)
         corpus.classes = [class_name(line) for line in lines if line.strip()]
-    elif sha256(folder / "test.csv") == FILES["agnews"]["test.csv"][1]:
-        corpus.classes = CLASSES["agnews"]
+    elif sha256(folder / "test.csv") == named.FILES["agnews"]["test.csv"][1]:
+        corpus.classes = named.CLASSES["agnews"]
     elif folder.resolve().name == "amazon_review_polarity_csv":  # the archive, unpacked
         corpus.name = "amazon-polarity"
-        corpus.classes = CLASSES["amazon-polarity"]
+        corpus.classes = named.CLASSES["amazon-polarity"]
     else:
         raise UserError(
             f"{folder}: no classes.txt, which names class 1, class 2, ..., a line each. For a "
             f"table with a header pass its path: --data FILE --label COLUMN"
         )
     line_end = "\\n"  # how a text's line ends are written
-    if corpus.classes == CLASSES["agnews"]:
+    if corpus.classes == named.CLASSES["agnews"]:
         corpus.name = "agnews"
         line_end = "\\"
     for part, path in find_numbered(folder).items():

@@ -20,7 +20,12 @@ def adapt(
     were made for these classes. Raises UserError where they do not fit.
     """
     is_text = bool(tokenizer)
-    check_modality(pretrained, corpus, "texts" if is_text else "images")
+    modality = "texts" if is_text else "images"
+    model_modality = "images" if pretrained.config.patch else "texts"
+    if model_modality != modality:
+        raise UserError(
+            f"--pretrained loads a model of {model_modality}, but {corpus} has {modality}"
+        )
     if is_text:
         check_length(pretrained, args, tokenizer)
     config = adapted_config(pretrained.config, args, len(classes))
@@ -38,15 +43,6 @@ def adapt(
     new = ", ".join(sorted(names - weights.keys())) or "no weights"
     dropped = ", ".join(sorted(left_out)) or "none"
     return config, weights, f"{args.pretrained}: new are {new}; left out: {dropped}"
-
-
-def check_modality(pretrained, corpus: str, modality: str) -> None:
-    """Raises UserError unless the weights are for the corpus's "texts" or "images"."""
-    model_modality = "images" if pretrained.config.patch else "texts"
-    if model_modality != modality:
-        raise UserError(
-            f"--pretrained loads a model of {model_modality}, but {corpus} has {modality}"
-        )
 
 
 def check_length(pretrained, args, tokenizer: str) -> None:

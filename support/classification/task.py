@@ -40,7 +40,7 @@ PRETRAINED_WEIGHTS = {"text": "a BERT of their language", "image": "a ViT or a D
 class Classification:
     """Labelled examples, encoded on disk, and how a Classifier learns them and is scored."""
 
-    metrics = ("accuracy", "f1")
+    metrics: tuple[str, ...] = ("accuracy", "f1")
     speed_unit = "tokens"
 
     def __init__(self, args, saved: dict[str, Any] | None, pretrained=None):
@@ -100,19 +100,14 @@ class Classification:
         self.transform = corpus.transform if corpus.modality == "image" else None
         if not saved:
             self.check_flags()
+        cache = CACHE / "encoded"
         self.folder = prepare_labelled(
-            corpus,
-            self.checksum,
-            CACHE / "encoded",
-            tokenizer,
-            args.max_length,
-            args.vocab_size,
+            corpus, self.checksum, cache, tokenizer, args.max_length, args.vocab_size
         )
         self.meta = read_json(self.folder / "meta.json")
+        self.unit = f"{corpus.modality}s"
         self.classes = self.meta["classes"]
-        self.tokenizer = ""
-        if not self.transform:
-            self.tokenizer = read_tokenizer(self.folder)
+        self.tokenizer = "" if self.transform else read_tokenizer(self.folder)
 
     def check_flags(self) -> None:
         """Raises UserError for flags that examples of the corpus's kind have no use for."""
@@ -165,16 +160,11 @@ class Classification:
         patches = (self.config.image_size // self.config.patch) ** 2
         return Images(self.folder, part, self.config.num_prefix_tokens + patches)
 
-    @property
-    def unit(self) -> str:
-        """What the corpus's examples are: texts or images."""
-        return f"{self.meta['modality']}s"
-
     def __str__(self) -> str:
         """Returns what each part of the corpus holds, a line for each."""
         lines = [f"{self.name}: {len(self.classes)} classes"]
         for part, counts in self.meta["parts"].items():
-            line = f"{self.name}, {part}: {counts['examples']:,} {self.meta['modality']}s"
+            line = f"{self.name}, {part}: {counts['examples']:,} {self.unit}"
             if counts.get("empty"):
                 line += f"; {counts['empty']:,} empty"
             if counts.get("cut"):
@@ -234,10 +224,9 @@ class Classification:
         """Returns the loss and the metrics of the part "valid" or "test", equal in all ranks.
 
         A collective: each example is classified by one rank, or with tensor parallelism by all
-        ranks of one TP group. What is summed over the
-        ranks are counts, namely the confusion matrix, from which all metrics follow, and the
-        loss. So the metrics are the same for any number of processes. If `final`, the
-        probabilities are kept, for `report`.
+        ranks of one TP group. What is summed over the ranks are counts, namely the confusion
+        matrix, from which all metrics follow, and the loss. So the metrics are the same for any
+        number of processes. If `final`, the probabilities are kept, for `report`.
         """
         was_training = model.training
         model.eval()
@@ -283,25 +272,15 @@ class Classification:
             return {}, ""
         labels = self.part(part).labels
         self.write_predictions(folder / "predictions.csv", labels, predictions_of_ranks)
-        summary: dict[str, Any] = {
-            f"{part}_{name}": round(value, 6) for name, value in metrics.items()
-        }
-        summary |= {
+        summary = {
+            **{f"{part}_{name}": round(value, 6) for name, value in metrics.items()},
             "classes": self.classes,
             "confusion": self.confusion.tolist(),
             "per_class": per_class(self.confusion, self.classes),
         }
-        lines = [
-            f"the {part} set, {len(labels):,} examples:",
-            "",
-            metrics_table(self.confusion, self.classes),
-            "",
-            "Now try it:",
-            "",
-            "  python classify.py",
-            "",
-        ]
-        return summary, "\n".join(lines)
+        table = metrics_table(self.confusion, self.classes)
+        text = f"the {part} set, {len(labels):,} examples:\n\n{table}\n\n"
+        return summary, text + "Now try it:\n\n  python classify.py\n"
 
     def write_predictions(self, path: Path, labels: np.ndarray, predictions_of_ranks) -> None:
         """Writes a line for each example: true class, likeliest class, all probabilities.

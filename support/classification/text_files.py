@@ -1,12 +1,11 @@
 """Texts in files of their own, whose folders are named by their classes."""
 
-import codecs
 import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from support.corpora.tables import class_name, one_line
+from support.corpora.tables import UTF_16, class_name, one_line
 
 
 def read_text_files(paths: list[Path]) -> Iterator[tuple[str, str]]:
@@ -16,21 +15,16 @@ def read_text_files(paths: list[Path]) -> Iterator[tuple[str, str]]:
         content = path.read_bytes()
         try:
             text = content.decode("utf-8-sig")
-        except UnicodeDecodeError:
+        except UnicodeDecodeError:  # perhaps of Windows, where UTF-16 begins with a mark
             other.append(path)
-            text = decode_other(content)
+            encoding = "utf-16" if content.startswith(UTF_16) else "cp1252"
+            text = content.decode(encoding, errors="replace")
         yield one_line(text), class_name(path.parent.name)
     if other:
         warn_once(
             f"{len(other):,} of {len(paths):,} texts, such as {other[0]}, are not UTF-8; they "
             f"are read as UTF-16 or Windows-1252"
         )
-
-
-def decode_other(content: bytes) -> str:
-    """Returns a text that is not UTF-8, but perhaps from Windows: UTF-16 has a mark."""
-    has_mark = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return content.decode("utf-16" if has_mark else "cp1252", errors="replace")
 
 
 @cache

@@ -36,14 +36,13 @@ from support.common.paths import LOGS
 FORMAT = 2  # increase it when a field, or the order of a weight's rows, changes
 CAN_MAP = sys.platform != "win32"  # where a file cannot be replaced while it is mapped
 FIELD_TYPES = {"step": int, "model": dict, "task": dict, "flags": dict, "progress": dict}
+# What reading a damaged file raises, besides UnpicklingError.
+DAMAGED = (RuntimeError, EOFError, LookupError, TypeError, AttributeError, ValueError)
 SCRIPTS = {"translation": "translate.py", "classification": "classify.py"}  # by task type
 
 
 def unpickle(path: Path, mmap: bool = False):
-    """Returns what torch.save wrote, on the CPU, without running code that may be in it.
-
-    Raises what torch.load raises.
-    """
+    """Returns what torch.save wrote, on the CPU; runs no code. Raises as torch.load does."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a warning would be a second line beside the error
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
@@ -60,10 +59,7 @@ def map_or_read(path: Path):
 
 
 def load(path: Path) -> dict:
-    """Returns the content of a checkpoint file, on the CPU.
-
-    Raises UserError if the file cannot be read, may hold code, or is not a whole checkpoint.
-    """
+    """Returns a checkpoint file's content, on the CPU. Raises UserError if it is unusable."""
     try:
         checkpoint = map_or_read(path)
         check_fields(checkpoint)
@@ -74,14 +70,7 @@ def load(path: Path) -> dict:
         raise UserError(
             f"{path}: not a plain checkpoint: it may hold code, or be another kind of file"
         ) from None
-    except (
-        RuntimeError,
-        EOFError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ValueError,
-    ) as problem:
+    except DAMAGED as problem:
         raise UserError(f"{path}: not a whole checkpoint ({first_line(problem)})") from problem
 
 

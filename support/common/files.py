@@ -52,10 +52,7 @@ def sync_folder(path: Path) -> None:
 
 
 def replace(partial: Path, path: Path) -> None:
-    """Renames a file, which takes the place of the one that has the name.
-
-    Windows refuses this while another process, a virus scanner perhaps, has one of them open.
-    """
+    """Renames a file to `path`; Windows refuses while another process has one of them open."""
     end = time.monotonic() + READERS_TIMEOUT
     while True:
         try:

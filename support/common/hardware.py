@@ -107,13 +107,6 @@ def peak_memory() -> float:
     return peak_resident() / 2**20
 
 
-def peak_reserved() -> float:
-    """Returns the most MiB of the GPU that PyTorch has held, in use or not; 0 on a CPU."""
-    if torch.cuda.is_initialized():
-        return torch.cuda.max_memory_reserved() / 2**20
-    return 0.0
-
-
 def peak_resident(status: Path = Path("/proc/self/status")) -> int:
     """Returns the most bytes of main memory that this process has had."""
     if sys.platform == "win32":

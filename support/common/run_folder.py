@@ -47,9 +47,7 @@ def make_folder(folder: Path, corpus: str) -> str:
             return make_numbered_folder(corpus)
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / "config.json"
-        was_saved = False
-        if config.is_file():
-            was_saved = read_json(config).get("saved", False)
+        was_saved = config.is_file() and read_json(config).get("saved", False)
         if was_saved or (folder / "summary.json").is_file():
             raise UserError(
                 f"{folder} is a run whose checkpoint last.pt is missing. It cannot be resumed, "

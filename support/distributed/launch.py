@@ -24,19 +24,7 @@ from support.common.errors import UserError, exit_on_user_error
 from support.common.hardware import available_cores, configure_backends
 from support.common.run_folder import remove_if_empty
 from support.common.streams import prepare_streams
-from support.distributed.rendezvous import (
-    CommandLine,
-    check_interface,
-    connect,
-    interface_to,
-    name_lost_processes,
-    open_port,
-    publish,
-    restart_store,
-    share_settings,
-    store_on_loopback,
-    wait_for_result,
-)
+from support.distributed import rendezvous
 from support.distributed.signals import Signals, block_signals, unblock_signals
 from support.distributed.trial import settle_length
 
@@ -71,7 +59,7 @@ def run(train: Train, rank: int, world_size: int, store: dist.Store, args) -> No
     Signals.handle(signal.SIG_DFL)
     unblock_signals()  # `spawn` has blocked them until here
     with (
-        name_lost_processes(store, rank, world_size),
+        rendezvous.name_lost_processes(store, rank, world_size),
         name_full_gpu(rank),
         ExitStack() as stack,
     ):
@@ -85,7 +73,7 @@ def run(train: Train, rank: int, world_size: int, store: dist.Store, args) -> No
             stack.enter_context(delayed_collectives(args.delay_ms / 1000))
         if args.minutes and not args.saved:
             settle_length(train, rank, world_size, store, args)
-        server = open_port(store, rank)
+        server = rendezvous.open_port(store, rank)
         train(rank, world_size, args)
         # Here, and not in `train`: DDP, which uses the group, has to be gone before it.
         dist.destroy_process_group()
@@ -123,13 +111,13 @@ def rank_0_first():
     # Every rank waits for rank 0, also if it then waits for the first process of its node: an
     # error of rank 0 ends that process here, before it publishes anything.
     if rank > 0:
-        wait_for_result(store, "prepared/0")
+        rendezvous.wait_for_result(store, "prepared/0")
     if local_rank > 0:
-        wait_for_result(store, f"prepared/{node}")
+        rendezvous.wait_for_result(store, f"prepared/{node}")
         yield
         return
     Signals.handle(exit_on_signal)  # removes half-written files
-    with publish(store, f"prepared/{node}"):
+    with rendezvous.publish(store, f"prepared/{node}"):
         yield
     Signals.handle(signal.SIG_DFL)
 
@@ -162,7 +150,7 @@ def one_process_reports(rank: int):
 # --- mp.spawn ---------------------------------------------------------------------------------
 
 
-def spawn(train: Train, command_line: CommandLine) -> None:
+def spawn(train: Train, command_line: rendezvous.CommandLine) -> None:
     """Starts --procs processes on this machine's CPU, and waits until they have ended.
 
     Passes signals on to them. Exits with status 0, 1 if a process has died, 2 for a user's
@@ -175,7 +163,7 @@ def spawn(train: Train, command_line: CommandLine) -> None:
             )
         args = command_line.complete()
         procs = number_of_processes(args)
-    store = store_on_loopback()
+    store = rendezvous.store_on_loopback()
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(procs)}
     # Threads that wait for each other soon sleep. Spinning, they would keep cores from the
     # threads that they wait for: many times slower where other work shares the cores.
@@ -199,10 +187,8 @@ def number_of_processes(args) -> int:
     would cost more time than another process saves.
     """
     cores = available_cores()
-    procs = args.procs
-    if not procs:
-        procs = min(cores, MAX_PROCS_BY_DEFAULT, args.batch_tokens // MIN_TOKENS_PER_PROC)
-        procs = max(1, procs)
+    useful_procs = max(1, args.batch_tokens // MIN_TOKENS_PER_PROC)
+    procs = args.procs or min(cores, MAX_PROCS_BY_DEFAULT, useful_procs)
     if procs > MAX_PROCS_PER_CORE * cores:
         remove_if_empty(args.folder)
         raise UserError(
@@ -218,7 +204,7 @@ def worker(rank: int, train: Train, args, port: int, world_size: int) -> None:
     prepare_streams()
     with exit_on_user_error(), one_process_reports(rank):
         try:
-            store = connect(port, CONNECT_TIMEOUT)
+            store = rendezvous.connect(port, CONNECT_TIMEOUT)
         except dist.DistError:  # the parent was killed meanwhile
             sys.exit(1)
         store.set_timeout(timedelta(seconds=args.timeout))
@@ -298,24 +284,23 @@ def report_failure(problem: Exception, exit_codes: list[int | None], folder: str
 # --- torchrun ---------------------------------------------------------------------------------
 
 
-def torchrun(train: Train, command_line: CommandLine) -> None:
+def torchrun(train: Train, command_line: rendezvous.CommandLine) -> None:
     """Calls `train` in this process, one of those that torchrun has started.
 
     Rank 0 completes the settings and sends them to all. When a process has died, torchrun
-    --max-restarts starts all of them again, and they resume their run. Exits as `spawn`
-    does.
+    --max-restarts starts all again, and they resume their run. Exits as `spawn` does.
     """
     with exit_on_user_error():
         check_environment()
     rank = int(os.environ["RANK"])
     with exit_on_user_error(), one_process_reports(rank):
-        interface = interface_to(os.environ["MASTER_ADDR"])
+        interface = rendezvous.interface_to(os.environ["MASTER_ADDR"])
         if interface:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        check_interface()
+        rendezvous.check_interface()
         try:
-            rendezvous = dist.rendezvous("env://", timeout=CONNECT_TIMEOUT)
-            torchrun_store, rank, world_size = next(rendezvous)
+            meetings = dist.rendezvous("env://", timeout=CONNECT_TIMEOUT)
+            torchrun_store, rank, world_size = next(meetings)
         except dist.DistError:
             raise UserError("torchrun has ended meanwhile") from None
         try:
@@ -348,7 +333,7 @@ def check_environment() -> None:
 
 def run_under_torchrun(
     train: Train,
-    command_line: CommandLine,
+    command_line: rendezvous.CommandLine,
     torchrun_store: dist.Store,
     rank: int,
     world_size: int,
@@ -358,8 +343,8 @@ def run_under_torchrun(
     if timeout < 1:
         raise UserError(f"--timeout {timeout}: it must be at least 1")
     torchrun_store.set_timeout(timedelta(seconds=timeout))
-    store = restart_store(torchrun_store, rank, world_size, timeout)
-    args = share_settings(command_line, torchrun_store, store, rank, world_size)
+    store = rendezvous.restart_store(torchrun_store, rank, world_size, timeout)
+    args = rendezvous.share_settings(command_line, torchrun_store, store, rank, world_size)
     torchrun_store.set_timeout(timedelta(seconds=args.timeout))  # --config may have another
     args.threads = torch.get_num_threads()  # torchrun gives each of several processes one
     run(train, rank, world_size, store, args)

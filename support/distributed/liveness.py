@@ -67,11 +67,8 @@ def watch(reader: socket.socket, store: dist.Store, rank: int, world_size: int) 
                 if not reader.recv(1):
                     return
             except TimeoutError:
-                lost = [
-                    other
-                    for other in range(world_size)
-                    if other != rank and has_died(store, other)
-                ]
+                others = [other for other in range(world_size) if other != rank]
+                lost = [other for other in others if has_died(store, other)]
                 if lost:
                     end_at_once(lost, world_size)
             reader.settimeout(PERIOD)
@@ -83,7 +80,8 @@ def has_died(store: dist.Store, rank: int) -> bool:
         if not store.check([f"listener/{rank}"]):
             return False
         address, port = store.get(f"listener/{rank}").decode().split()
-        if answers(address, int(port)):
+        with suppress(OSError):  # it does not listen any more
+            socket.create_connection((address, int(port)), timeout=PATIENCE).close()
             return False
         # Checked last: a process first sets this key, and then stops listening.
         return not store.check([f"finished/{rank}"])
@@ -91,20 +89,8 @@ def has_died(store: dist.Store, rank: int) -> bool:
         return True
 
 
-def answers(address: str, port: int) -> bool:
-    """Returns whether a process listens there."""
-    try:
-        socket.create_connection((address, port), timeout=PATIENCE).close()
-    except OSError:
-        return False
-    return True
-
-
 def end_at_once(lost: list[int], world_size: int) -> None:
     """Ends this process without its main thread, which does not answer."""
-    print(
-        f"error: process {', '.join(map(str, lost))} of {world_size} has died",
-        file=sys.stderr,
-        flush=True,
-    )
+    names = ", ".join(map(str, lost))
+    print(f"error: process {names} of {world_size} has died", file=sys.stderr, flush=True)
     os._exit(1)

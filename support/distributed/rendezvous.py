@@ -15,6 +15,7 @@ import time
 import uuid
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 import psutil
@@ -28,6 +29,14 @@ from support.distributed.collectives import all_gather_objects, is_communication
 from support.distributed.signals import Signals
 
 HAS_LIBUV = sys.platform != "win32"  # PyTorch's build for Windows has a store without it
+# Returns a store that this process keeps. multi_tenant: the process group uses it as well.
+new_store = partial(
+    dist.TCPStore,
+    is_master=True,
+    wait_for_workers=False,
+    multi_tenant=True,
+    use_libuv=HAS_LIBUV,
+)
 
 
 class CommandLine(Protocol):
@@ -50,15 +59,7 @@ def store_on_loopback() -> dist.TCPStore:
         os.environ["GLOO_SOCKET_IFNAME"] = loopback
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    return dist.TCPStore(
-        "127.0.0.1",
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        multi_tenant=True,
-        master_listen_fd=listener.detach(),
-        use_libuv=HAS_LIBUV,
-    )
+    return new_store("127.0.0.1", port, master_listen_fd=listener.detach())
 
 
 def connect(port: int, timeout: timedelta) -> dist.TCPStore:
@@ -219,17 +220,7 @@ def open_port(store: dist.Store, rank: int) -> dist.TCPStore | None:
     server = None
     if rank == 0:
         host = os.environ["MASTER_ADDR"]
-        if host == "127.0.0.1":
-            server = store_on_loopback()
-        else:
-            server = dist.TCPStore(
-                host,
-                0,
-                is_master=True,
-                wait_for_workers=False,
-                multi_tenant=True,
-                use_libuv=HAS_LIBUV,
-            )
+        server = store_on_loopback() if host == "127.0.0.1" else new_store(host, 0)
         store.set("port", str(server.port))
     os.environ["MASTER_PORT"] = store.get("port").decode()
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"

@@ -22,8 +22,6 @@ SHARE_OF_TRIAL = 0.2  # of the time
 SHARE_OF_STEPS = 0.9  # of the time; the rest is for evaluations
 # What a trial on GPUs may have changed (support/training/step_size.py).
 SETTLED = ("growth", "batch_tokens", "batch_size", "lr", "head_lr", "warmup")
-# What a trial on GPUs may have changed (support/training/step_size.py).
-SETTLED = ("growth", "batch_tokens", "batch_size", "lr", "head_lr", "warmup")
 
 
 @dataclass
@@ -38,18 +36,13 @@ class Trial:
 def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store, args) -> None:
     """Sets the number of epochs that fits in --minutes, or of steps if not even one epoch does.
 
-    The trial is a run with --benchmark, which saves nothing: a run that is given the number
-    of epochs is the same run. All processes take part. A signal in the trial ends them: they
-    have nothing to save.
+    The trial is a run with --benchmark, which saves nothing: a run that is given the number of
+    epochs is the same run. All processes take part. A signal in the trial ends them.
     """
     trial = Trial(60 * args.minutes * SHARE_OF_TRIAL)
+    # With --log-every 1 each step is timed.
     trial_args = dataclasses.replace(
-        args,
-        benchmark=True,
-        steps=TRIAL_STEPS,
-        trial=trial,
-        log_every=1,  # each step is timed
-        profile=False,
+        args, benchmark=True, steps=TRIAL_STEPS, trial=trial, log_every=1, profile=False
     )
     # A port of its own: the keys of a group stay in its store, where the next would find them.
     server = open_port(dist.PrefixStore("trial", store), rank)
@@ -64,9 +57,6 @@ def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store
             with ignore_lost_stdout(OSError):
                 print("stopped in the trial of --minutes; nothing was saved")
         sys.exit(Signals.status())
-    for name in SETTLED:
-        setattr(args, name, getattr(trial_args, name))
-    args.gpu_flops = 0.0  # the size of a step stays that of the trial
     for name in SETTLED:
         setattr(args, name, getattr(trial_args, name))
     args.gpu_flops = 0.0  # the size of a step stays that of the trial

@@ -85,10 +85,7 @@ def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def read_tokenizer(folder: Path, config: ClassifierConfig) -> str:
-    """Returns a folder's tokenizer, serialized, without padding and truncation.
-
-    Raises UserError, also where its ids do not fit the weights.
-    """
+    """Returns a folder's serialized tokenizer, which does not pad or cut. Raises UserError."""
     with as_user_error(f"{folder}: its tokenizer cannot be used"):
         if (folder / "tokenizer.json").is_file():
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -143,10 +140,9 @@ def write_tokenizer(folder: Path, serialized: str, config: ClassifierConfig) -> 
 
 
 def read_preprocessor(folder: Path, channels: int, image_size: int) -> ImageTransform:
-    """Returns how preprocessor_config.json prepares images.
+    """Returns how preprocessor_config.json prepares images. Raises UserError.
 
-    image_size: if not 0, pixels a side of the output; sizes are scaled accordingly. Raises
-    UserError.
+    image_size: if not 0, pixels a side of the output; sizes are scaled accordingly.
     """
     path = folder / "preprocessor_config.json"
     config = read_entries(path)

@@ -20,19 +20,12 @@ from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.images import ImageTransform
 from support.common.errors import UserError
 from support.common.rows import from_keys_then_values
+from support.pretrained import hf_files
 from support.pretrained.families import (
     FAMILIES,
     LAST_LAYERS,
     classifier_config,
     to_file_tensors,
-)
-from support.pretrained.hf_files import (
-    as_user_error,
-    find_folder,
-    read_entries,
-    read_preprocessor,
-    read_tokenizer,
-    read_weights,
 )
 
 
@@ -59,7 +52,7 @@ class TensorSource:
 
     def __init__(self, path: Path, family: str):
         self.path = path
-        self.tensors = read_weights(path)
+        self.tensors = hf_files.read_weights(path)
         self.file_names: dict[str, str] = {}  # by names without the prefix
         for file_name in self.tensors:
             name = file_name.removeprefix(f"{family}.")
@@ -116,8 +109,8 @@ def load_pretrained(folder: str, image_size: int = 0) -> Pretrained:
     folder's. For another size than that of the weights, the positions are interpolated. Raises
     UserError.
     """
-    path = find_folder(str(folder))
-    entries = read_entries(path / "config.json")
+    path = hf_files.find_folder(str(folder))
+    entries = hf_files.read_entries(path / "config.json")
     family = str(entries.get("model_type"))
     if family not in FAMILIES:
         raise UserError(f"{path}: model_type {family} is none of {', '.join(FAMILIES)}")
@@ -126,14 +119,14 @@ def load_pretrained(folder: str, image_size: int = 0) -> Pretrained:
     classes = source.take_num_classes() or 2
 
     # file_config has the shapes of the file's tensors, config those of the Classifier.
-    with as_user_error(f"{path}/config.json: the model cannot be used"):
+    with hf_files.as_user_error(f"{path}/config.json: the model cannot be used"):
         file_config = classifier_config(entries, family, classes, has_teacher)
         # RoBERTa's first positions, up to that of padding, are not used.
         first_position = file_config.pad + 1 if family == "roberta" else 0
         config = replace(file_config, max_length=file_config.max_length - first_position)
         transform = None
         if config.patch:
-            transform = read_preprocessor(path, config.channels, image_size)
+            transform = hf_files.read_preprocessor(path, config.channels, image_size)
             config = replace(config, image_size=transform.output_size)
         id2label = entries.get("id2label") or {}
         labels = [str(id2label[str(i)]) for i in range(len(id2label))]
@@ -147,16 +140,9 @@ def load_pretrained(folder: str, image_size: int = 0) -> Pretrained:
     weights["positions"] = weights["positions"][first_position:]
     if config.image_size != file_config.image_size:
         weights["positions"] = resize_positions(weights["positions"], file_config, config)
-    return Pretrained(
-        config,
-        weights,
-        names,
-        new,
-        left_out=sorted(source.tensors),
-        tokenizer="" if transform else read_tokenizer(path, file_config),
-        transform=transform,
-        labels=labels,
-    )
+    left_out = sorted(source.tensors)
+    tokenizer = "" if transform else hf_files.read_tokenizer(path, file_config)
+    return Pretrained(config, weights, names, new, left_out, tokenizer, transform, labels)
 
 
 def take_weights(

@@ -47,8 +47,7 @@ class MetricsLog:
         """flags: of the run; config: the model's; hosts_and_devices: of each rank."""
         self.folder = folder
         self.columns = columns
-        hosts = [host for host, _ in hosts_and_devices]
-        devices = [device for _, device in hosts_and_devices]
+        hosts, devices = zip(*hosts_and_devices)
         self.about = {
             "mode": Path(sys.argv[0]).stem.removeprefix("train_"),
             "flags": flags,
@@ -59,9 +58,7 @@ class MetricsLog:
             "devices": list(dict.fromkeys(devices)),
             "threads": torch.get_num_threads(),
             "python": platform.python_version(),
-            "torch": version("torch"),
-            "numpy": version("numpy"),
-            "tokenizers": version("tokenizers"),
+            **{name: version(name) for name in ("torch", "numpy", "tokenizers")},
             "started": time.strftime("%Y-%m-%d %H:%M:%S"),
             "saved": False,
         }

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from support.common import checkpoint
 from support.common.errors import UserError
-from support.common.hardware import device_name, peak_memory, peak_reserved
+from support.common.hardware import device_name, peak_memory
 from support.common.run_folder import lock_folder
 from support.common.streams import ignore_lost_stdout
 from support.distributed.collectives import all_gather_objects, broadcast_object
@@ -98,7 +98,6 @@ class Run:
         self.last_step = args.steps or args.epochs * self.epoch_steps
         self.eval_every = args.eval_every or self.epoch_steps
         self.save_every = args.save_every or self.eval_every
-        self.sharded = args.sharded
         self.columns = [*COLUMNS, *(f"valid_{name}" for name in task.metrics)]
         self.progress = Progress(growth=args.growth)
         self.throughput = Throughput(peak_rate(args, rank, world_size))
@@ -147,10 +146,14 @@ class Run:
         if self.log:
             self.log.open(self.args, step, self.last_step, self.progress.wandb_id)
         if self.rank == 0 and sys.stderr.isatty():
-            self.show_bar(step)
+            from tqdm import tqdm
+
+            self.bar = tqdm(total=self.last_step, initial=step, unit="step", dynamic_ncols=True)
         self.began = time.perf_counter() - self.progress.seconds
-        if step == self.last_step and self.progress.last_evaluation < step:
-            self.evaluate_stopped_run(step, model)
+        if step == self.last_step and self.progress.last_evaluation < step:  # it was stopped
+            self.say(f"evaluating the weights of step {step}")
+            metrics = self.task.evaluate(model, "valid", self.data_rank, self.data_size)
+            self.save_best(step, model, metrics)
         self.restart_clock()
         return step
 
@@ -204,12 +207,6 @@ class Run:
         beginning = dataclasses.asdict(Progress())
         return {name: beginning[name] for name in ("best", "since_best", "last_evaluation")}
 
-    def evaluate_stopped_run(self, step: int, model: nn.Module) -> None:
-        """Evaluates a run that was stopped at `step` and is resumed to end there."""
-        self.say(f"evaluating the weights of step {step}")
-        metrics = self.task.evaluate(model, "valid", self.data_rank, self.data_size)
-        self.save_best(step, model, metrics)
-
     def load_pretrained_weights(self, model: nn.Module, pretrained: dict[str, Tensor]) -> None:
         """Loads the weights that the task brings along. The others stay random."""
         from support.distributed import weights
@@ -229,12 +226,6 @@ class Run:
         self.profile = Profile(
             self.args, self.folder, *ranks, self.last_step, model, optimizer, step
         )
-
-    def show_bar(self, step: int) -> None:
-        """Shows a progress bar in the terminal, at `step`."""
-        from tqdm import tqdm
-
-        self.bar = tqdm(total=self.last_step, initial=step, unit="step", dynamic_ncols=True)
 
     def restart_clock(self) -> None:
         """Starts the clock of the next step: after a step, an evaluation or a save."""
@@ -314,10 +305,7 @@ class Run:
         self.unread = values if self.unread is None else self.unread + values
 
     def read_back(self, step: int) -> None:
-        """Adds up, over all ranks, the losses that are still on the devices.
-
-        Raises UserError as `record` does.
-        """
+        """Adds up, over all ranks, the losses still on the devices. Raises as `record` does."""
         if self.unread is None:
             return
         dist.all_reduce(self.unread)
@@ -364,7 +352,7 @@ class Run:
             "grad_norm": f"{norm:.6f}",
             **speeds,
             "memory_mib": round(peak_memory()),
-            "reserved_mib": round(peak_reserved()),
+            "reserved_mib": round(torch.cuda.max_memory_reserved() / 2**20),
         }
         progress.nll = 0.0
         progress.targets = 0
@@ -381,9 +369,8 @@ class Run:
     def save_best(self, step: int, model: nn.Module, metrics: dict[str, float]) -> None:
         """Saves the weights of an evaluation: the best in best.pt, the latest in step-N.pt.
 
-        The best have the highest first metric on the validation set, and of those the lowest
-        loss. A collective: rank 0 gathers the weights. Raises UserError where the loss is not
-        finite.
+        The best have the highest first metric in validation, and of those the lowest loss.
+        A collective: rank 0 gathers the weights. Raises UserError where the loss is not finite.
         """
         from support.distributed import weights
 
@@ -440,17 +427,14 @@ class Run:
     def save_checkpoint(
         self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Writes last.pt, which a run resumes from; with --sharded each rank its shard.
-
-        A collective: rank 0 gathers what the ranks have shards of.
-        """
+        """Writes last.pt, to resume from; with --sharded each rank its shard. A collective."""
         from support.distributed import weights
 
         self.writer.wait()
-        model_state, optimizer_state = weights.state_dicts(model, optimizer, self.sharded)
+        model_state, optimizer_state = weights.state_dicts(model, optimizer, self.args.sharded)
         self.read_back(step)
         shards = ""
-        if self.sharded:
+        if self.args.sharded:
             shards = f"sharded-{step:07d}"
             weights.save_sharded(self.folder, shards, model_state, optimizer_state)
         if self.log:

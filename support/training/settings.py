@@ -368,11 +368,8 @@ def flags_of(settings: type[Settings]) -> dict[str, dataclasses.Field]:
 
 
 # Flags that not all scripts have. The others ignore them in a file.
-SCRIPT_FLAGS = {
-    *flags_of(CpuSettings),
-    *flags_of(FsdpSettings),
-    *flags_of(TpSettings),
-} - flags_of(Settings).keys()
+ALL_FLAGS = flags_of(CpuSettings) | flags_of(FsdpSettings) | flags_of(TpSettings)
+SCRIPT_FLAGS = ALL_FLAGS.keys() - flags_of(Settings)
 
 
 def defaults_of(settings: type[Settings]) -> dict[str, Any]:

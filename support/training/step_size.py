@@ -36,13 +36,10 @@ def find_growth(task, args: Settings) -> int:
 
 
 def enlarge_steps(args: Settings, growth: int) -> None:
-    """Enlarges the steps; the warm-up keeps its share of the data.
-
-    Adam's learning rate grows with the square root of a step's size.
-    """
+    """Enlarges the steps. Adam's learning rate grows with the square root of their size."""
     args.growth = growth
     args.batch_tokens *= growth
     args.batch_size *= growth
     args.lr = float(f"{args.lr * math.sqrt(growth):.2g}")
     args.head_lr = float(f"{args.head_lr * math.sqrt(growth):.2g}")
-    args.warmup //= growth
+    args.warmup //= growth  # it keeps its share of the data

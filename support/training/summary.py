@@ -221,10 +221,7 @@ def how_to_resume(run, step: int) -> str:
 
 
 def benchmark(run) -> None:
-    """Prints how fast the steps were, and the memory of the largest process. A collective.
-
-    A trial of --minutes gets its measurement.
-    """
+    """Prints the speed, which a trial gets, and the largest process's memory. A collective."""
     memory = all_gather_objects(peak_memory())
     if not run.throughput.speeds:
         run.say("stopped before there was anything to measure")

@@ -8,6 +8,7 @@ only when the flags ask for them.
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -25,6 +26,9 @@ class Task(Protocol):
     """What is trained, on which data, and how it is evaluated."""
 
     weights: dict[str, Tensor] | None  # pretrained weights to begin with, by name
+    metrics: tuple[str, ...]  # of an evaluation; the first decides which weights are best
+    unit: str  # what the corpus's examples are: pairs, texts or images
+    speed_unit: str  # what tokens_per_second counts
 
     @property
     def config(self) -> LayerConfig:
@@ -33,18 +37,6 @@ class Task(Protocol):
     @property
     def batches(self) -> Batches:
         """The batches of training."""
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """The metrics of an evaluation; the first decides which weights are best."""
-
-    @property
-    def unit(self) -> str:
-        """What the corpus's examples are: pairs, texts or images."""
-
-    @property
-    def speed_unit(self) -> str:
-        """What tokens_per_second counts."""
 
     def make_batches(self) -> None:
         """Divides the training set into batches of the size that the flags say."""
@@ -120,26 +112,20 @@ def base_config(flags: dict[str, Any]) -> Path | None:
     """
     from support.corpora.task_type import CLASSIFICATION_CORPORA, TRANSLATION_CORPORA, task_type
 
-    if task_type(flags["data"], flags["label"]) == "translation":
+    args = SimpleNamespace(**flags)
+    if task_type(args.data, args.label) == "translation":
         from support.corpora.pairs import find_corpus
 
-        pairs = find_corpus(
-            flags["data"], flags["valid"], flags["test"], flags["src"], flags["tgt"]
-        )
+        pairs = find_corpus(args.data, args.valid, args.test, args.src, args.tgt)
         if pairs.name in TRANSLATION_CORPORA:  # a user's corpus may have another file's name
             return CONFIGS / f"{pairs.name}.yaml"
         return config_for_amount("pairs", pairs.parts["train"]())
     from support.classification.labelled import find_labelled
 
     corpus = find_labelled(
-        flags["data"],
-        flags["valid"],
-        flags["test"],
-        flags["text"],
-        flags["label"],
-        flags["image_size"],
+        args.data, args.valid, args.test, args.text, args.label, args.image_size
     )
-    prefix = "pretrained-" if flags["pretrained"] else ""
+    prefix = "pretrained-" if args.pretrained else ""
     own = CONFIGS / f"{prefix}{corpus.name}.yaml"
     if corpus.name in CLASSIFICATION_CORPORA and own.is_file():
         return own
@@ -157,9 +143,7 @@ def config_for_amount(kind: str, examples: Iterable) -> Path | None:
     limits = {}  # the file for at most so many examples
     for path in CONFIGS.glob(f"{kind}-to-*.yaml"):
         limits[int(path.stem.removeprefix(f"{kind}-to-"))] = path
-    count = 0
-    if limits:
-        count = sum(1 for _ in islice(examples, max(limits) + 1))
+    count = sum(1 for _ in islice(examples, max(limits, default=0) + 1))
     for limit in sorted(limits):
         if count <= limit:
             return limits[limit]

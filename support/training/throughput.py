@@ -78,7 +78,9 @@ def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
     if not rate:
         rate = sum(all_gather_objects(matrix_rate(args.device, args.precision)))
         if rank == 0:
-            keep_rate(path, setup, rate)
+            with contextlib.suppress(OSError):  # else it is measured again
+                cache.mkdir(parents=True, exist_ok=True)
+                write_json(path, read_rates(path) | {setup: rate})
     return rate
 
 
@@ -96,10 +98,3 @@ def read_rates(path: Path) -> dict[str, float]:
     with contextlib.suppress(OSError, ValueError, TypeError):
         return dict(read_json(path))
     return {}
-
-
-def keep_rate(path: Path, setup: str, rate: float) -> None:
-    """Adds a measured rate to the file; if it cannot be written, it is measured again."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, read_rates(path) | {setup: rate})

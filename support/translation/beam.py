@@ -80,8 +80,12 @@ class Hypotheses:
         """
         log_p[:, :, self.config.pad] = -math.inf
         log_p[:, :, self.config.bos] = -math.inf
-        # At most `beam` of 2 * beam candidates end with eos, so `beam` are left to extend.
-        totals, parents, tokens = best_candidates(self.scores, log_p, 2 * self.beam)
+        # The best continuations by one token, best first, each (live, 2 * beam). At most `beam`
+        # of these candidates end with eos, so `beam` are left to extend.
+        sums = (self.scores[:, :, None] + log_p).flatten(1)  # (live, beam * vocabulary)
+        totals, indices = sums.topk(2 * self.beam)
+        parents = indices // log_p.shape[2]
+        tokens = indices % log_p.shape[2]
         self.ids = torch.cat([gather_columns(self.ids, parents), tokens[:, :, None]], dim=2)
         ends = tokens == self.config.eos
         self.collect_finished(totals, ends)
@@ -124,19 +128,6 @@ class Hypotheses:
     def is_finished(self, sentence: int) -> bool:
         """Returns whether a sentence has as many finished hypotheses as it needs."""
         return len(self.finished[sentence]) == self.beam
-
-
-def best_candidates(scores: Tensor, log_p: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the best continuations of each sentence by one token, best first.
-
-    scores: (live, beam), log-probabilities of the hypotheses; log_p: (live, beam, vocabulary),
-    of the next token. Returns (totals, parents, tokens), each (live, count): log-probabilities,
-    which hypothesis is continued, and with which token.
-    """
-    vocab_size = log_p.shape[2]
-    totals = (scores[:, :, None] + log_p).flatten(1)  # (live, beam * vocabulary)
-    totals, indices = totals.topk(count)
-    return totals, indices // vocab_size, indices % vocab_size
 
 
 def mean_log_probability(logits: list[Tensor]) -> Tensor:

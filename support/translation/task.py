@@ -70,7 +70,7 @@ def load_translator(path: Path) -> tuple[Transformer, BPE, dict[str, Any]]:
 class Translation:
     """Sentence pairs, encoded on disk, and how a Transformer is trained on them and scored."""
 
-    metrics = ("bleu",)
+    metrics: tuple[str, ...] = ("bleu",)
     unit = "pairs"
     speed_unit = "source+target tokens"
 
