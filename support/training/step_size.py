@@ -13,7 +13,9 @@ from support.training.summary import LOW_MFU, MAX_GROWTH
 
 # `task` is a Task (support/training/tasks.py), which imports this module.
 
-MIN_STEPS = 2000  # of a run: with fewer, the same epochs train a model less
+# Of a run: with fewer, the same epochs train a model less. With 1,937 steps in the place of
+# 3,991, and twice as large, the phrasebook's BLEU was 93.4 and not 95.5.
+MIN_STEPS = 10_000
 
 
 def find_growth(task, args: Settings) -> int:
