@@ -77,7 +77,7 @@ def parse_arguments() -> argparse.Namespace:
     add(
         "--export",
         metavar="FOLDER",
-        help="write the model in the format of Hugging Face's transformers",
+        help="write for Hugging Face's transformers, which cuts the end of long texts",
     )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run [auto]")
     add("--threads", type=int, default=0, help="CPU cores to use; 0 means all [0]")

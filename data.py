@@ -296,7 +296,7 @@ def encode_part(
 
 
 def append_ids(path: str, sentences: list[list[int]], dtype: np.dtype, start: int) -> int:
-    """Appends to PATH.ids, after `start` tokens, and PATH.offsets; returns how many tokens."""
+    """Appends to PATH.ids, which has `start` tokens, and PATH.offsets; returns how many."""
     lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
     append(f"{path}.ids", np.fromiter(chain.from_iterable(sentences), dtype).tobytes())
     append(f"{path}.offsets", (start + lengths.cumsum()).tobytes())

@@ -21,7 +21,7 @@ from support.classification.splits import hold_out_labelled
 from support.common.errors import UserError
 
 FORMAT = 10  # of the files: increase it when the same examples are stored differently
-BLOCK = 1000  # texts encoded at a time; the part cut off a long one takes half a MiB
+BLOCK = 1000  # texts encoded at a time; the tokens of a long one take half a MiB
 BPE_TEXTS = 200_000  # enough to train a tokenizer on; each distinct word takes about 1 KB
 CHARACTERS_PER_TOKEN = 100  # hardly a token has more than a dozen
 
@@ -130,7 +130,7 @@ def encode_texts(
 ) -> tuple[list[list[int]], int]:
     """Returns the token ids of each text, and how many texts had more than `max_length`.
 
-    Of these the first and the last ones are kept, often more telling than the middle.
+    Such a text keeps its first and its last tokens, which often tell more than the middle.
     """
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -150,7 +150,7 @@ def encode_texts(
 
 def shorten(text: str, max_length: int) -> str:
     """Returns a text without what cannot be among its first or last tokens, to save time."""
-    longest = CHARACTERS_PER_TOKEN * max_length
+    longest = CHARACTERS_PER_TOKEN * math.ceil(max_length / 2)
     if len(text) <= 2 * longest:
         return text
     return text[:longest] + text[-longest:]
@@ -159,7 +159,10 @@ def shorten(text: str, max_length: int) -> str:
 def write_texts(
     examples: Iterator[tuple[str, int]], path: Path, tokenizer: Tokenizer, max_length: int
 ) -> dict:
-    """Writes PATH.ids, .offsets and .labels; returns counts. Raises UserError."""
+    """Writes PATH.ids, .offsets and .labels; returns counts.
+
+    Raises UserError if all texts of the training set are empty.
+    """
     counts = {"examples": 0, "empty": 0, "cut": 0, "tokens": 0}
     append(f"{path}.offsets", np.zeros(1, np.int64).tobytes())
     while block := list(islice(examples, BLOCK)):

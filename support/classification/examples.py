@@ -104,7 +104,8 @@ class Images(Examples):
 def class_weights(labels: np.ndarray, classes: int, balanced: bool) -> np.ndarray:
     """Returns the factor of each class in the loss, (classes,).
 
-    It is 1, or if `balanced` such that all classes count as if they were equally frequent.
+    All factors are 1 unless `balanced`; then all classes count as if they were equally
+    frequent.
     """
     if not balanced:
         return np.ones(classes)
@@ -154,9 +155,11 @@ class ExampleBatches(Batches):
         self, rows: np.ndarray, widths: list[int], epoch: int
     ) -> tuple[torch.Tensor, ...]:
         """Returns (x, label, weight) as `batch` of the examples does."""
-        varies = self.crop or self.flip
-        draws = [self.offsets_and_flips(epoch)[rows]] if varies else []
-        x, label, weight = self.examples.batch(rows, *widths, *draws)
+        if self.crop or self.flip:
+            draws = self.offsets_and_flips(epoch)[rows]
+            x, label, weight = self.examples.batch(rows, *widths, draws)
+        else:
+            x, label, weight = self.examples.batch(rows, *widths)
         if self.token_dropout and len(rows):
             self.hide_tokens(x, rows, epoch)
         return x, label, weight * self.weights[label]

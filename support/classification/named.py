@@ -79,8 +79,16 @@ CLASSES = {
     "agnews": ["World", "Sports", "Business", "Sci/Tech"],
     "amazon-polarity": ["negative", "positive"],
     "fashion-mnist": [
-        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
-        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
     ],
 }
 FASHION_MEAN, FASHION_STD = 0.28604, 0.35302  # of the training set's pixels, from 0 to 1

@@ -111,17 +111,17 @@ def save(path: Path, checkpoint: dict) -> None:
 
 
 class Writer:
-    """Writes files, one after the other; in the background each while training continues."""
+    """Calls functions that write files: at once, or in a thread while training continues."""
 
     def __init__(self, in_background: bool):
         self.pool = ThreadPoolExecutor(max_workers=1) if in_background else None
         self.job: Future | None = None
 
     def write(self, job: Callable[[], None]) -> None:
-        """Calls `job`, which writes files; in the background as soon as the one before is done.
+        """Waits for the job before, and calls `job`, or lets the thread call it.
 
-        A job in the background must not use tensors that training changes. Raises what the job,
-        or in the background the one before, has raised.
+        A job in the thread must not use tensors that training changes. Raises what the job, or
+        in the thread the one before, has raised.
         """
         self.wait()
         if self.pool:

@@ -45,7 +45,10 @@ LAUNCH_SECONDS = 3e-3
 
 
 def available_cores(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Returns how many cores this process may use: often not all. Raises UserError."""
+    """Returns how many cores this process may use: under Slurm or Docker often not all.
+
+    Raises UserError.
+    """
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))

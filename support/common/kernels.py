@@ -99,7 +99,11 @@ def compile_layers(model: nn.Module) -> None:
 def compiled_cross_entropy() -> Callable:
     """Returns `FusedCrossEntropy` with a single kernel between the products of a block."""
     gradient = torch.compile(overwrite_in_one_kernel, fullgraph=True, dynamic=True)
-    return lambda *inputs: FusedCrossEntropy.apply(*inputs, LOSS_BLOCK, gradient)
+
+    def loss(x: Tensor, weight: Tensor, target: Tensor, smoothing: float):
+        return FusedCrossEntropy.apply(x, weight, target, smoothing, LOSS_BLOCK, gradient)
+
+    return loss
 
 
 class FlatLinear(nn.Linear):

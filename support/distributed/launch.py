@@ -299,8 +299,8 @@ def torchrun(train: Train, command_line: rendezvous.CommandLine) -> None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         rendezvous.check_interface()
         try:
-            meetings = dist.rendezvous("env://", timeout=CONNECT_TIMEOUT)
-            torchrun_store, rank, world_size = next(meetings)
+            answers = dist.rendezvous("env://", timeout=CONNECT_TIMEOUT)
+            torchrun_store, rank, world_size = next(answers)
         except dist.DistError:
             raise UserError("torchrun has ended meanwhile") from None
         try:

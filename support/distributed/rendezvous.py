@@ -15,7 +15,6 @@ import time
 import uuid
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from typing import Any, Protocol
 
 import psutil
@@ -29,14 +28,6 @@ from support.distributed.collectives import all_gather_objects, is_communication
 from support.distributed.signals import Signals
 
 HAS_LIBUV = sys.platform != "win32"  # PyTorch's build for Windows has a store without it
-# Returns a store that this process keeps. multi_tenant: the process group uses it as well.
-new_store = partial(
-    dist.TCPStore,
-    is_master=True,
-    wait_for_workers=False,
-    multi_tenant=True,
-    use_libuv=HAS_LIBUV,
-)
 
 
 class CommandLine(Protocol):
@@ -47,6 +38,19 @@ class CommandLine(Protocol):
 
     def complete(self, restarted: str = "") -> Any:
         """Returns the settings of a run."""
+
+
+def new_store(host: str, port: int, **more) -> dist.TCPStore:
+    """Returns a store that this process serves, also to its process group."""
+    return dist.TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        multi_tenant=True,
+        use_libuv=HAS_LIBUV,
+        **more,
+    )
 
 
 def store_on_loopback() -> dist.TCPStore:

@@ -20,8 +20,6 @@ from support.distributed.signals import Signals
 TRIAL_STEPS = 40  # or fewer, where these take longer than SHARE_OF_TRIAL
 SHARE_OF_TRIAL = 0.2  # of the time
 SHARE_OF_STEPS = 0.9  # of the time; the rest is for evaluations
-# What a trial on GPUs may have changed (support/training/step_size.py).
-SETTLED = ("growth", "batch_tokens", "batch_size", "lr", "head_lr", "warmup")
 
 
 @dataclass
@@ -57,9 +55,6 @@ def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store
             with ignore_lost_stdout(OSError):
                 print("stopped in the trial of --minutes; nothing was saved")
         sys.exit(Signals.status())
-    for name in SETTLED:
-        setattr(args, name, getattr(trial_args, name))
-    args.gpu_flops = 0.0  # the size of a step stays that of the trial
     remaining = max(0.0, 60 * args.minutes - elapsed) * SHARE_OF_STEPS
     epochs = remaining / epoch_seconds
     if epochs >= 1:

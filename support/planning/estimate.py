@@ -30,7 +30,7 @@ BUCKET = 25 * 2**20  # and of the others
 STOP_BYTES = 8  # of `stop_requested`, all-reduced once a step
 ADAM_BYTES = 7 * FP32  # read and written for a parameter, its gradient and two moments
 # Sums in an encoder and a decoder layer, with three attentions and two feed-forward layers:
-# one for each matrix that is split by rows, and backward for each that is split by columns.
+# forward one for each matrix split by rows, backward one for each split by columns.
 FORWARD_SUMS = 3 + 2
 BACKWARD_SUMS = 2 * 3 + 2  # an attention splits a query, and a key and value
 MAX_GPUS = 1024

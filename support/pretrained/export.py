@@ -16,7 +16,8 @@ from support.pretrained.hf_files import write_preprocessor, write_tokenizer, wri
 def export(folder: Path, model: Classifier, saved: dict[str, Any]) -> None:
     """Writes a folder that transformers opens, with the same logits and class names.
 
-    saved: what the task saved. Raises UserError if no class of transformers computes the model.
+    Of a text that is too long, transformers cuts the end, and classify.py the middle. saved:
+    what the task saved. Raises UserError if no class of transformers computes the model.
     """
     config = model.config
     classes = saved["classes"]

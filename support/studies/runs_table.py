@@ -112,7 +112,10 @@ def speed_column(runs: list[Row]) -> str:
 
 
 def read_table(lines: Iterable[str], required: list[str]) -> list[Row]:
-    """Returns a CSV table's rows, numbers in all but TEXTS. Raises ValueError and csv.Error."""
+    """Returns the rows of a CSV table, with numbers in all columns but TEXTS.
+
+    Raises ValueError and csv.Error.
+    """
     table = csv.DictReader(lines)
     columns = table.fieldnames or []
     for name in required:

@@ -82,7 +82,7 @@ class CommandLine:
         settle(args, defaults_of(self.settings))
         if checkpoint:
             args.growth = checkpoint["progress"].get("growth", 1)
-        elif args.device == "cuda" and not any(given.get(name) for name in SIZE_FLAGS):
+        elif args.device == "cuda" and not given.keys() & SIZE_FLAGS:
             args.gpu_flops = number_in_environment("WORLD_SIZE", 1) * known_rate(args)
         if not args.benchmark:
             args.folder = str(folder)

@@ -109,8 +109,8 @@ class Run:
         self.row: dict[str, Any] | None = None
         self.bar: Any = None  # tqdm's
         self.log: MetricsLog | None = None
-        # On GPUs what is saved is a copy in main memory, which training does not change. Shards
-        # are no copies, and must not be removed before last.pt names others.
+        # On GPUs what is saved is a copy in main memory, which training does not change. With
+        # --sharded the ranks write their shards themselves, and last.pt is small.
         in_background = args.device == "cuda" and not args.sharded
         self.writer = checkpoint.Writer(in_background)
         self.profile: Any = None
@@ -146,14 +146,10 @@ class Run:
         if self.log:
             self.log.open(self.args, step, self.last_step, self.progress.wandb_id)
         if self.rank == 0 and sys.stderr.isatty():
-            from tqdm import tqdm
-
-            self.bar = tqdm(total=self.last_step, initial=step, unit="step", dynamic_ncols=True)
+            self.show_bar(step)
         self.began = time.perf_counter() - self.progress.seconds
-        if step == self.last_step and self.progress.last_evaluation < step:  # it was stopped
-            self.say(f"evaluating the weights of step {step}")
-            metrics = self.task.evaluate(model, "valid", self.data_rank, self.data_size)
-            self.save_best(step, model, metrics)
+        if step == self.last_step and self.progress.last_evaluation < step:
+            self.evaluate_stopped_run(step, model)
         self.restart_clock()
         return step
 
@@ -207,6 +203,12 @@ class Run:
         beginning = dataclasses.asdict(Progress())
         return {name: beginning[name] for name in ("best", "since_best", "last_evaluation")}
 
+    def evaluate_stopped_run(self, step: int, model: nn.Module) -> None:
+        """Evaluates a run that was stopped at `step` and is resumed to end there."""
+        self.say(f"evaluating the weights of step {step}")
+        metrics = self.task.evaluate(model, "valid", self.data_rank, self.data_size)
+        self.save_best(step, model, metrics)
+
     def load_pretrained_weights(self, model: nn.Module, pretrained: dict[str, Tensor]) -> None:
         """Loads the weights that the task brings along. The others stay random."""
         from support.distributed import weights
@@ -226,6 +228,12 @@ class Run:
         self.profile = Profile(
             self.args, self.folder, *ranks, self.last_step, model, optimizer, step
         )
+
+    def show_bar(self, step: int) -> None:
+        """Shows a progress bar in the terminal, at `step`."""
+        from tqdm import tqdm
+
+        self.bar = tqdm(total=self.last_step, initial=step, unit="step", dynamic_ncols=True)
 
     def restart_clock(self) -> None:
         """Starts the clock of the next step: after a step, an evaluation or a save."""
@@ -322,6 +330,7 @@ class Run:
 
     def refuse_step(self, step: int, quantity: str) -> None:
         """Closes the log, and raises UserError: a loss or a gradient is not finite."""
+        self.writer.wait()
         self.close()
         hint = "Nothing was saved."
         for name in ("best.pt", "last.pt"):

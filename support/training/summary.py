@@ -34,7 +34,7 @@ def beginning(run) -> str:
     source += ", and the flags given"
     if args.growth > 1:
         size, lr = step_flags(args, 1)
-        source += f"; for GPUs {args.growth} times the size: {size} {lr} --warmup {args.warmup}"
+        source += f"; for GPUs, steps of {args.growth} times the size: {size} {lr}"
     epochs = round(run.last_step / run.epoch_steps, 2)
     sharing = f" ({run.tp_size} share each layer)" if run.tp_size > 1 else ""
     lines = [
@@ -221,7 +221,10 @@ def how_to_resume(run, step: int) -> str:
 
 
 def benchmark(run) -> None:
-    """Prints the speed, which a trial gets, and the largest process's memory. A collective."""
+    """Prints how fast the steps were, and the memory of the largest process. A collective.
+
+    A trial of --minutes gets its measurement.
+    """
     memory = all_gather_objects(peak_memory())
     if not run.throughput.speeds:
         run.say("stopped before there was anything to measure")

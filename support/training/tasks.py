@@ -108,7 +108,8 @@ def make_task(args: Settings) -> Task:
 def base_config(flags: dict[str, Any]) -> Path | None:
     """Returns the file in configs/ that a new run begins with, if any. Raises UserError.
 
-    It is the corpus's own, NAME.yaml, or else the one for its kind and amount of data.
+    It is the corpus's own, NAME.yaml or pretrained-NAME.yaml, or else the one for its kind and
+    amount of data.
     """
     from support.corpora.task_type import CLASSIFICATION_CORPORA, TRANSLATION_CORPORA, task_type
 
@@ -138,7 +139,7 @@ def config_for_amount(kind: str, examples: Iterable) -> Path | None:
     """Returns the file for so many examples: KIND-to-N.yaml with the smallest N, or KIND.yaml.
 
     kind: pairs, texts, images, pretrained-texts or pretrained-images. examples: of the training
-    set; no more of them are read than the largest N.
+    set; of them at most one more than the largest N is read.
     """
     limits = {}  # the file for at most so many examples
     for path in CONFIGS.glob(f"{kind}-to-*.yaml"):

@@ -80,8 +80,8 @@ class Hypotheses:
         """
         log_p[:, :, self.config.pad] = -math.inf
         log_p[:, :, self.config.bos] = -math.inf
-        # The best continuations by one token, best first, each (live, 2 * beam). At most `beam`
-        # of these candidates end with eos, so `beam` are left to extend.
+        # totals, parents, tokens: (live, 2 * beam), the best continuations by one token, best
+        # first. At most `beam` of them end with eos, so `beam` are left to extend.
         sums = (self.scores[:, :, None] + log_p).flatten(1)  # (live, beam * vocabulary)
         totals, indices = sums.topk(2 * self.beam)
         parents = indices // log_p.shape[2]

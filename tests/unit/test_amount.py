@@ -1,6 +1,7 @@
 """Settings by kind and amount of data, and the length of a run by its time."""
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from support.training import command_line, summary, tasks
 from support.training.command_line import CommandLine, parse_arguments
 from support.training.run import Progress, Run
 from support.training.settings import CpuSettings, Settings, defaults_of
-from support.training.step_size import enlarge_steps, find_growth
+from support.training.step_size import find_growth
 from support.training.tasks import find_task
 
 
@@ -84,20 +85,15 @@ def group_of_one(monkeypatch):
 def test_minutes_become_epochs_or_steps(
     monkeypatch, group_of_one, minutes, epoch_seconds, expected
 ):
-    """Of the time without what has passed, a tenth is kept for evaluations.
-
-    The run keeps the size that its steps had in the trial.
-    """
+    """Of the time without what has passed, a tenth is kept for evaluations."""
 
     def train(rank, world_size, args):
         assert args.benchmark and args.trial.max_seconds == 12 * minutes
         dist.init_process_group("gloo", rank=rank, world_size=world_size)
         args.trial.epoch_seconds, args.trial.epoch_steps = epoch_seconds, 60
-        enlarge_steps(args, 4)
 
     monkeypatch.setattr("support.distributed.trial.seconds_since_start", lambda: 0.0)
-    args = CpuSettings(minutes=minutes, epochs=7, gpu_flops=1e12)
-    expected |= {"batch_tokens": 16_384, "lr": 0.004, "warmup": 250, "gpu_flops": 0}
+    args = CpuSettings(minutes=minutes, epochs=7)
     settle_length(train, 0, 1, group_of_one, args)
     assert {name: getattr(args, name) for name in expected} == expected
     assert not dist.is_initialized()
@@ -186,7 +182,7 @@ def test_steps_are_larger_on_gpus(monkeypatch, peak, epochs, growth):
     assert args.lr == pytest.approx(0.006 * growth**0.5, rel=0.02)
     assert num_steps == pytest.approx(307 / growth, rel=0.05)
     assert epochs * num_steps >= min(10_000, epochs * 307)
-    assert args.warmup == 250 // growth
+    assert args.warmup == math.ceil(250 / growth)
     said = summary.step_flags(args, 1)
     assert said == (f"--batch-tokens {1024 * growth}", f"--lr {args.lr}")
 
@@ -197,9 +193,9 @@ def test_a_size_that_the_user_sets_stays(monkeypatch, flag):
     assert args_on_gpus(monkeypatch, 500e12, "--epochs", "60", flag, "8").gpu_flops == 0
 
 
-def test_a_run_of_so_many_steps_keeps_their_size():
-    args = Settings(gpu_flops=500e12, steps=9000)
-    assert find_growth(SimpleNamespace(), args) == 1
+@pytest.mark.parametrize("length", [{"steps": 90_000}, {"minutes": 90.0}])
+def test_a_run_of_a_given_length_keeps_the_size_of_its_steps(length):
+    assert find_growth(SimpleNamespace(), Settings(gpu_flops=500e12, **length)) == 1
 
 
 def test_an_enlarged_run_is_resumed_by_its_name():
