@@ -21,7 +21,7 @@ from support.classification.splits import hold_out_labelled
 from support.common.errors import UserError
 
 FORMAT = 10  # of the files: increase it when the same examples are stored differently
-BLOCK = 1000  # texts encoded at a time; the tokens of a long one take half a MiB
+BLOCK = 1000  # texts encoded at a time; a long one takes some 5 KiB per token of max_length
 BPE_TEXTS = 200_000  # enough to train a tokenizer on; each distinct word takes about 1 KB
 CHARACTERS_PER_TOKEN = 100  # hardly a token has more than a dozen
 

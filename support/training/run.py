@@ -385,7 +385,7 @@ class Run:
 
         if not math.isfinite(metrics["loss"]):
             self.refuse_step(step, "validation loss")
-        self.writer.wait()  # main memory has room for one copy
+        self.writer.wait()  # so that main memory holds one copy at a time
         state = weights.full_state_dict(model)
         in_log = ("loss", *self.task.metrics)
         self.progress.evaluated = {
