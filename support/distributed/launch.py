@@ -100,6 +100,23 @@ def name_full_gpu(rank: int):
 
 
 @contextmanager
+def end_at_once():
+    """Ends this process after the block, without what Python does at its end.
+
+    A thread of Gloo's may still hold a tensor. Where it drops the tensor while Python ends, it
+    aborts the process (https://github.com/pytorch/pytorch/issues/190489).
+    """
+    status = 0
+    try:
+        yield
+    except SystemExit as end:
+        status = int(end.code or 0)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+@contextmanager
 def rank_0_first():
     """Runs the block in rank 0, then in the first process of each other node, then in the rest.
 
@@ -202,7 +219,7 @@ def worker(rank: int, train: Train, args, port: int, world_size: int) -> None:
     """One process of `spawn`."""
     os.environ["RANK"] = str(rank)
     prepare_streams()
-    with exit_on_user_error(), one_process_reports(rank):
+    with end_at_once(), exit_on_user_error(), one_process_reports(rank):
         try:
             store = rendezvous.connect(port, CONNECT_TIMEOUT)
         except dist.DistError:  # the parent was killed meanwhile
@@ -293,7 +310,7 @@ def torchrun(train: Train, command_line: rendezvous.CommandLine) -> None:
     with exit_on_user_error():
         check_environment()
     rank = int(os.environ["RANK"])
-    with exit_on_user_error(), one_process_reports(rank):
+    with end_at_once(), exit_on_user_error(), one_process_reports(rank):
         interface = rendezvous.interface_to(os.environ["MASTER_ADDR"])
         if interface:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -312,10 +329,8 @@ def torchrun(train: Train, command_line: rendezvous.CommandLine) -> None:
                 if rank == 0 and torchrun_store.check(["folder"]):
                     remove_if_empty(torchrun_store.get("folder").decode())
             raise
-    # At Python's own end a thread of Gloo's may still hold a tensor, and abort: leave at once.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(Signals.status() if Signals.run_stopped else 0)
+        if Signals.run_stopped:
+            sys.exit(Signals.status())
 
 
 def check_environment() -> None:

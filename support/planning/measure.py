@@ -32,6 +32,7 @@ from support.common.hardware import (
 )
 from support.common.kernels import speed_up
 from support.common.paths import ROOT
+from support.distributed.launch import end_at_once
 from support.distributed.rendezvous import connect, store_on_loopback
 from support.planning.estimate import ADAM_BYTES
 from support.planning.footprint import FP32, TrainingStep
@@ -135,6 +136,7 @@ def time_collectives(timings: Timings, processes: int, unit: int) -> None:
     timings.reduce_scatter = seconds_after_computing(reduce_scatter)
 
 
+@end_at_once()
 def worker(rank: int, processes: int, port: int, step: TrainingStep, results) -> None:
     """Measures in one of the processes; rank 0 puts its Timings into the queue `results`."""
     torch.set_num_threads(1)

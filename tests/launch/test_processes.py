@@ -1,5 +1,6 @@
 """The process that an error message calls dead is the one that has died, and no other."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from conftest import ROOT, skip_on_windows
+from conftest import ROOT, run_script, skip_on_windows
 
 from support.common import run_folder
 from support.common.errors import UserError
@@ -133,6 +134,7 @@ def test_a_process_whose_parent_has_died_before_they_met_ends(monkeypatch, capfd
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     monkeypatch.setattr(processes, "CONNECT_TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr(os, "_exit", sys.exit)
     began = time.monotonic()
     with pytest.raises(SystemExit) as ended:
         if how == "spawn":
@@ -277,3 +279,45 @@ def test_a_process_that_finishes_while_it_is_asked_has_not_died(monkeypatch):
 
     monkeypatch.setattr("socket.create_connection", connect)
     assert not liveness.has_died(store, 1)
+
+
+@pytest.mark.slow
+def test_a_thread_that_drops_a_tensor_late_does_not_abort_the_process(tmp_path):
+    """It waits for Python's lock, and gets it when Python has begun to end."""
+    late = tmp_path / "late.py"
+    late.write_text("""
+import atexit, sys, time
+import torch
+import torch.distributed as dist
+from support.distributed.launch import spawn
+from support.training.command_line import parse_arguments
+from support.training.settings import CpuSettings
+
+class Pause:
+    def __init__(self):
+        self.sleep = time.sleep  # Python has deleted most modules by then
+
+    def __del__(self):
+        self.sleep(0.5)  # gives up the lock
+
+def drop_late(rank):
+    sys.setswitchinterval(1000)  # from here on only what waits gives up the lock
+    time.sleep(0.3 * rank)
+    sys.group.allreduce([torch.ones(1)])  # a thread of Gloo's now holds the tensor
+    start = time.monotonic()
+    while time.monotonic() < start + 1:
+        pass
+
+def train(rank, world_size, args):
+    dist.init_process_group("gloo")
+    dist.barrier()
+    sys.group = dist.group.WORLD  # PyTorch's optimizers keep it as well
+    sys.modules["pause"] = Pause()
+    atexit.register(drop_late, rank)
+
+if __name__ == "__main__":
+    spawn(train, parse_arguments("", CpuSettings))
+""")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = run_script(late, "--procs", 2, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
