@@ -74,11 +74,10 @@ class ModelConfig(LayerConfig):
 
 
 def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d_head)) v (section 3.2.1).
+    """Returns softmax(q k^T / sqrt(d_head)) v (section 3.2.1), (batch, heads, tgt, d_head).
 
     q: (batch, heads, tgt, d_head); k, v: (batch, heads, src, d_head); mask: True where
-    attention is allowed, broadcastable to (batch, heads, tgt, src). Returns (batch, heads, tgt,
-    d_head).
+    attention is allowed, broadcastable to (batch, heads, tgt, src).
     """
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (batch, heads, tgt, src)
     # The lowest finite number, not -inf: a row that is all padding gets equal weights, not NaN.
@@ -101,11 +100,11 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.d_model, config.d_model, bias=config.bias)
 
     def split(self, x: Tensor) -> Tensor:
-        """(batch, length, d_model) to (batch, heads, length, d_head)."""
+        """Splits (batch, length, d_model) into heads: (batch, heads, length, d_head)."""
         return x.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
 
     def split_key_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(batch, length, 2 * d_model) to keys and values, (batch, heads, length, d_head)."""
+        """Splits (batch, length, 2 * d_model) into k and v, (batch, heads, length, d_head)."""
         k, v = x.unflatten(-1, (-1, 2, self.d_head)).unbind(-2)
         return k.transpose(1, 2), v.transpose(1, 2)
 
@@ -117,7 +116,7 @@ class Attention(nn.Module):
         return self.attend_to(x, self.key_value(source), mask)
 
     def attend_to(self, x: Tensor, key_value: Tensor, mask: Tensor) -> Tensor:
-        """`forward`, given self.key_value(source): (batch, src, 2 * d_model)."""
+        """Does what `forward` does, given self.key_value(source): (batch, src, 2 * d_model)."""
         q = self.split(self.query(x))
         k, v = self.split_key_value(key_value)
         y = self.attend(q, k, v, mask)  # (batch, heads, tgt, d_head)
@@ -125,7 +124,7 @@ class Attention(nn.Module):
 
 
 def feed_forward(config: LayerConfig) -> nn.Sequential:
-    """max(0, x W1 + b1) W2 + b2, the same at every position (section 3.3)."""
+    """Returns max(0, x W1 + b1) W2 + b2, the same at every position (section 3.3)."""
     activation = nn.GELU() if config.activation == "gelu" else nn.ReLU()
     return nn.Sequential(
         nn.Linear(config.d_model, config.d_ff),
@@ -184,7 +183,7 @@ class DecoderLayer(nn.Module):
 def cross_entropy(
     x: Tensor, weight: Tensor, target: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """The projection to the vocabulary (section 3.4) and the loss (5.4), summed over tokens.
+    """Projects to the vocabulary (section 3.4), and sums the loss (5.4) over tokens.
 
     x: (tokens, d_model); weight: (vocabulary, d_model); target: (tokens,). Returns (loss, nll):
     the label-smoothed loss, which has the gradient, and the negative log-likelihood in nats.
@@ -195,7 +194,7 @@ def cross_entropy(
 
 
 def sinusoids(positions: Tensor, d_model: int) -> Tensor:
-    """Positional encodings (section 3.5): (length,), from 0, to (length, d_model)."""
+    """Returns positional encodings (section 3.5), (length, d_model), of positions (length,)."""
     even = torch.arange(0, d_model, 2, device=positions.device)
     angle = positions[:, None] * torch.exp(even * (-math.log(10000.0) / d_model))
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)

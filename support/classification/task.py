@@ -72,6 +72,10 @@ class Classification:
             self.config, self.weights, self.summary_of_weights = adapted
         else:
             self.config = self.new_config()
+        if args.freeze > self.config.layers:
+            raise UserError(
+                f"--freeze {args.freeze}: the model has {self.config.layers} layers"
+            )
         self.make_batches()
 
     def make_batches(self) -> None:
@@ -110,7 +114,7 @@ class Classification:
         self.tokenizer = "" if self.transform else read_tokenizer(self.folder)
 
     def check_flags(self) -> None:
-        """Raises UserError for flags that examples of the corpus's kind have no use for."""
+        """Raises UserError for flags of images if the corpus has texts, or the reverse."""
         args = self.args
         if self.transform and args.token_dropout:
             raise UserError(f"--token-dropout is for texts, but {self.name} has images")
@@ -224,9 +228,9 @@ class Classification:
         """Returns the loss and the metrics of the part "valid" or "test", equal in all ranks.
 
         A collective: each example is classified by one rank, or with tensor parallelism by all
-        ranks of one TP group. What is summed over the ranks are counts, namely the confusion
-        matrix, from which all metrics follow, and the loss. So the metrics are the same for any
-        number of processes. If `final`, the probabilities are kept, for `report`.
+        ranks of one TP group. The ranks add up the loss and the confusion matrix. All other
+        metrics follow from this matrix, so they are the same for any number of processes. If
+        `final`, the probabilities are kept, for `report`.
         """
         was_training = model.training
         model.eval()
@@ -315,15 +319,12 @@ class Classification:
 
 
 def freeze(model: Classifier, layers: int) -> None:
-    """Keeps the lowest `layers` layers, and all below them, as they are. Raises UserError."""
+    """Keeps the lowest `layers` layers, and all below them, as they are."""
     if not layers:
         return
-    config = model.config
-    if layers > config.layers:
-        raise UserError(f"--freeze {layers}: the model has {config.layers} layers")
     frozen = ["stem.", "embedding", "positions", "prefix_tokens"]
     frozen += [f"encoder.{i}." for i in range(layers)]
-    if config.norm == "post":  # then the norm comes before the layers
+    if model.config.norm == "post":  # then the norm comes before the layers
         frozen.append("norm.")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not name.startswith(tuple(frozen)))

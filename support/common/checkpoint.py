@@ -23,8 +23,9 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -113,9 +114,10 @@ def save(path: Path, checkpoint: dict) -> None:
 class Writer:
     """Calls functions that write files: at once, or in a thread while training continues."""
 
+    job: ClassVar[Future | None] = None  # the last one that a thread of this process was given
+
     def __init__(self, in_background: bool):
         self.pool = ThreadPoolExecutor(max_workers=1) if in_background else None
-        self.job: Future | None = None
 
     def write(self, job: Callable[[], None]) -> None:
         """Waits for the job before, and calls `job`, or lets the thread call it.
@@ -125,14 +127,14 @@ class Writer:
         """
         self.wait()
         if self.pool:
-            self.job = self.pool.submit(job)
+            type(self).job = self.pool.submit(job)
         else:
             job()
 
     def wait(self) -> None:
         """Waits until all is written. Raises what the job has raised."""
         job = self.job
-        self.job = None
+        type(self).job = None
         if job:
             job.result()
 
@@ -140,6 +142,12 @@ class Writer:
         """Raises what the job has raised, if it is done."""
         if self.job and self.job.done():
             self.wait()
+
+    @classmethod
+    def finish(cls) -> None:
+        """Waits until all is written, in a process that ends; a failure is not raised."""
+        if cls.job:
+            wait([cls.job])
 
 
 # --- Which checkpoint to use ------------------------------------------------------------------

@@ -17,9 +17,9 @@ import torch
 from support.common.errors import UserError
 
 # Dense FLOP/s in bf16 and in fp16, which are equal, from NVIDIA's data sheets, by the name that
-# CUDA gives the device. The Tesla T4 has fp16 alone. A slice
-# of a GPU (MIG) and a laptop's chip have other names, and are measured, like all that are not
-# here. No data sheet of the H200 NVL was found; it has the same chip as the H100 NVL.
+# CUDA gives the device. The Tesla T4 has fp16 alone. A slice of a GPU (MIG) and a laptop's chip
+# have other names, and are measured, like all that are not here. No data sheet of the H200 NVL
+# was found; it has the same chip as the H100 NVL.
 PEAKS = {
     "NVIDIA GB200": 2500e12,
     "NVIDIA B200": 2250e12,

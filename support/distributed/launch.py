@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from support.common.checkpoint import Writer
 from support.common.errors import UserError, exit_on_user_error
 from support.common.hardware import available_cores, configure_backends
 from support.common.run_folder import remove_if_empty
@@ -104,13 +105,15 @@ def end_at_once():
     """Ends this process after the block, without what Python does at its end.
 
     A thread of Gloo's may still hold a tensor. Where it drops the tensor while Python ends, it
-    aborts the process (https://github.com/pytorch/pytorch/issues/190489).
+    aborts the process (https://github.com/pytorch/pytorch/issues/190489). A checkpoint that a
+    thread writes is finished first.
     """
     status = 0
     try:
         yield
     except SystemExit as end:
         status = int(end.code or 0)
+    Writer.finish()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -125,7 +128,7 @@ def rank_0_first():
     rank = ThisProcess.rank
     store = ThisProcess.store
     node, local_rank = node_and_local_rank(rank)
-    # Every rank waits for rank 0, also if it then waits for the first process of its node: an
+    # Every rank waits for rank 0, even if it then waits for the first process of its node: an
     # error of rank 0 ends that process here, before it publishes anything.
     if rank > 0:
         rendezvous.wait_for_result(store, "prepared/0")
@@ -174,12 +177,13 @@ def spawn(train: Train, command_line: rendezvous.CommandLine) -> None:
     error, or 128 + signal if the run was stopped.
     """
     with exit_on_user_error():
+        cores = available_cores()
         if "TORCHELASTIC_RUN_ID" in os.environ:
             raise UserError(
                 f"it starts its own processes, without torchrun: python {' '.join(sys.argv)}"
             )
         args = command_line.complete()
-        procs = number_of_processes(args)
+        procs = number_of_processes(args, cores)
     store = rendezvous.store_on_loopback()
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(procs)}
     # Threads that wait for each other soon sleep. Spinning, they would keep cores from the
@@ -196,14 +200,13 @@ def spawn(train: Train, command_line: rendezvous.CommandLine) -> None:
     watch(workers, args.folder, early)
 
 
-def number_of_processes(args) -> int:
+def number_of_processes(args, cores: int) -> int:
     """Returns how many processes train, and sets the threads of each. Raises UserError.
 
     The default is one process for each core, with one thread, which never waits for others
     inside an operation. With more than 8 processes, or with few tokens for each, communication
     would cost more time than another process saves.
     """
-    cores = available_cores()
     useful_procs = max(1, args.batch_tokens // MIN_TOKENS_PER_PROC)
     procs = args.procs or min(cores, MAX_PROCS_BY_DEFAULT, useful_procs)
     if procs > MAX_PROCS_PER_CORE * cores:
@@ -216,7 +219,7 @@ def number_of_processes(args) -> int:
 
 
 def worker(rank: int, train: Train, args, port: int, world_size: int) -> None:
-    """One process of `spawn`."""
+    """Runs in each process of `spawn`."""
     os.environ["RANK"] = str(rank)
     prepare_streams()
     with end_at_once(), exit_on_user_error(), one_process_reports(rank):
@@ -234,7 +237,7 @@ def watch(workers: mp.ProcessContext, folder: str, early: list[int]) -> None:
     early: signals that came while the workers were started.
     """
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
-    received: list[int] = forward_signals(workers, early)
+    received = forward_signals(workers, early)
     try:
         while not have_ended(workers):
             pass
@@ -288,8 +291,12 @@ def report_failure(problem: Exception, exit_codes: list[int | None], folder: str
     if 2 in exit_codes:  # that process has printed its error
         sys.exit(2)
     message = str(problem)
-    if KILLED in exit_codes:
-        rank = exit_codes.index(KILLED)
+    if isinstance(problem, mp.ProcessExitedException) and KILLED in exit_codes:
+        # The first that ended, unless another's death has ended it. (PyTorch kills the others,
+        # too, if they do not end.)
+        rank = problem.error_index
+        if exit_codes[rank] != KILLED:
+            rank = exit_codes.index(KILLED)
         message = f"process {rank} of {len(exit_codes)} was killed (SIGKILL)"
     hint = "there is no checkpoint to resume from"
     if os.path.exists(f"{folder}/last.pt"):
@@ -355,8 +362,7 @@ def run_under_torchrun(
 ) -> None:
     """Connects the processes of this start, agrees on the settings, and calls `train`."""
     timeout = command_line.given.get("timeout", command_line.settings.timeout)
-    if timeout < 1:
-        raise UserError(f"--timeout {timeout}: it must be at least 1")
+    timeout = min(max(timeout, 1), 10**7)  # `share_settings` refuses other values
     torchrun_store.set_timeout(timedelta(seconds=timeout))
     store = rendezvous.restart_store(torchrun_store, rank, world_size, timeout)
     args = rendezvous.share_settings(command_line, torchrun_store, store, rank, world_size)

@@ -70,7 +70,7 @@ def watch(reader: socket.socket, store: dist.Store, rank: int, world_size: int) 
                 others = [other for other in range(world_size) if other != rank]
                 lost = [other for other in others if has_died(store, other)]
                 if lost:
-                    end_at_once(lost, world_size)
+                    report_and_exit(lost, world_size)
             reader.settimeout(PERIOD)
 
 
@@ -89,8 +89,8 @@ def has_died(store: dist.Store, rank: int) -> bool:
         return True
 
 
-def end_at_once(lost: list[int], world_size: int) -> None:
-    """Ends this process without its main thread, which does not answer."""
+def report_and_exit(lost: list[int], world_size: int) -> None:
+    """Says who has died, and ends this process without its main thread, which hangs."""
     names = ", ".join(map(str, lost))
     print(f"error: process {names} of {world_size} has died", file=sys.stderr, flush=True)
     os._exit(1)

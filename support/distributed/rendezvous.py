@@ -149,7 +149,7 @@ def checksum_of_code() -> str:
 
 
 def check_same_data(checksum: str) -> None:
-    """Raises UserError, naming who differs, unless all ranks have the same. A collective."""
+    """Raises UserError that names a rank whose data differ from rank 0's. A collective."""
     checksums = all_gather_objects((socket.gethostname(), checksum))
     _, expected = checksums[0]
     for rank, (host, own) in enumerate(checksums):

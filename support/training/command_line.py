@@ -185,7 +185,7 @@ def parse_arguments(doc: str | None, settings: type[Settings]) -> CommandLine:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser of which all processes end on a wrong flag, rank 0 first."""
+    """An argument parser that ends all processes on a wrong flag, rank 0 first."""
 
     def error(self, message: str) -> NoReturn:
         if os.environ.get("RANK", "0") != "0":
@@ -211,7 +211,7 @@ def add_flag(parser, field) -> None:
 
 
 def check_encoding(given: dict[str, Any]) -> None:
-    """Raises UserError for text that is not UTF-8, which could not be written down later."""
+    """Raises UserError for text that is not UTF-8, which no file of the run could hold."""
     for name, value in given.items():
         if not isinstance(value, str) or readable(value) == value:
             continue

@@ -16,8 +16,7 @@ def read_config(path: str, settings: type[Settings], pretrained: str = "") -> di
 
     Headings in the file, such as `model:`, have no meaning. A run's config.json starts another
     run with the same flags: what belongs to its machine or to itself alone is not taken, nor is
-    the model's shape if the weights are pretrained. pretrained: what the command line
-    names.
+    the model's shape if the weights are pretrained. pretrained: what the command line names.
     """
     content = load_file(path)
     known = flags_of(settings)

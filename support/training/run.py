@@ -146,7 +146,9 @@ class Run:
         if self.log:
             self.log.open(self.args, step, self.last_step, self.progress.wandb_id)
         if self.rank == 0 and sys.stderr.isatty():
-            self.show_bar(step)
+            from tqdm import tqdm
+
+            self.bar = tqdm(total=self.last_step, initial=step, unit="step", dynamic_ncols=True)
         self.began = time.perf_counter() - self.progress.seconds
         if step == self.last_step and self.progress.last_evaluation < step:
             self.evaluate_stopped_run(step, model)
@@ -178,21 +180,23 @@ class Run:
             saved = checkpoint.load_run(self.folder, can_be_sharded)
             step = saved["step"]
             if step > self.last_step:
-                raise UserError(f"{self.folder} is at step {step} already")
+                raise UserError(
+                    f"{self.folder} is at step {step} already: raise --steps or --epochs"
+                )
             progress = saved["progress"] | self.find_best(step)
             if "sharded" in saved:
                 shards = str(self.folder / saved["sharded"])
         step, progress, shards = broadcast_object((step, progress, shards))
         self.progress = Progress.load(progress)
         weights.restore(model, optimizer, saved, shards)
-        self.stop_if_no_better(step)
+        self.stop_if_patience_is_over(step)
         return step
 
     def find_best(self, step: int) -> dict[str, Any]:
         """Returns the entries of Progress that depend on best.pt, for a run resumed at `step`.
 
-        If best.pt is missing, it is as if nothing had been evaluated yet. So it is if best.pt
-        is of a later step, which the run has not reached again: that file is removed.
+        If best.pt is missing, or is of a step that the run has yet to repeat, it is as if
+        nothing had been evaluated. In the second case the file is removed.
         """
         path = self.folder / "best.pt"
         if path.is_file():
@@ -229,12 +233,6 @@ class Run:
             self.args, self.folder, *ranks, self.last_step, model, optimizer, step
         )
 
-    def show_bar(self, step: int) -> None:
-        """Shows a progress bar in the terminal, at `step`."""
-        from tqdm import tqdm
-
-        self.bar = tqdm(total=self.last_step, initial=step, unit="step", dynamic_ncols=True)
-
     def restart_clock(self) -> None:
         """Starts the clock of the next step: after a step, an evaluation or a save."""
         if self.profile:
@@ -262,9 +260,9 @@ class Run:
         """Counts a step.
 
         nll: this rank's sum over the step's targets; targets: of all ranks; norm: the
-        gradient's. Only where a row, an epoch or a save is due, it waits for the device and for
-        the other ranks. Raises UserError, which ends the run, where the loss or the gradient is
-        not finite. In fp16 an infinite gradient only leaves out a step, while the scale of the
+        gradient's. It waits for the device and the other ranks only where a row, an epoch or a
+        save is due. Raises UserError, which ends the run, if the loss or the gradient is not
+        finite. In fp16 an infinite gradient only skips the step, as long as the scale of the
         loss is at least 1.
         """
         examples, tokens, flops = self.task.size(step - 1)
@@ -307,7 +305,7 @@ class Run:
 
         The sum of the norms shows whether one of them was not finite.
         """
-        if self.scaler.is_enabled():  # then that is no error: the scaler leaves out the step
+        if self.scaler.is_enabled():  # then it is no error: the scaler skips the step
             norm = torch.where(norm.isfinite(), norm, 0.0)
         values = torch.stack([nll.double(), norm.double()])
         self.unread = values if self.unread is None else self.unread + values
@@ -324,11 +322,11 @@ class Run:
         is_scale_used_up = self.scaler.is_enabled() and self.scaler.get_scale() < 1
         if not math.isfinite(nll + norms) or is_scale_used_up:
             quantity = "gradient" if math.isfinite(nll) else "loss"
-            self.refuse_step(step, quantity)
+            self.end_diverged_run(step, quantity)
         self.progress.nll += nll
         self.progress.epoch.nll += nll
 
-    def refuse_step(self, step: int, quantity: str) -> None:
+    def end_diverged_run(self, step: int, quantity: str) -> None:
         """Closes the log, and raises UserError: a loss or a gradient is not finite."""
         self.writer.wait()
         self.close()
@@ -384,7 +382,7 @@ class Run:
         from support.distributed import weights
 
         if not math.isfinite(metrics["loss"]):
-            self.refuse_step(step, "validation loss")
+            self.end_diverged_run(step, "validation loss")
         self.writer.wait()  # so that main memory holds one copy at a time
         state = weights.full_state_dict(model)
         in_log = ("loss", *self.task.metrics)
@@ -404,7 +402,7 @@ class Run:
         if self.writes:
             content = self.content(step, state)
             self.writer.write(lambda: self.write_evaluated(content, is_best))
-        self.stop_if_no_better(step)
+        self.stop_if_patience_is_over(step)
         self.restart_clock()
 
     def write_evaluated(self, content: dict[str, Any], is_best: bool) -> None:
@@ -421,8 +419,8 @@ class Run:
         paths = self.folder.glob("step-[0-9]*.pt")
         return sorted(paths, key=lambda path: int(path.stem.removeprefix("step-")))
 
-    def stop_if_no_better(self, step: int) -> None:
-        """Makes this step the last one if --patience is over, in all ranks alike."""
+    def stop_if_patience_is_over(self, step: int) -> None:
+        """Makes this step the last one if --patience is over, in all ranks."""
         if 0 < self.args.patience <= self.progress.since_best:
             self.say(f"step {step}: no better for {self.args.patience} evaluations")
             self.last_step = step

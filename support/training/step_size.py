@@ -19,11 +19,11 @@ MIN_STEPS = 10_000
 
 
 def find_growth(task, args: Settings) -> int:
-    """Returns by which factor to enlarge the steps: a power of two.
+    """Returns the factor by which to enlarge the steps, a power of two.
 
     It is as large as the GPUs need to reach an MFU of LOW_MFU while the CPU starts the kernels
-    of one micro-batch, but it leaves the run MIN_STEPS steps. It is 1 if the number of steps is
-    given, or found by --minutes.
+    of one micro-batch, but leaves the run at least MIN_STEPS steps. It is 1 if the number of
+    steps is given, or found by --minutes.
     """
     if args.minutes or (args.steps and not args.benchmark):
         return 1

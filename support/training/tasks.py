@@ -138,8 +138,8 @@ def base_config(flags: dict[str, Any]) -> Path | None:
 def config_for_amount(kind: str, examples: Iterable) -> Path | None:
     """Returns the file for so many examples: KIND-to-N.yaml with the smallest N, or KIND.yaml.
 
-    kind: pairs, texts, images, pretrained-texts or pretrained-images. examples: of the training
-    set; of them at most one more than the largest N is read.
+    kind: pairs, texts, images, pretrained-texts or pretrained-images. examples: the training
+    set, of which at most one more than the largest N is read.
     """
     limits = {}  # the file for at most so many examples
     for path in CONFIGS.glob(f"{kind}-to-*.yaml"):

@@ -138,9 +138,9 @@ class Translation:
 
         loss: the negative log-likelihood per target token, in nats; token_accuracy: how often
         the most likely token is the right one; bleu: of greedy translations of
-        --bleu-sentences, or if `final` of those of all by beam search, then with chrf. None
-        counts pairs with an empty side or more than --max-length tokens. A collective: each
-        sentence is scored once, by one rank. If the loss is not finite, nothing is translated.
+        --bleu-sentences, or if `final`, with chrf, of beam search over all. Pairs with an empty
+        side or more than --max-length tokens do not count. A collective: each sentence is
+        scored once, by one rank. If the loss is not finite, nothing is translated.
         """
         was_training = model.training
         model.eval()
@@ -191,9 +191,9 @@ class Translation:
     def translate(self, model: nn.Module, part: str, beam: int, most: float = math.inf) -> None:
         """Keeps the translations of a part, by line number: at most so many, spread over it.
 
-        The ranks share them out. Lines that are empty, as of pairs left out, have none.
+        The ranks share them out. Empty lines, which stand for pairs left out, have none.
         """
-        # Slow to import: translate.py does without.
+        # Slow to import, and translate.py does not need it.
         from support.distributed.weights import gather_model
 
         def new_model() -> Transformer:

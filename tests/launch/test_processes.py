@@ -16,6 +16,7 @@ import torch.multiprocessing as mp
 from conftest import ROOT, run_script, skip_on_windows
 
 from support.common import run_folder
+from support.common.checkpoint import Writer
 from support.common.errors import UserError
 from support.distributed import launch as processes
 from support.distributed import liveness, rendezvous
@@ -106,6 +107,41 @@ def test_who_was_killed_is_named(monkeypatch, tmp_path, killed, saved):
         )
     )
     assert folder.exists() == saved  # an empty folder is removed
+
+
+@pytest.mark.parametrize(
+    "how, expected", [("killed", "process 1 of 2 was killed"), ("raised", "a traceback")]
+)
+def test_what_ended_first_is_named_if_pytorch_has_killed_the_others(how, expected):
+    """It does so to a process that computes for more than 30 seconds after SIGTERM."""
+    killed = -signal.SIGKILL
+    first = {
+        "killed": (mp.ProcessExitedException("SIGKILL", 1, 1, killed), [killed, killed]),
+        "raised": (mp.ProcessRaisedException("a traceback", 1, 1), [killed, 1]),
+    }[how]
+    with pytest.raises(SystemExit, match=f"^error: {expected}"):
+        processes.report_failure(*first, "logs/none")
+
+
+def test_cores_that_are_no_number_are_refused_before_a_folder_is_made(monkeypatch, capsys):
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "abc")
+    with pytest.raises(SystemExit) as ended:
+        processes.spawn(None, SimpleNamespace(complete=lambda: pytest.fail("too late")))
+    assert ended.value.code == 2 and "SLURM_CPUS_PER_TASK" in capsys.readouterr().err
+
+
+def test_a_process_that_ends_finishes_the_checkpoint_that_its_thread_writes(
+    monkeypatch, tmp_path
+):
+    def write():
+        time.sleep(0.5)
+        (tmp_path / "last.pt").touch()
+
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as ended, processes.end_at_once():
+        Writer(in_background=True).write(write)
+        sys.exit(2)
+    assert ended.value.code == 2 and (tmp_path / "last.pt").exists()
 
 
 def test_a_folder_with_a_lock_alone_is_empty(tmp_path):
