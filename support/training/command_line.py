@@ -96,12 +96,7 @@ class CommandLine:
         if not given.get("config"):
             return given
         in_file = read_config(given["config"], self.settings, given.get("pretrained", ""))
-        # Two flags may ask for the same in different words: the command line's goes first.
-        if "epochs" in given:
-            in_file["steps"] = 0
-        if "batch_tokens" in given:
-            in_file["batch_size"] = 0
-        return in_file | given
+        return in_file | overridden_by(given) | given
 
     def read_checkpoint(self, folder: Path, given: dict[str, Any]) -> dict | None:
         """Returns the checkpoint that the run continues from, or None for a new run.
@@ -140,8 +135,7 @@ class CommandLine:
         flags = dict(defaults)
         if path:
             flags |= read_config(str(path), self.settings)
-        if "batch_tokens" in given:
-            flags["batch_size"] = 0
+        flags |= overridden_by(given)
         if checkpoint:
             settled = {"precision"}  # on another machine "auto" could select another one
             if given.get("minutes"):
@@ -208,6 +202,16 @@ def add_flag(parser, field) -> None:
     else:
         kwargs |= {"type": value_type, "metavar": METAVARS[value_type]}
     parser.add_argument(option(field.name), **kwargs)
+
+
+def overridden_by(given: dict[str, Any]) -> dict[str, int]:
+    """Returns flags, as zeros, that ask for the same as one of `given` in different words."""
+    zeros = {}
+    if "epochs" in given:
+        zeros["steps"] = 0
+    if "batch_tokens" in given:
+        zeros["batch_size"] = 0
+    return zeros
 
 
 def check_encoding(given: dict[str, Any]) -> None:

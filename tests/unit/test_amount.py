@@ -46,6 +46,14 @@ def test_a_large_corpus_is_not_counted_to_its_end(tmp_path, monkeypatch):
     assert next(examples) == 6
 
 
+def test_epochs_on_the_command_line_override_the_steps_of_a_file(tmp_path, monkeypatch):
+    (tmp_path / "phrasebook.yaml").write_text("steps: 500")
+    monkeypatch.setattr(tasks, "CONFIGS", tmp_path)
+    given = {"epochs": 3}
+    flags, _ = CommandLine(CpuSettings, given).flags_of_new_run(given, None)
+    assert (flags["epochs"], flags["steps"]) == (3, 0)
+
+
 def test_every_file_can_be_chosen():
     for path in tasks.CONFIGS.glob("*-to-*.yaml"):
         kind, _, limit = path.stem.rpartition("-to-")
