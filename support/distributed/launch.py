@@ -114,8 +114,9 @@ def end_at_once():
     except SystemExit as end:
         status = int(end.code or 0)
     Writer.finish()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # nobody reads them any more
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(status)
 
 
