@@ -6,6 +6,7 @@
 Both call train(rank, world_size, args) in every process.
 """
 
+import atexit
 import logging
 import os
 import signal
@@ -102,18 +103,20 @@ def name_full_gpu(rank: int):
 
 @contextmanager
 def end_at_once():
-    """Ends this process after the block, without what Python does at its end.
+    """Ends this process after the block, but for other exceptions than SystemExit.
 
-    A thread of Gloo's may still hold a tensor. Where it drops the tensor while Python ends, it
-    aborts the process (https://github.com/pytorch/pytorch/issues/190489). A checkpoint that a
-    thread writes is finished first.
+    A thread of Gloo's may still hold a tensor. Where it drops the tensor while Python deletes
+    its modules, it aborts the process (https://github.com/pytorch/pytorch/issues/190489). So
+    the process ends before that. A checkpoint that a thread writes is finished first, and
+    libraries such as W&B send what they have.
     """
     status = 0
     try:
         yield
     except SystemExit as end:
-        status = int(end.code or 0)
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
     Writer.finish()
+    atexit._run_exitfuncs()
     with suppress(OSError):  # nobody reads them any more
         sys.stdout.flush()
         sys.stderr.flush()
@@ -296,9 +299,10 @@ def report_failure(problem: Exception, exit_codes: list[int | None], folder: str
         # The first that ended, unless another's death has ended it. (PyTorch kills the others,
         # too, if they do not end.)
         rank = problem.error_index
-        if exit_codes[rank] != KILLED:
+        if exit_codes[rank] in (-signal.SIGTERM, -signal.SIGABRT):
             rank = exit_codes.index(KILLED)
-        message = f"process {rank} of {len(exit_codes)} was killed (SIGKILL)"
+        if exit_codes[rank] == KILLED:
+            message = f"process {rank} of {len(exit_codes)} was killed (SIGKILL)"
     hint = "there is no checkpoint to resume from"
     if os.path.exists(f"{folder}/last.pt"):
         script = os.path.basename(sys.argv[0])
@@ -363,7 +367,8 @@ def run_under_torchrun(
 ) -> None:
     """Connects the processes of this start, agrees on the settings, and calls `train`."""
     timeout = command_line.given.get("timeout", command_line.settings.timeout)
-    timeout = min(max(timeout, 1), 10**7)  # `share_settings` refuses other values
+    if not 1 <= timeout <= 10**7:
+        raise UserError(f"--timeout {timeout}: it must be from 1 to {10**7}")
     torchrun_store.set_timeout(timedelta(seconds=timeout))
     store = rendezvous.restart_store(torchrun_store, rank, world_size, timeout)
     args = rendezvous.share_settings(command_line, torchrun_store, store, rank, world_size)

@@ -110,13 +110,24 @@ def test_who_was_killed_is_named(monkeypatch, tmp_path, killed, saved):
 
 
 @pytest.mark.parametrize(
-    "how, expected", [("killed", "process 1 of 2 was killed"), ("raised", "a traceback")]
+    "how, expected",
+    [
+        ("killed", "process 1 of 2 was killed"),
+        ("crashed", "process 1 terminated with signal SIGSEGV"),
+        ("raised", "a traceback"),
+    ],
 )
 def test_what_ended_first_is_named_if_pytorch_has_killed_the_others(how, expected):
     """It does so to a process that computes for more than 30 seconds after SIGTERM."""
     killed = -signal.SIGKILL
     first = {
         "killed": (mp.ProcessExitedException("SIGKILL", 1, 1, killed), [killed, killed]),
+        "crashed": (
+            mp.ProcessExitedException(
+                "process 1 terminated with signal SIGSEGV", 1, 1, -signal.SIGSEGV
+            ),
+            [killed, -signal.SIGSEGV],
+        ),
         "raised": (mp.ProcessRaisedException("a traceback", 1, 1), [killed, 1]),
     }[how]
     with pytest.raises(SystemExit, match=f"^error: {expected}"):
@@ -138,6 +149,7 @@ def test_a_process_that_ends_finishes_the_checkpoint_that_its_thread_writes(
         (tmp_path / "last.pt").touch()
 
     monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr("atexit._run_exitfuncs", lambda: None)  # pytest needs them
     with pytest.raises(SystemExit) as ended, processes.end_at_once():
         Writer(in_background=True).write(write)
         sys.exit(2)
@@ -171,6 +183,7 @@ def test_a_process_whose_parent_has_died_before_they_met_ends(monkeypatch, capfd
         port = gone.getsockname()[1]
     monkeypatch.setattr(processes, "CONNECT_TIMEOUT", timedelta(seconds=1))
     monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr("atexit._run_exitfuncs", lambda: None)  # pytest needs them
     began = time.monotonic()
     with pytest.raises(SystemExit) as ended:
         if how == "spawn":
