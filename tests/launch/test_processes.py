@@ -356,6 +356,7 @@ def drop_late(rank):
     start = time.monotonic()
     while time.monotonic() < start + 1:
         pass
+    print(f"rank {rank} has sent the rest", flush=True)  # as W&B does at the end
 
 def train(rank, world_size, args):
     dist.init_process_group("gloo")
@@ -370,3 +371,4 @@ if __name__ == "__main__":
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = run_script(late, "--procs", 2, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
+    assert "rank 0 has sent" in done.stdout and "rank 1 has sent" in done.stdout
