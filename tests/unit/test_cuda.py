@@ -52,7 +52,9 @@ if "RANK" in os.environ:
 
     OnCPU().__enter__()
     torch.cuda.is_available = lambda: True
-    torch.accelerator.current_accelerator = lambda **_: None  # the optimizer would use it
+    # Optimizers ask these, the second one before PyTorch 2.13.
+    torch.accelerator.current_accelerator = lambda *_, **__: None
+    torch.cuda.is_current_stream_capturing = lambda: False
     torch.cuda.device_count = lambda: 2
     torch.version.cuda = "13.0"
     torch.cuda.get_arch_list = lambda: ["sm_75", "sm_90"]
