@@ -103,7 +103,7 @@ def name_full_gpu(rank: int):
 
 @contextmanager
 def end_at_once():
-    """Ends this process after the block, but for other exceptions than SystemExit.
+    """Ends this process after the block. Exceptions other than SystemExit pass through.
 
     A thread of Gloo's may still hold a tensor. Where it drops the tensor while Python deletes
     its modules, it aborts the process (https://github.com/pytorch/pytorch/issues/190489). So
