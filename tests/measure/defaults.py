@@ -41,17 +41,18 @@ def read_part(corpus: Labelled, part: str) -> tuple[list[str], list[str]]:
     return list(texts), list(labels)
 
 
-def tfidf(corpus: Labelled) -> float:
+def tfidf(corpus: Labelled, analyzer: str) -> float:
     """Returns the accuracy of TF-IDF with logistic regression.
 
-    1- and 2-grams that occur in two texts at least, with sublinear counts; C is 10.
+    1- and 2-grams of words or characters, by the analyzer, "word" or "char", that occur in two
+    texts at least, with sublinear counts; C is 10.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
 
     pipeline = make_pipeline(
-        TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True),
+        TfidfVectorizer(analyzer=analyzer, ngram_range=(1, 2), min_df=2, sublinear_tf=True),
         LogisticRegression(C=10, max_iter=300),
     )
     pipeline.fit(*read_part(corpus, "train"))
@@ -81,7 +82,8 @@ def row_of(corpus: str, args: argparse.Namespace, flags: list[str]) -> list[str]
     texts, labels = read_part(found, "train")
     words = statistics.mean(len(text.split()) for text in texts)
     row = [folder.name, f"{len(texts):,}", str(len(set(labels))), f"{words:.0f}"]
-    row.append(f"{100 * tfidf(found):.1f}")
+    analyzer = "word" if words >= 2 else "char"  # Chinese has no spaces, for example
+    row.append(f"{100 * tfidf(found, analyzer):.1f}")
     starts: list[tuple[str, list[str]]] = [("nothing", [])]
     if args.pretrained:
         starts.append(("pretrained", ["--pretrained", args.pretrained]))
