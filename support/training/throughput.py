@@ -21,36 +21,26 @@ class Throughput:
         self.peak = peak
         self.speeds: list[float] = []  # tokens/s of each row
         self.mfus: list[float] = []
-        self.reset()
-
-    def reset(self) -> None:
-        self.steps = 0
-        self.seconds = 0.0
-        self.seconds_waited = 0.0
-        self.tokens = 0
-        self.flops = 0.0
+        self.steps: list[tuple[float, float, int, float]] = []  # since the last row
 
     def add(self, seconds: float, seconds_waited: float, tokens: int, flops: float) -> None:
         """Adds a step. seconds_waited: those of its seconds in which it waited for data."""
-        self.steps += 1
-        self.seconds += seconds
-        self.seconds_waited += seconds_waited
-        self.tokens += tokens
-        self.flops += flops
+        self.steps.append((seconds, seconds_waited, tokens, flops))
 
     def end_row(self) -> dict[str, str]:
         """Returns the columns of metrics.csv that tell the speed since the last call."""
-        speed = self.tokens / self.seconds
-        mfu = self.flops / self.seconds / self.peak
+        seconds, seconds_waited, tokens, flops = map(sum, zip(*self.steps))
+        speed = tokens / seconds
+        mfu = flops / seconds / self.peak
         self.speeds.append(speed)
         self.mfus.append(mfu)
         columns = {
             "tokens_per_second": f"{speed:.0f}",
             "mfu": f"{mfu:.4f}",
-            "step_ms": f"{1000 * self.seconds / self.steps:.2f}",
-            "data_ms": f"{1000 * self.seconds_waited / self.steps:.2f}",
+            "step_ms": f"{1000 * seconds / len(self.steps):.2f}",
+            "data_ms": f"{1000 * seconds_waited / len(self.steps):.2f}",
         }
-        self.reset()
+        self.steps.clear()
         return columns
 
     def warm_medians(self) -> tuple[float, float]:
