@@ -1,5 +1,6 @@
 """The log of a run in logs/RUN/: config.json, metrics.csv, and what the trackers get."""
 
+import dataclasses
 import platform
 import sys
 import time
@@ -8,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from support.common.errors import UserError
 from support.common.files import write_json, write_text
+
+# `run` is a Run (support/training/run.py), which imports this module.
 
 COLUMNS = [
     "step",
@@ -36,23 +38,21 @@ class MetricsLog:
     """The log of one run, written by rank 0. A resumed run appends to it."""
 
     def __init__(
-        self,
-        folder: Path,
-        flags: dict[str, Any],
-        config: dict[str, Any],
-        model: nn.Module,
-        columns: list[str],
-        hosts_and_devices: list[tuple[str, str]],
+        self, run, model: nn.Module, step: int, hosts_and_devices: list[tuple[str, str]]
     ):
-        """flags: of the run; config: the model's; hosts_and_devices: of each rank."""
-        self.folder = folder
-        self.columns = columns
+        """Opens metrics.csv, and removes from the folder what comes after `step`.
+
+        step: the last one done; hosts_and_devices: of each rank. Raises UserError where the
+        folder cannot be written.
+        """
+        self.folder = run.folder
+        self.columns = [*COLUMNS, *(f"valid_{name}" for name in run.task.metrics)]
         hosts, devices = zip(*hosts_and_devices)
         self.about = {
             "mode": Path(sys.argv[0]).stem.removeprefix("train_"),
-            "flags": flags,
-            "model": config,
-            "world_size": dist.get_world_size(),
+            "flags": run.args.flags(),
+            "model": dataclasses.asdict(run.task.config),
+            "world_size": run.world_size,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "hosts": list(dict.fromkeys(hosts)),
             "devices": list(dict.fromkeys(devices)),
@@ -60,31 +60,24 @@ class MetricsLog:
             "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "numpy", "tokenizers")},
             "started": time.strftime("%Y-%m-%d %H:%M:%S"),
-            "saved": False,
+            "saved": step > 0,
         }
-
-    def open(self, args, step: int, last: int, wandb_id: str) -> None:
-        """Opens metrics.csv, and removes from the folder what comes after `step`.
-
-        step: the last one done; last: the step that the run now ends at; wandb_id: of the run
-        at Weights & Biases. Raises UserError where the folder cannot be written.
-        """
         try:
-            self.remove_later_files(step, last)
+            self.remove_later_files(step, run.last_step)
             path = self.folder / "metrics.csv"
             rows = self.rows_until(path, step)
             write_text(path, "\n".join([",".join(self.columns), *rows]) + "\n")
             self.metrics = path.open("a", buffering=1, encoding="utf-8", newline="\n")
-            self.about["saved"] = step > 0
             write_json(self.folder / "config.json", self.about)
         except OSError as problem:
             reason = problem.strerror or problem
             raise UserError(f"{self.folder}: cannot be written ({reason})") from problem
         self.trackers = None
-        if args.tensorboard or args.wandb:
+        if run.args.tensorboard or run.args.wandb:
             from support.training.trackers import Trackers
 
-            self.trackers = Trackers(args, self.folder, self.about, wandb_id, step)
+            wandb_id = run.progress.wandb_id
+            self.trackers = Trackers(run.args, self.folder, self.about, wandb_id, step)
 
     def remove_later_files(self, step: int, last: int) -> None:
         """Removes half-written files, and what an interrupted run wrote after `step`."""

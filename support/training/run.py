@@ -26,7 +26,7 @@ from support.distributed.collectives import all_gather_objects, broadcast_object
 from support.distributed.rendezvous import check_same_data
 from support.distributed.signals import Signals, stop_requested
 from support.training import summary
-from support.training.metrics_log import COLUMNS, MetricsLog
+from support.training.metrics_log import MetricsLog
 from support.training.optim import learning_rate
 from support.training.settings import Settings, flags_of
 from support.training.tasks import Task
@@ -98,7 +98,6 @@ class Run:
         self.last_step = args.steps or args.epochs * self.epoch_steps
         self.eval_every = args.eval_every or self.epoch_steps
         self.save_every = args.save_every or self.eval_every
-        self.columns = [*COLUMNS, *(f"valid_{name}" for name in task.metrics)]
         self.progress = Progress(growth=args.growth)
         self.throughput = Throughput(peak_rate(args, rank, world_size))
         # Sums of nll and norm over the steps that were not read back yet.
@@ -127,10 +126,10 @@ class Run:
         loads last.pt: rank 0 reads it and sends the weights; with --sharded each rank reads its
         own shard. Raises UserError if the ranks have different data.
         """
-        saved_task = self.task.saved()
-        content = json.dumps(saved_task, sort_keys=True)
+        content = json.dumps(self.task.saved(), sort_keys=True)
         check_same_data(hashlib.sha256(content.encode()).hexdigest()[:12])
-        self.open_folder(model, saved_task["config"])
+        if self.writes:
+            self.lock = lock_folder(self.folder, is_new=not self.args.saved)
         self.scaler = scaler
         step = 0
         if self.args.saved:
@@ -143,8 +142,10 @@ class Run:
         self.progress.wandb_id = self.progress.wandb_id or uuid.uuid4().hex[:8]
         if self.args.profile:
             self.start_profile(model, optimizer, step)
-        if self.log:
-            self.log.open(self.args, step, self.last_step, self.progress.wandb_id)
+        host_and_device = (socket.gethostname(), device_name(self.args.device))
+        hosts_and_devices = all_gather_objects(host_and_device)
+        if self.writes:
+            self.log = MetricsLog(self, model, step, hosts_and_devices)
         if self.rank == 0 and sys.stderr.isatty():
             from tqdm import tqdm
 
@@ -154,18 +155,6 @@ class Run:
             self.evaluate_stopped_run(step, model)
         self.restart_clock()
         return step
-
-    def open_folder(self, model: nn.Module, config: dict[str, Any]) -> None:
-        """Locks the run's folder, and collects what config.json says of the run."""
-        host_and_device = (socket.gethostname(), device_name(self.args.device))
-        hosts_and_devices = all_gather_objects(host_and_device)
-        if not self.writes:
-            return
-        flags = self.args.flags()
-        self.log = MetricsLog(
-            self.folder, flags, config, model, self.columns, hosts_and_devices
-        )
-        self.lock = lock_folder(self.folder, is_new=not self.args.saved)
 
     def restore_checkpoint(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
         """Restores last.pt in all ranks, and returns its step."""
@@ -512,7 +501,8 @@ class Run:
         remaining = (self.last_step - step) * seconds / step
         loss = float(row["train_loss"])
         parts = [f"step {step}/{self.last_step}, epoch {row['epoch']}: loss {loss:.3f}"]
-        shown = [name for name in self.columns if name in evaluated]
+        columns = [f"valid_{name}" for name in ("loss", *self.task.metrics)]
+        shown = [name for name in columns if name in evaluated]
         parts += [f"{name.replace('_', ' ')} {round(evaluated[name], 4):.4g}" for name in shown]
         parts.append(f"{int(row['tokens_per_second']):,} tokens/s")
         parts.append(f"{summary.minutes(seconds)} elapsed")
