@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from support.common.errors import UserError
 from support.common.files import write_json, write_text
 
 # `run` is a Run (support/training/run.py), which imports this module.
@@ -42,8 +41,7 @@ class MetricsLog:
     ):
         """Opens metrics.csv, and removes from the folder what comes after `step`.
 
-        step: the last one done; hosts_and_devices: of each rank. Raises UserError where the
-        folder cannot be written.
+        step: the last one done; hosts_and_devices: of each rank.
         """
         self.folder = run.folder
         self.columns = [*COLUMNS, *(f"valid_{name}" for name in run.task.metrics)]
@@ -62,16 +60,12 @@ class MetricsLog:
             "started": time.strftime("%Y-%m-%d %H:%M:%S"),
             "saved": step > 0,
         }
-        try:
-            self.remove_later_files(step, run.last_step)
-            path = self.folder / "metrics.csv"
-            rows = self.rows_until(path, step)
-            write_text(path, "\n".join([",".join(self.columns), *rows]) + "\n")
-            self.metrics = path.open("a", buffering=1, encoding="utf-8", newline="\n")
-            write_json(self.folder / "config.json", self.about)
-        except OSError as problem:
-            reason = problem.strerror or problem
-            raise UserError(f"{self.folder}: cannot be written ({reason})") from problem
+        self.remove_later_files(step, run.last_step)
+        path = self.folder / "metrics.csv"
+        rows = self.rows_until(path, step)
+        write_text(path, "\n".join([",".join(self.columns), *rows]) + "\n")
+        self.metrics = path.open("a", buffering=1, encoding="utf-8", newline="\n")
+        write_json(self.folder / "config.json", self.about)
         self.trackers = None
         if run.args.tensorboard or run.args.wandb:
             from support.training.trackers import Trackers
