@@ -28,7 +28,7 @@ from support.distributed.signals import Signals, stop_requested
 from support.training import summary
 from support.training.metrics_log import MetricsLog
 from support.training.optim import learning_rate
-from support.training.settings import Settings, flags_of
+from support.training.settings import Settings
 from support.training.tasks import Task
 from support.training.throughput import Throughput, peak_rate
 
@@ -161,21 +161,18 @@ class Run:
         from support.distributed import weights
 
         saved = None
-        step = 0
-        progress = {}
-        shards = ""
+        beginning = None  # in the other ranks, to which rank 0 sends it
         if self.rank == 0:
-            can_be_sharded = "sharded" in flags_of(type(self.args))
-            saved = checkpoint.load_run(self.folder, can_be_sharded)
+            saved = checkpoint.load(self.folder / "last.pt")
             step = saved["step"]
             if step > self.last_step:
                 raise UserError(
                     f"{self.folder} is at step {step} already: raise --steps or --epochs"
                 )
             progress = saved["progress"] | self.find_best(step)
-            if "sharded" in saved:
-                shards = str(self.folder / saved["sharded"])
-        step, progress, shards = broadcast_object((step, progress, shards))
+            shards = str(self.folder / saved["sharded"]) if "sharded" in saved else ""
+            beginning = (step, progress, shards)
+        step, progress, shards = broadcast_object(beginning)
         self.progress = Progress.load(progress)
         weights.restore(model, optimizer, saved, shards)
         self.stop_if_patience_is_over(step)
