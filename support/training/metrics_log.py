@@ -1,6 +1,7 @@
 """The log of a run in logs/RUN/: config.json, metrics.csv, and what the trackers get."""
 
 import dataclasses
+import json
 import platform
 import sys
 import time
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from support.common.errors import UserError
 from support.common.files import write_json, write_text
 
 # `run` is a Run (support/training/run.py), which imports this module.
@@ -66,12 +68,8 @@ class MetricsLog:
         write_text(path, "\n".join([",".join(self.columns), *rows]) + "\n")
         self.metrics = path.open("a", buffering=1, encoding="utf-8", newline="\n")
         write_json(self.folder / "config.json", self.about)
-        self.trackers = None
-        if run.args.tensorboard or run.args.wandb:
-            from support.training.trackers import Trackers
-
-            wandb_id = run.progress.wandb_id
-            self.trackers = Trackers(run.args, self.folder, self.about, wandb_id, step)
+        wandb_id = run.progress.wandb_id
+        self.trackers = Trackers(run.args, self.folder, self.about, wandb_id, step)
 
     def remove_later_files(self, step: int, last: int) -> None:
         """Removes half-written files, and what an interrupted run wrote after `step`."""
@@ -97,11 +95,10 @@ class MetricsLog:
     def write(self, row: dict[str, Any]) -> None:
         """Adds a row to metrics.csv; the trackers get the same numbers."""
         self.metrics.write(",".join(str(row.get(name, "")) for name in self.columns) + "\n")
-        if self.trackers:
-            values = {
-                name: float(row[name]) for name in self.columns[1:] if row.get(name, "") != ""
-            }
-            self.trackers.track(row["step"], values)
+        values = {
+            name: float(row[name]) for name in self.columns[1:] if row.get(name, "") != ""
+        }
+        self.trackers.track(row["step"], values)
 
     def note_saved(self) -> None:
         """Notes in config.json that there is a checkpoint, which no other run overwrites."""
@@ -112,5 +109,52 @@ class MetricsLog:
     def close(self) -> None:
         """Closes metrics.csv and the trackers."""
         self.metrics.close()
-        if self.trackers:
-            self.trackers.close()
+        self.trackers.close()
+
+
+class Trackers:
+    """The trackers of a run. A resumed run continues the records that it began.
+
+    After a crash, the steps since the checkpoint are repeated with the same values: TensorBoard
+    drops the first ones, W&B the second. W&B takes its key from the environment or from its own
+    login.
+    """
+
+    def __init__(self, args, folder: Path, about: dict[str, Any], wandb_id: str, step: int):
+        """about: what config.json says; wandb_id: of the run; step: the last one done."""
+        self.tensorboard = None
+        self.wandb_run = None
+        if args.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.tensorboard = SummaryWriter(str(folder), purge_step=step + 1)
+            self.tensorboard.add_text("config", json.dumps(about, indent=1), step)
+        if args.wandb:
+            import wandb
+
+            try:
+                self.wandb_run = wandb.init(
+                    project=args.wandb,
+                    name=folder.name,
+                    id=wandb_id,
+                    resume="allow",
+                    dir=str(folder),
+                    config=about,
+                )
+            except wandb.Error as problem:
+                raise UserError(f"--wandb: {problem}") from problem
+
+    def track(self, step: int, values: dict[str, float]) -> None:
+        """Adds the values of a step, by name."""
+        if self.tensorboard:
+            for name, value in values.items():
+                self.tensorboard.add_scalar(name, value, step)
+        if self.wandb_run:
+            self.wandb_run.log(values, step=step)
+
+    def close(self) -> None:
+        """Ends the records."""
+        if self.tensorboard:
+            self.tensorboard.close()
+        if self.wandb_run:
+            self.wandb_run.finish()
