@@ -47,16 +47,6 @@ def read_config(path: str, settings: type[Settings], pretrained: str = "") -> di
 
 def load_file(path: str) -> Any:
     """Returns what a YAML or JSON file holds. Raises UserError, which names the line."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        reason = getattr(problem, "strerror", None) or "not UTF-8"
-        raise UserError(f"--config {path}: cannot be read ({reason})") from problem
-    if path.endswith(".json"):
-        try:
-            return json.loads(text, object_pairs_hook=unique)
-        except (ValueError, RecursionError) as problem:
-            raise UserError(f"--config {path}: {first_line(problem, 200)}") from problem
     require("pyyaml", f"--config {path}", module="yaml")
     import yaml
 
@@ -68,6 +58,9 @@ def load_file(path: str) -> Any:
         lambda loader, node: unique(loader.construct_pairs(node, deep=True)),
     )
     try:
+        text = Path(path).read_text(encoding="utf-8")
+        if path.endswith(".json"):
+            return json.loads(text, object_pairs_hook=unique)
         return yaml.load(text, Loader) or {}
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as problem:
         mark = getattr(problem, "problem_mark", None)

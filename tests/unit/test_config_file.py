@@ -70,8 +70,11 @@ def test_what_is_no_flag_is_named_in_one_line(tmp_path, name, text, expected):
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(FileNotFoundError, match="none.yaml"):
         read_config(str(tmp_path / "none.yaml"), Settings)
+    (tmp_path / "a.yaml").write_bytes(b"lr: \xff")
+    with pytest.raises(UserError, match="a.yaml: 'utf-8' codec can't decode"):
+        read_config(str(tmp_path / "a.yaml"), Settings)
 
 
 def test_words_that_yaml_takes_for_bools_and_flags_given_twice(tmp_path):
