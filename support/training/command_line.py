@@ -79,7 +79,7 @@ class CommandLine:
         args = self.settings(**flags)
         args.saved = checkpoint["task"] if checkpoint else None
         args.base_config = config
-        settle(args, defaults_of(self.settings))
+        settle(args)
         if checkpoint:
             args.growth = checkpoint["progress"].get("growth", 1)
         elif args.device == "cuda" and not given.keys() & SIZE_FLAGS:
@@ -130,9 +130,8 @@ class CommandLine:
         self, given: dict[str, Any], checkpoint: dict | None
     ) -> tuple[dict[str, Any], str]:
         """Returns all flags of a new run, or of one that --name names; and its config."""
-        defaults = defaults_of(self.settings)
-        path = base_config(defaults | given)
-        flags = dict(defaults)
+        flags = defaults_of(self.settings)
+        path = base_config(flags | given)
         if path:
             flags |= read_config(str(path), self.settings)
         flags |= overridden_by(given)
@@ -247,7 +246,7 @@ def refuse_changes(
             )
 
 
-def settle(args: Settings, defaults: dict[str, Any]) -> None:
+def settle(args: Settings) -> None:
     """Replaces "auto" by what it stands for, and raises UserError for impossible flags."""
     if args.benchmark:
         settle_benchmark(args)
@@ -264,7 +263,7 @@ def settle(args: Settings, defaults: dict[str, Any]) -> None:
         check_compiler(args.device)
     settle_precision(args)
     settle_mesh(args)
-    check_task(args, defaults)
+    check_task(args)
 
 
 def settle_benchmark(args: Settings) -> None:

@@ -152,7 +152,7 @@ def config_for_amount(kind: str, examples: Iterable) -> Path | None:
     return path if path.is_file() else None
 
 
-def check_task(args: Settings, defaults: dict[str, Any]) -> None:
+def check_task(args: Settings) -> None:
     """Raises UserError for flags that the task has no use for, and for an impossible model."""
     if args.saved:
         return
@@ -161,7 +161,7 @@ def check_task(args: Settings, defaults: dict[str, Any]) -> None:
     task = task_type(args.data, args.label)
     for name, field in flags_of(type(args)).items():
         other = field.metadata["task"]
-        if other in ("", task) or getattr(args, name) == defaults[name]:
+        if other in ("", task) or getattr(args, name) == field.default:
             continue
         hint = ""
         if task == "translation":
