@@ -32,7 +32,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from support.common.errors import UserError
 
 PAD, BOS, EOS = 0, 1, 2
-FORMAT = 2  # of the encoded corpus: increase it when the same text is stored differently
+FORMAT = 3  # of the encoded corpus: increase it when the same text is stored differently
 ENCODED_AT_ONCE = 20_000  # pairs, so that a large corpus needs no more memory
 BPE_PAIRS = 1_000_000  # enough to learn a BPE from
 SIDES = ("src", "tgt")
@@ -256,9 +256,10 @@ def encode_part(
 ) -> dict[str, Any]:
     """Writes flat arrays, PATH.src.ids and PATH.src.offsets, the same for tgt; returns counts.
 
-    Pairs with an empty side, or with more than `max_length` tokens, are left out. The parts
-    that are translated and scored later, all but the training set, are kept as text too. There
-    a pair that is left out is a pair of empty lines: lines keep their numbers.
+    Each sentence ends with eos, which counts as a token. Pairs with an empty side, or with more
+    than `max_length` tokens, are left out. The parts that are translated and scored later, all
+    but the training set, are kept as text too. There a pair that is left out is a pair of empty
+    lines: lines keep their numbers.
     """
     dtype = np.dtype(np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32)
     num_pairs = too_long = empty = 0
@@ -268,29 +269,27 @@ def encode_part(
     while block := list(islice(pairs, ENCODED_AT_ONCE)):
         sources, targets = zip(*block)
         kept = []
-        texts = []
-        for pair, source, target in zip(block, bpe.encode(sources), bpe.encode(targets)):
-            text = ("", "")
+        for row, (source, target) in enumerate(zip(bpe.encode(sources), bpe.encode(targets))):
             if not source or not target:
                 empty += 1
-            elif max(len(source), len(target)) >= max_length:  # eos is one more
+                block[row] = ("", "")
+            elif max(len(source), len(target)) + 1 > max_length:
                 too_long += 1
+                block[row] = ("", "")
             else:
-                kept.append((source, target))
-                text = pair
-            texts.append(text)
+                kept.append(([*source, EOS], [*target, EOS]))
         num_pairs += len(kept)
         for i, side in enumerate(SIDES):
             sentences = [ids[i] for ids in kept]
             ends[side] += append_ids(f"{path}.{side}", sentences, dtype, ends[side])
             if path.name != "train":
-                lines = "".join(pair[i] + "\n" for pair in texts)
+                lines = "".join(pair[i] + "\n" for pair in block)
                 append(f"{path}.{side}.txt", lines.encode())
     return {
         "pairs": num_pairs,
         "too_long": too_long,
         "empty": empty,
-        "tokens": sum(ends.values()) + 2 * num_pairs,  # with eos
+        "tokens": sum(ends.values()),
         "dtype": dtype.name,
     }
 
@@ -333,20 +332,19 @@ class Pairs:
 
     def __init__(self, folder: Path, part: str):
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        self.num_pairs = meta["parts"][part]["pairs"]
         dtype = meta["parts"][part]["dtype"]
-        self.sides = []
+        self.sides = []  # (ids, offsets) of each
         for side in SIDES:
             ids = map_file(folder / f"{part}.{side}.ids", dtype)
             offsets = map_file(folder / f"{part}.{side}.offsets", np.int64)
             self.sides.append((ids, offsets))
 
     def __len__(self) -> int:
-        return self.num_pairs
+        return len(self.sides[0][1]) - 1
 
     def lengths(self, rows: np.ndarray) -> list[np.ndarray]:
         """Returns source and target lengths of the pairs `rows`, (rows,) each, with eos."""
-        return [offsets[rows + 1] - offsets[rows] + 1 for _, offsets in self.sides]
+        return [offsets[rows + 1] - offsets[rows] for _, offsets in self.sides]
 
     def targets(self, rows: np.ndarray) -> int:
         """Returns the target tokens of the pairs `rows`, without padding."""
@@ -363,9 +361,8 @@ class Pairs:
         that a rank with nothing to do still takes the step.
         """
         src_side, tgt_side = self.sides
-        src_lengths, tgt_lengths = self.lengths(rows)
-        src = padded(*src_side, rows, src_lengths, src_width)
-        tgt_out = padded(*tgt_side, rows, tgt_lengths, tgt_width)  # ids, eos, padding
+        src = padded(*src_side, rows, src_width)
+        tgt_out = padded(*tgt_side, rows, tgt_width)  # ids, eos, padding
         is_token = tgt_out != PAD
         tgt_in = tgt_out.roll(1, dims=1)  # each token one position later
         tgt_in[:, 0] = BOS
@@ -375,23 +372,22 @@ class Pairs:
 
 
 def padded(
-    ids: np.ndarray, offsets: np.ndarray, rows: np.ndarray, lengths: np.ndarray, width: int
+    ids: np.ndarray, offsets: np.ndarray, rows: np.ndarray, width: int, pad: int = PAD
 ) -> torch.Tensor:
-    """Returns the sentences `rows`, each with eos at its end, padded: (rows, width).
+    """Returns the sentences `rows`, padded: (rows, width) int64.
 
-    ids, offsets: of all sentences; lengths: of the rows, with eos; width: 0 for the longest.
-    Without rows it returns one row of padding.
+    ids, offsets: of all sentences; width: 0 for the longest. Without rows it returns one row of
+    padding.
     """
-    width = width or int(lengths.max(initial=1))
     if not len(rows):
-        return torch.full((1, width), PAD)
-    column = np.arange(width)[None]  # (1, width)
-    num_ids = lengths[:, None] - 1  # (rows, 1), without eos
+        return torch.full((1, width or 1), pad)
+    starts = offsets[rows]
+    lengths = offsets[rows + 1] - starts
+    column = np.arange(width or int(lengths.max(initial=1)))
     # Past the end of a sentence this reads the next one, which np.where leaves out.
-    position = np.minimum(offsets[rows][:, None] + column, len(ids) - 1)
-    out = np.where(column < num_ids, ids[position], PAD).astype(np.int64)
-    out[column == num_ids] = EOS
-    return torch.from_numpy(out)
+    position = np.minimum(starts[:, None] + column, len(ids) - 1)  # (rows, width)
+    out = np.where(column < lengths[:, None], ids[position], pad)
+    return torch.from_numpy(out.astype(np.int64))
 
 
 # --- Batches ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data import Batches, map_file
+from data import Batches, map_file, padded
 from support.classification.images import shift_and_mirror
 from support.common.files import read_json
 
@@ -59,14 +59,8 @@ class Texts(Examples):
         ids are padded to `width`, or if it is 0, to the longest text; weights are 1. Without
         rows it returns a single text of padding whose weight is 0.
         """
-        if not len(rows):
-            return torch.full((1, width or 1), self.pad), *self.label_and_weight(rows)
-        starts = self.offsets[rows]
-        lengths = self.offsets[rows + 1] - starts
-        column = np.arange(width or int(lengths.max(initial=1)))[None]
-        positions = np.minimum(starts[:, None] + column, len(self.ids) - 1)
-        ids = np.where(column < lengths[:, None], self.ids[positions], self.pad)
-        return torch.from_numpy(ids.astype(np.int64)), *self.label_and_weight(rows)
+        ids = padded(self.ids, self.offsets, rows, width, self.pad)
+        return ids, *self.label_and_weight(rows)
 
 
 class Images(Examples):

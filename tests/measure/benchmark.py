@@ -141,7 +141,8 @@ def main() -> None:
         for side, (ids, offsets) in zip(("src", "tgt"), pairs.sides):
             with open(f"{folder}/train.{side}", "w") as file:
                 file.writelines(
-                    " ".join(map(str, ids[a:b])) + "\n" for a, b in zip(offsets, offsets[1:])
+                    " ".join(map(str, ids[a : b - 1])) + "\n"
+                    for a, b in zip(offsets, offsets[1:])
                 )
 
         mine = [sys.executable, train_cpu.__file__, "--benchmark", *flags]
