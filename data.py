@@ -137,12 +137,6 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
     partial = cache / f"partial-{uuid.uuid4().hex}"
     try:
         partial.mkdir(parents=True)
-    except OSError as problem:
-        raise UserError(
-            f"{cache}: the encoded corpus cannot be kept there ({problem.strerror}); "
-            f"XDG_CACHE_HOME names another place"
-        ) from problem
-    try:
         meta = write(partial)
         meta["sizes"] = {file.name: file.stat().st_size for file in partial.iterdir()}
         (partial / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
@@ -153,7 +147,8 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
                 raise
     except OSError as problem:
         raise UserError(
-            f"the encoded corpus cannot be written to {cache} ({problem})"
+            f"the encoded corpus cannot be written to {cache} ({problem}); XDG_CACHE_HOME "
+            f"names another place"
         ) from problem
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -164,11 +159,12 @@ def encode(
     corpus, folder: Path, vocab_size: int, max_length: int, bpe: str | None
 ) -> dict[str, Any]:
     """Writes bpe.json and the encoded parts; returns counts of what is in them."""
-    num_pairs = {part: count_pairs(corpus, part) for part in corpus.parts}
+    # All parts are read, so that errors in a file come at the start.
+    num_pairs = {part: sum(1 for _ in read()) for part, read in corpus.parts.items()}
     parts = dict(corpus.parts)
     if "valid" not in parts:
         parts |= hold_out(corpus.parts["train"])
-    stride = math.ceil(num_pairs["train"] / BPE_PAIRS)
+    stride = max(1, math.ceil(num_pairs["train"] / BPE_PAIRS))
     some_pairs = islice(parts["train"](), 0, None, stride)
     texts = (text.strip() for pair in some_pairs for text in pair)
     encoder = BPE(bpe) if bpe else BPE.train(texts, vocab_size)
@@ -240,15 +236,6 @@ def choose_held_out(hashes: np.ndarray, size: int) -> set[int]:
     counts = counts[is_rare][:-1]
     num_before = counts.cumsum() - counts  # examples of all candidates before each
     return set(candidates[num_before < max(1, size)].tolist())
-
-
-def count_pairs(corpus, part: str) -> int:
-    """Returns the number of pairs. It reads them all, so that errors come at the start."""
-    count = sum(1 for _ in corpus.parts[part]())
-    if not count:
-        files = ", ".join(map(str, corpus.files))
-        raise UserError(f"the {part} set of {corpus.name} is empty: {files}")
-    return count
 
 
 def encode_part(

@@ -112,7 +112,7 @@ WRONG = {  # name: (files, what the answer says)
         {"cutgz.de.gz": gzip.compress(b"ein Satz\n" * 99)[:20], "cutgz.en": b"a\n"},
         "cutgz.de.gz: cannot be read",
     ),
-    "empty": ({"empty.de": b"", "empty.en": b""}, "empty", "is empty"),
+    "empty": ({"empty.de": b"", "empty.en": b""}, "empty: no sentence pair in the train set"),
     "blank": (
         {"blank.de": b" \n\n", "blank.en": b"a\nb\n"},
         "no sentence pair in the train set",
