@@ -16,8 +16,10 @@ from support.common.text_table import text_width
 from support.translation.beam import beam_search
 from support.translation.lines import printable
 
-# Letters of scripts without spaces: Thai, Lao, Burmese, Khmer, kana, Chinese.
-UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+# Letters and marks of scripts without spaces: Thai, Lao, Burmese, Khmer; kana, Chinese.
+UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]"
+)
 PART_OF_CHARACTER = "\ufffd"  # what bytes that are no whole character are decoded as
 
 
@@ -85,38 +87,27 @@ def find_words(bpe: BPE, ids: list[int]) -> list[Word]:
 
     Where a script has no spaces, a word is the fewest tokens that make up whole characters.
     """
-    groups: list[list[int]] = []  # positions of each word's tokens
+    words: list[Word] = []
     for position, token in enumerate(ids):
         subword = bpe.tokenizer.id_to_token(token) or ""
         starts_word = token == EOS or subword.startswith("Ġ")  # a space
-        if starts_word or not groups:
-            groups.append([])
-        groups[-1].append(position)
-    words = []
-    for group in groups:
-        for positions in whole_characters(bpe, ids, group):
-            tokens = [ids[position] for position in positions]
-            text = "end" if tokens == [EOS] else printable(bpe.decode(tokens))
-            words.append(Word(text, positions))
+        if not words or starts_word or is_whole(words[-1].text):
+            words.append(Word("", []))
+        word = words[-1]
+        word.positions.append(position)
+        word.text = "end" if token == EOS else bpe.decode([ids[i] for i in word.positions])
     return words
 
 
-def whole_characters(bpe: BPE, ids: list[int], positions: list[int]) -> list[list[int]]:
-    """Divides the tokens between two spaces into words if their script has no spaces."""
-    if not UNSPACED.search(bpe.decode([ids[position] for position in positions])):
-        return [positions]
-    words: list[list[int]] = [[]]
-    for position in positions:
-        words[-1].append(position)
-        if PART_OF_CHARACTER not in bpe.decode([ids[i] for i in words[-1]]):
-            words.append([])
-    return [word for word in words if word]
+def is_whole(text: str) -> bool:
+    """Returns whether a text is of whole characters of a script without spaces."""
+    return bool(UNSPACED.search(text)) and PART_OF_CHARACTER not in text
 
 
 def plot_weights(weights: Tensor, rows: list[Word], columns: list[Word], path: Path) -> None:
     """Writes a heat map of weights, (rows, columns), to a PNG file."""
-    row_names = [word.text for word in rows]
-    column_names = [word.text for word in columns]
+    row_names = [printable(word.text) for word in rows]
+    column_names = [printable(word.text) for word in columns]
     # Inches: a cell, and room for the longest label.
     width = 1.5 + 0.35 * len(columns) + 0.1 * max(map(text_width, row_names))
     height = 0.5 + 0.3 * len(rows) + 0.1 * max(map(text_width, column_names))
