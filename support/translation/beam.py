@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from model import DecoderLayer, ModelConfig, Transformer
 
@@ -213,9 +214,8 @@ def translate_batch(
     n_best: int = 1,
     others: Iterable[Transformer] = (),
 ) -> list[list[Hypothesis]]:
-    """Returns `beam_search` of token ids, longest first, to which it adds eos and padding."""
-    eos, pad = model.config.eos, model.config.pad
-    longest = len(sentences[0])
-    src = torch.tensor([[*ids, eos] + [pad] * (longest - len(ids)) for ids in sentences])
+    """Returns `beam_search` of token ids, to which it adds eos and padding."""
+    rows = [torch.tensor([*ids, model.config.eos]) for ids in sentences]
+    src = pad_sequence(rows, batch_first=True, padding_value=model.config.pad)
     device = next(model.parameters()).device
     return beam_search(model, src.to(device), beam, n_best, others=others)

@@ -11,6 +11,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 from data import BPE
 
@@ -48,7 +49,7 @@ def translate_lines(
     pieces = []  # token ids
     line_numbers = []  # of each piece
     for number, (line, ids) in enumerate(zip(lines, bpe.encode(lines))):
-        parts = [ids]
+        parts = [ids] if ids else []
         if len(ids) > max_tokens:
             parts = split_line(bpe, line, max_tokens)
             if not quiet:
@@ -57,16 +58,17 @@ def translate_lines(
                     f"the model takes: translated in {len(parts)} pieces",
                     file=sys.stderr,
                 )
-        for part in parts:
-            if part:
-                pieces.append(part)
-                line_numbers.append(number)
-    translations: list[list[list[Text]]] = [[] for _ in lines]  # of the pieces of each line
+        pieces += parts
+        line_numbers += [number] * len(parts)
     share = math.ceil(len(pieces) / ranks)
     max_sentences = min(MAX_SENTENCES[device], max(1, share))
     batches = sort_into_batches(pieces, max_sentences, MAX_TOKENS[device])
-    for number, hypotheses in zip(line_numbers, search_batches(pieces, batches, search)):
-        texts = [(score, printable(bpe.decode(ids))) for score, ids in hypotheses]
+    results = search([[pieces[i] for i in batch] for batch in batches])
+    order = chain.from_iterable(batches)  # the numbers of the pieces
+    hypotheses = dict(zip(order, chain.from_iterable(results)))
+    translations: list[list[list[Text]]] = [[] for _ in lines]  # of the pieces of each line
+    for i, number in enumerate(line_numbers):
+        texts = [(score, printable(bpe.decode(ids))) for score, ids in hypotheses[i]]
         translations[number].append(texts)
     return [join_pieces(each) for each in translations]
 
@@ -97,18 +99,6 @@ def halve(bpe: BPE, text: str, max_tokens: int) -> list[Ids]:
     cut = min(cuts, key=lambda i: abs(i - len(text) // 2))
     halves = text[:cut].strip(), text[cut:].strip()
     return [piece for half in halves for piece in halve(bpe, half, max_tokens)]
-
-
-def search_batches(
-    sentences: list[Ids], batches: list[list[int]], search: Search
-) -> list[list[tuple[float, Ids]]]:
-    """Searches in batches of the sentences' indices; returns hypotheses in given order."""
-    results = search([[sentences[i] for i in batch] for batch in batches])
-    hypotheses: list[list[tuple[float, Ids]]] = [[] for _ in sentences]
-    for batch, result in zip(batches, results):
-        for i, each in zip(batch, result):
-            hypotheses[i] = each
-    return hypotheses
 
 
 def sort_into_batches(
