@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from model import Attention, Transformer, sinusoids
 from support.common.rows import to_keys_then_values
-from support.translation.beam import Hypothesis
+from support.translation.beam import LENGTH_PENALTY, Hypothesis
 
 # --- The conversion
 
@@ -102,19 +102,12 @@ class Engine:
     """CTranslate2 with a model, ready to decode on the CPU."""
 
     def __init__(
-        self,
-        model: Transformer,
-        beam: int,
-        n_best: int,
-        threads: int,
-        compute_type: str = "int8",
-        length_penalty: float = 2.0,
+        self, model: Transformer, beam: int, n_best: int, threads: int, compute_type="int8"
     ):
         """Converts the model and loads it.
 
-        beam, n_best, length_penalty: as for `beam_search`; threads: how many batches are
-        decoded at once; compute_type: one of CTranslate2's, replaced by float32 if this CPU
-        does not support it.
+        beam, n_best: as for `beam_search`; threads: how many batches are decoded at once;
+        compute_type: one of CTranslate2's, replaced by float32 if this CPU does not support it.
         """
         self.config = model.config
         self.names = vocabulary(model)
@@ -122,7 +115,7 @@ class Engine:
         self.options = dict(
             beam_size=beam,
             num_hypotheses=n_best,
-            length_penalty=length_penalty,
+            length_penalty=LENGTH_PENALTY,
             return_scores=True,
             min_decoding_length=0,
             max_input_length=0,
