@@ -37,10 +37,6 @@ class TarMember:
         """The last part of its name."""
         return PurePosixPath(self.at).name
 
-    def is_file(self) -> bool:
-        """Returns whether the archive is there: to look into it takes long."""
-        return self.archive.is_file()
-
     def open(self, mode: str = "rb") -> IO[bytes]:
         """Returns the file, open to be read as bytes, once and from its beginning."""
         tar = tarfile.open(self.archive, "r|gz")  # noqa: SIM115  (open as long as the file is)

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import http.client
 import os
+import shutil
 import sys
 import tempfile
 import urllib.request
@@ -13,8 +14,6 @@ from pathlib import Path
 from support.common.errors import UserError
 from support.common.files import replace
 from support.common.paths import CACHE
-
-READ_AT_ONCE = 1 << 20  # bytes
 
 
 def sha256(path: Path, unpacked: bool = False) -> str:
@@ -64,13 +63,10 @@ def fetch(url: str, path: Path, size: int, checksum: str, unpacked: bool) -> Non
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         partial = Path(folder) / path.name
         with urllib.request.urlopen(url, timeout=30) as response, partial.open("wb") as file:
-            num_bytes = 0
-            while num_bytes <= size and (content := response.read(READ_AT_ONCE)):
-                file.write(content)
-                num_bytes += len(content)
+            shutil.copyfileobj(response, file)
         if sha256(partial, unpacked) != checksum:
             raise UserError(
-                f"{url}: not the expected file (another SHA-256, of {num_bytes} bytes); "
-                f"nothing was kept"
+                f"{url}: not the expected file (another SHA-256, of {partial.stat().st_size} "
+                f"bytes); nothing was kept"
             )
         replace(partial, path)

@@ -24,19 +24,14 @@ KINDS = [  # what a sentence of the grammar does: the classes of the corpus "kin
 
 
 @cache
-def read_rows() -> list[list[str]]:
-    """Returns [German, English, kind] of each sentence; a phrase has no kind: "".
+def read_part(part: str) -> list[list[str]]:
+    """Returns [German, English, kind] of each sentence of train, valid or test.
 
-    The English is a whole sentence, the German of a phrase may be as people type it: without a
-    capital, without a mark.
+    A phrase has no kind: "". The English is a whole sentence, the German of a phrase may be as
+    people type it: without a capital, without a mark. No German sentence occurs twice.
     """
     text = gzip.decompress(DATA.read_bytes()).decode()
-    return [line.split("\t") for line in text.splitlines()]
-
-
-def read_part(part: str) -> list[list[str]]:
-    """Returns the rows of train, valid or test. No German sentence occurs twice."""
-    return read_rows()[PARTS[part]]
+    return [line.split("\t") for line in text.splitlines()[PARTS[part]]]
 
 
 def pairs(part: str, src: str = "de") -> Iterator[tuple[str, str]]:

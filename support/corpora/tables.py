@@ -9,6 +9,7 @@ import csv
 import json
 import re
 import unicodedata
+import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
@@ -91,7 +92,7 @@ def suffix_of(path: File) -> str:
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
-def is_table(path: File) -> bool:
+def is_table(path: Path | zipfile.Path) -> bool:
     """Returns whether a file is a table: its ending says so, or its first lines have tabs."""
     if not path.is_file():
         return False
