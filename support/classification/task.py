@@ -232,7 +232,6 @@ class Classification:
         metrics follow from this matrix, so they are the same for any number of processes. If
         `final`, the probabilities are kept, for `report`.
         """
-        was_training = model.training
         model.eval()
         device = next(model.parameters()).device
         examples = self.part(part)
@@ -254,7 +253,7 @@ class Classification:
                 self.predictions.append((rows, log_p.exp().cpu().numpy()))
         sum_over_data(confusion, data_size)
         sum_over_data(nll, data_size)
-        model.train(was_training)
+        model.train()
         self.confusion = confusion.round().long().view(num_classes, num_classes).cpu()
         return compute_metrics(self.confusion) | {"loss": float(nll) / len(examples)}
 

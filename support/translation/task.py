@@ -142,24 +142,22 @@ class Translation:
         side or more than --max-length tokens do not count. A collective: each sentence is
         scored once, by one rank. If the loss is not finite, nothing is translated.
         """
-        was_training = model.training
         model.eval()
         nll, correct, targets = self.count(model, part, data_rank, data_size)
         metrics = {"loss": nll / targets, "token_accuracy": correct / targets}
         if not math.isfinite(nll):  # the run will end: translations would only take time
             return metrics
-        if final:
-            self.translate(model, part, beam=BEAM)
-        elif self.args.bleu_sentences:
-            self.translate(model, part, beam=1, most=self.args.bleu_sentences)
-        if dist.get_rank() == 0 and (final or self.args.bleu_sentences):
+        most = math.inf if final else self.args.bleu_sentences
+        if most:
+            self.translate(model, part, BEAM if final else 1, most)
+        if most and dist.get_rank() == 0:
             _, translations, references = zip(*self.scored_lines(part))
             self.bleu_score = bleu(translations, references, self.args.tgt)
             metrics["bleu"] = self.bleu_score.value
             if final:
                 self.chrf_score = chrf(translations, references)
                 metrics["chrf"] = self.chrf_score.value
-        model.train(was_training)
+        model.train()
         return broadcast_object(metrics)
 
     def scored_lines(self, part: str) -> list[tuple[str, str, str]]:
@@ -188,7 +186,7 @@ class Translation:
         nll, correct, targets = sums.tolist()
         return nll, correct, targets
 
-    def translate(self, model: nn.Module, part: str, beam: int, most: float = math.inf) -> None:
+    def translate(self, model: nn.Module, part: str, beam: int, most: float) -> None:
         """Keeps the translations of a part, by line number: at most so many, spread over it.
 
         The ranks share them out. Empty lines, which stand for pairs left out, have none.
