@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from itertools import groupby
 
 import ctranslate2
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -39,60 +38,52 @@ def convert(model: Transformer) -> ctranslate2.specs.TransformerSpec:
         copy_feed_forward(to.ffn, layer.feed_forward, layer.residuals[2].norm)
     for to, norm in ((spec.encoder, model.encoder_norm), (spec.decoder, model.decoder_norm)):
         positions = torch.arange(config.max_length)
-        to.position_encodings.encodings = array(sinusoids(positions, config.d_model))
+        to.position_encodings.encodings = sinusoids(positions, config.d_model)
         if pre_norm:
             copy_norm(to.layer_norm, norm)
-    spec.encoder.embeddings[0].weight = array(model.embedding.weight)
-    spec.decoder.embeddings.weight = array(model.embedding.weight)
-    spec.decoder.projection.weight = array(model.embedding.weight)
-    spec.register_source_vocabulary(vocabulary(model))
-    spec.register_target_vocabulary(vocabulary(model))
-    spec.config.bos_token = "<bos>"
-    spec.config.decoder_start_token = "<bos>"
-    spec.config.eos_token = "<eos>"
-    spec.config.unk_token = "<pad>"  # CTranslate2 needs one; our BPE does not
+    spec.encoder.embeddings[0].weight = model.embedding.weight
+    spec.decoder.embeddings.weight = model.embedding.weight
+    spec.decoder.projection.weight = model.embedding.weight
+    # A token's name is its number, as its text might contain a line break.
+    vocabulary = [str(i) for i in range(config.vocab_size)]
+    spec.register_source_vocabulary(vocabulary)
+    spec.register_target_vocabulary(vocabulary)
+    spec.config.bos_token = str(config.bos)
+    spec.config.decoder_start_token = str(config.bos)
+    spec.config.eos_token = str(config.eos)
+    spec.config.unk_token = str(config.pad)  # CTranslate2 needs one; our BPE does not
     spec.validate()
     return spec
 
 
 def copy_self_attention(to, attention: Attention, norm: nn.LayerNorm) -> None:
-    weights = [array(attention.query.weight), key_value_array(attention)]
-    to.linear[0].weight = np.concatenate(weights)
-    to.linear[1].weight = array(attention.out.weight)
+    to.linear[0].weight = torch.cat([attention.query.weight, key_value_weight(attention)])
+    to.linear[1].weight = attention.out.weight
     copy_norm(to.layer_norm, norm)
 
 
 def copy_cross_attention(to, attention: Attention, norm: nn.LayerNorm) -> None:
-    to.linear[0].weight = array(attention.query.weight)
-    to.linear[1].weight = key_value_array(attention)
-    to.linear[2].weight = array(attention.out.weight)
+    to.linear[0].weight = attention.query.weight
+    to.linear[1].weight = key_value_weight(attention)
+    to.linear[2].weight = attention.out.weight
     copy_norm(to.layer_norm, norm)
 
 
 def copy_feed_forward(to, layers: nn.Sequential, norm: nn.LayerNorm) -> None:
     for linear, ours in ((to.linear_0, layers[0]), (to.linear_1, layers[2])):
-        linear.weight = array(ours.weight)
-        linear.bias = array(ours.bias)
+        linear.weight = ours.weight
+        linear.bias = ours.bias
     copy_norm(to.layer_norm, norm)
 
 
 def copy_norm(to, norm: nn.LayerNorm) -> None:
-    to.gamma = array(norm.weight)
-    to.beta = array(norm.bias)
+    to.gamma = norm.weight
+    to.beta = norm.bias
 
 
-def key_value_array(attention: Attention) -> np.ndarray:
+def key_value_weight(attention: Attention) -> Tensor:
     weight = attention.key_value.weight
-    return array(to_keys_then_values(weight, heads=len(weight) // (2 * attention.d_head)))
-
-
-def array(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().float().numpy()
-
-
-def vocabulary(model: Transformer) -> list[str]:
-    """Returns a name for each token: its number, as its text might contain a line break."""
-    return ["<pad>", "<bos>", "<eos>", *(str(i) for i in range(3, model.config.vocab_size))]
+    return to_keys_then_values(weight, heads=len(weight) // (2 * attention.d_head))
 
 
 # --- The search
@@ -110,8 +101,6 @@ class Engine:
         compute_type: one of CTranslate2's, replaced by float32 if this CPU does not support it.
         """
         self.config = model.config
-        self.names = vocabulary(model)
-        self.ids = {name: i for i, name in enumerate(self.names)}
         self.options = dict(
             beam_size=beam,
             num_hypotheses=n_best,
@@ -119,7 +108,7 @@ class Engine:
             return_scores=True,
             min_decoding_length=0,
             max_input_length=0,
-            suppress_sequences=[["<pad>"], ["<bos>"]],
+            suppress_sequences=[[str(self.config.pad)], [str(self.config.bos)]],
         )
         if compute_type not in ctranslate2.get_supported_compute_types("cpu"):
             compute_type = "float32"
@@ -141,7 +130,7 @@ class Engine:
         results = []
         # A call has one limit of length, so each length of the batch gets its own.
         for length, sentences in groupby(batch, key=len):
-            tokens = [[*(self.names[i] for i in ids), "<eos>"] for ids in sentences]
+            tokens = [[*map(str, ids), str(self.config.eos)] for ids in sentences]
             limit = min(2 * (length + 1) + 8, self.config.max_length)
             results += self.translator.translate_batch(
                 tokens, asynchronous=True, max_decoding_length=limit, **self.options
@@ -151,6 +140,6 @@ class Engine:
     def read_hypotheses(self, result: ctranslate2.TranslationResult) -> list[Hypothesis]:
         """Returns the (score, ids) of a sentence's translations."""
         return [
-            (score, [self.ids[name] for name in names])
+            (score, [int(name) for name in names])
             for score, names in zip(result.scores, result.hypotheses)
         ]

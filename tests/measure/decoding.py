@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from data import BPE
+from data import BPE, EOS
 from model import Transformer
 from support.common.hardware import available_cores
 from support.corpora.pairs import read_parallel
@@ -85,7 +85,7 @@ def ctranslate2_itself(model: Transformer, bpe: BPE, beam: int, kind: str) -> Tr
     engine = Engine(model, beam, 1, available_cores(), kind)
 
     def translate(lines: list[str]) -> list[str]:
-        tokens = [[engine.names[i] for i in ids] + ["<eos>"] for ids in bpe.encode(lines)]
+        tokens = [[*map(str, ids), str(EOS)] for ids in bpe.encode(lines)]
         found = engine.translator.translate_batch(
             tokens,
             beam_size=beam,
@@ -94,7 +94,7 @@ def ctranslate2_itself(model: Transformer, bpe: BPE, beam: int, kind: str) -> Tr
             length_penalty=2.0,
             max_decoding_length=model.config.max_length,
         )
-        return [bpe.decode([engine.ids[name] for name in one.hypotheses[0]]) for one in found]
+        return [bpe.decode([int(name) for name in one.hypotheses[0]]) for one in found]
 
     return translate
 
