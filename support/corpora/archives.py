@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, cast
 
 from support.common.errors import UserError
 
@@ -40,11 +40,8 @@ class TarMember:
     def open(self, mode: str = "rb") -> IO[bytes]:
         """Returns the file, open to be read as bytes, once and from its beginning."""
         tar = tarfile.open(self.archive, "r|gz")  # noqa: SIM115  (open as long as the file is)
-        for member in tar:
-            file = tar.extractfile(member) if member.name == self.at else None
-            if file:
-                return file
-        raise FileNotFoundError(f"{self.archive} does not hold {self.at}")
+        member = next(member for member in tar if member.name == self.at)
+        return cast(IO[bytes], tar.extractfile(member))
 
 
 File = Path | zipfile.Path | TarMember

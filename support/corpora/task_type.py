@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from support.corpora.archives import read_bytes
 from support.corpora.class_folders import find_class_folders
 from support.corpora.pairs import find_file
 
@@ -40,15 +41,12 @@ def find_numbered(folder: Path) -> dict[str, Path]:
     for name, part in names.items():
         if (folder / name).is_file():
             parts[part] = folder / name
-    if "train" not in parts or not begins_with_number(parts["train"]):
+    if "train" not in parts:
+        return {}
+    # The table's first cell is a number, perhaps in quotes, as it has no header.
+    if not re.match(rb'"?\d', read_bytes(parts["train"], 2)):
         return {}
     has_names = (folder / "classes.txt").is_file()
     if not has_names and find_class_folders(folder):  # a table beside class folders
         return {}
     return parts
-
-
-def begins_with_number(path: Path) -> bool:
-    """Returns whether a table's first cell is a number, perhaps in quotes: it has no header."""
-    with path.open("rb") as file:
-        return bool(re.match(rb'"?\d', file.read(2)))
