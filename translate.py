@@ -104,8 +104,6 @@ def check_combinations(args: argparse.Namespace) -> None:
         raise UserError("--score translates a file: leave out the sentence")
     if args.score and args.n_best > 1:
         raise UserError("--score takes the best translation: leave out --n-best")
-    if args.attention == "":
-        raise UserError("--attention needs the name of a PNG file")
     if args.attention and not args.text:
         raise UserError("--attention needs a sentence to translate: add it to the command")
     if args.attention and (args.score or args.n_best > 1 or is_ensemble):
@@ -239,7 +237,7 @@ def main() -> None:
     translator = Translator(args)
     if args.score:
         score_file(args, translator)
-    elif args.attention is not None:
+    elif args.attention:
         plot_attention(args, translator)
     elif args.text is not None:
         print(translator([readable(args.text)])[0])
