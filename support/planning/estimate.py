@@ -37,11 +37,12 @@ MAX_GPUS = 1024
 
 
 class Stage(NamedTuple):
-    """A part of a micro-batch on an FSDP rank, in which one unit computes."""
+    """A part of a micro-batch on an FSDP rank, in which one unit computes; all in seconds."""
 
-    gather: float = 0.0  # seconds of the unit's all-gather, while the stage before computes
-    compute: float = 0.0  # seconds, once the unit is gathered
-    reduced: int | None = None  # the unit whose gradients are reduced meanwhile
+    gather: float = 0.0  # the unit's all-gather, while the stage before computes
+    compute: float = 0.0  # once the unit is gathered
+    scatter: float = 0.0  # meanwhile the reduce-scatter of another unit's gradients
+    across: float = 0.0  # and then their all-reduce over nodes
 
 
 @dataclass
@@ -203,22 +204,17 @@ class Estimate:
         stages += [Stage(gather[layer], forward[layer]) for layer in layers]
         # The projection to the vocabulary comes last, and first in the backward pass.
         stages += [Stage(compute=forward[root]), Stage(compute=backward[root])]
-        above = None
+        above = (0.0, 0.0)  # what reduces the gradients of the layer above
         for layer in reversed(layers):
-            stages.append(Stage(gather[layer], backward[layer], above))
-            above = layer
-        stages += [Stage(reduced=above), Stage(reduced=root)]
-        # When each is free again, and when the last stage began to compute.
-        compute_free = compute_began = links_free = network_free = 0.0
+            stages.append(Stage(gather[layer], backward[layer], *above))
+            above = (scatter[layer], across[layer])
+        stages += [Stage(0.0, 0.0, *above), Stage(0.0, 0.0, scatter[root], across[root])]
+        compute_free = links_free = network_free = 0.0  # when each is free again
         for stage in stages:
-            gathered = max(links_free, compute_began) + stage.gather
-            links_free = gathered
-            if stage.reduced is not None:
-                scattered = max(links_free, compute_free) + scatter[stage.reduced]
-                links_free = scattered
-                network_free = max(network_free, scattered) + across[stage.reduced]
-            compute_began = max(compute_free, gathered)
-            compute_free = compute_began + stage.compute
+            began = max(compute_free, links_free + stage.gather)
+            compute_free = began + stage.compute
+            links_free = began + stage.scatter
+            network_free = max(network_free, links_free) + stage.across
         return network_free - self.micro_batch_seconds
 
 
