@@ -27,7 +27,7 @@ from support.common.files import write_json
 from support.profiling.memory import MemoryCounter, SplitLayers, formula
 from support.profiling.profile_plots import draw_profiles, read_profile
 from support.profiling.spans import combine, write_spans
-from support.profiling.timeline import Step, find_step, read_events
+from support.profiling.timeline import Step, find_step, groups_of, read_events
 
 WARM_UP = 5  # steps, in which memory is counted
 SETTLE = 1  # step that is recorded but not used, because the profiler's first one is slow
@@ -178,8 +178,8 @@ class Profile:
         with gzip.open(path) as file:
             events = read_events(json.load(file))
         args = self.args
-        step = find_step(events, self.drawn, self.world_size, args.replicas, args.tensor)
-        return step, self.memory.bytes, self.activations_sent
+        groups = groups_of(self.rank, self.world_size, args.replicas, args.tensor)
+        return find_step(events, self.drawn, groups), self.memory.bytes, self.activations_sent
 
     def write(self, results: list[tuple[Step, dict[str, int], float]]) -> None:
         """Writes the results of all ranks, in their order, to the folder of the run."""

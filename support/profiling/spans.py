@@ -87,24 +87,15 @@ def network_lane(step: Step, all_joined: list[int]) -> Iterator[Interval]:
 
 
 def when_all_joined(steps: list[Step]) -> list[list[int]]:
-    """Returns for each rank when the last rank of the group joined its collectives.
-
-    Ranks of a group are neighbours: rank // group size is the same. Those of a strided group,
-    across such groups, have the same remainder.
-    """
-    world_size = len(steps)
-    last_join: dict[tuple, int] = defaultdict(int)
+    """Returns for each rank when the last rank of the group joined its collectives."""
+    last_join: dict[tuple[range, int], int] = defaultdict(int)
     keys_of_rank = []
-    for rank, step in enumerate(steps):
-        num_collectives: Counter[tuple] = Counter()  # of a group, so far
+    for step in steps:
+        num_collectives: Counter[range] = Counter()  # of a group, so far
         keys = []
         for collective in step.collectives:
-            size = collective.group_size
-            is_strided = collective.is_strided
-            group_index = rank % (world_size // size) if is_strided else rank // size
-            group = (size, is_strided, group_index)
-            key = (group, num_collectives[group])
-            num_collectives[group] += 1
+            key = (collective.group, num_collectives[collective.group])
+            num_collectives[collective.group] += 1
             last_join[key] = max(last_join[key], collective.start)
             keys.append(key)
         keys_of_rank.append(keys)

@@ -1,14 +1,14 @@
 """Finds one step of one rank in what torch.profiler has recorded of it.
 
 Example:
-    step = find_step(read_events(trace), 8, world_size)  # trace: a Chrome trace, as a dict
+    # trace: the Chrome trace of rank 0 of two, as a dict
+    step = find_step(read_events(trace), 8, groups_of(rank=0, world_size=2))
 """
 
 import math
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ COLLECTIVES = {
 }
 MAX_NESTED = 5  # events looked at for a collective: its call, its delay and its kernel
 DTYPE_BYTES = {"double": 8, "long": 8, "int": 4, "float": 4, "bfloat16": 2, "half": 2}
+CALLERS = ("FSDP::", "_c10d_functional::")  # of collectives: FSDP, and DTensor
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -45,8 +46,16 @@ class Collective(NamedTuple):
     unit: str  # whose tensor: an FSDP layer, a DDP bucket, activations, or "" if not known
     bytes: int  # of the whole tensor
     sent: float  # bytes that this rank sent
-    group_size: int  # ranks that take part
-    is_strided: bool = False  # whether they are not neighbours: see `when_all_joined`
+    group: range  # ranks that take part
+
+
+class Groups(NamedTuple):
+    """The ranks with which one rank communicates, itself included."""
+
+    all: range
+    shards: range  # that have the shards of the same parameters
+    copies: range  # that have the same shard
+    tensor: range  # that compute each layer together
 
 
 class Step(NamedTuple):
@@ -74,12 +83,25 @@ def read_events(trace: dict) -> list[Event]:
     return sorted(events, key=lambda event: (event.start, -event.end))
 
 
-def find_step(
-    events: list[Event], number: int, world_size: int, replicas: int = 1, tensor: int = 1
-) -> Step:
-    """Returns the step that the range "step NUMBER" encloses.
+def groups_of(rank: int, world_size: int, replicas: int = 1, tensor: int = 1) -> Groups:
+    """Returns the groups of a rank.
 
-    replicas: copies of the model that FSDP shards; tensor: ranks that share each layer.
+    replicas: copies of the model that FSDP shards; tensor: ranks that share each layer. The
+    ranks of a copy, and those that share layers, are neighbours.
+    """
+    size = world_size // replicas  # ranks of a copy
+    first = rank // size * size  # of this copy
+    first_of_layer = rank // tensor * tensor
+    return Groups(
+        all=range(world_size),
+        shards=range(first + rank % tensor, first + size, tensor),
+        copies=range(rank % size, world_size, size),
+        tensor=range(first_of_layer, first_of_layer + tensor),
+    )
+
+
+def find_step(events: list[Event], number: int, groups: Groups) -> Step:
+    """Returns the step that the range "step NUMBER" encloses.
 
     On a GPU a phase begins with the first kernel that was launched in it, and the step ends
     with the first kernel of the next step.
@@ -99,10 +121,8 @@ def find_step(
     phases = [(name, execution_time(start), execution_time(end)) for name, start, end in marked]
     backward_passes = [range(start, end) for name, start, end in marked if name == "backward"]
     collectives = []
-    if world_size > 1:  # one rank alone sends nothing
-        collectives = find_collectives(
-            inside, nccl, backward_passes, world_size, replicas, tensor
-        )
+    if len(groups.all) > 1:  # one rank alone sends nothing
+        collectives = find_collectives(inside, nccl, backward_passes, groups)
     busy = [
         event for event in events if event.category in GPU_CATEGORIES and not is_nccl(event)
     ]
@@ -166,34 +186,16 @@ def cpu_operations(events: list[Event], thread: int) -> list[Event]:
     return operations
 
 
-def nested(events: list[Event]) -> Iterator[tuple[Event, list[Event]]]:
-    """Yields each event with those that enclose it in its thread, the outermost first."""
-    open_events: dict[int, list[Event]] = defaultdict(list)
-    for event in events:
-        outer = open_events[event.thread]
-        while outer and outer[-1].end <= event.start:
-            outer.pop()
-        yield event, outer
-        outer.append(event)
-
-
 def find_collectives(
     events: list[Event],
     nccl: list[tuple[int, Event]],
     backward_passes: list[range],
-    world_size: int,
-    replicas: int,
-    tensor: int,
+    groups: Groups,
 ) -> list[Collective]:
     """Returns the collectives of a step, in the order in which the rank called them.
 
-    Args:
-        events: those of the step, with Gloo's threads.
-        nccl: NCCL's kernels, each after the time of its launch.
-        backward_passes: their times. DDP's buckets are all-reduced within them.
-        world_size: how many ranks there are.
-        replicas: how many copies of the model they have, each in shards.
-        tensor: how many of them share a layer, and sum its activations.
+    events: those of the step, with Gloo's threads. nccl: NCCL's kernels, each after the time of
+    its launch. backward_passes: their times; DDP's buckets are all-reduced within them.
     """
     gloo: dict[int, list[Event]] = defaultdict(list)  # by how many numbers go in
     for event in events:
@@ -201,11 +203,17 @@ def find_collectives(
             gloo[count_numbers(event, 0)].append(event)
     collectives = []
     buckets = 0
-    for i, (event, outer) in enumerate(nested(events)):
+    callers = [event for event in events if event.name.startswith(CALLERS)]
+    for i, event in enumerate(events):
         if event.name not in COLLECTIVES:
             continue
         name = COLLECTIVES[event.name]
-        unit, group_size, is_strided = find_group(event, outer, world_size, replicas, tensor)
+        calling = [
+            caller.name
+            for caller in callers
+            if caller.thread == event.thread and caller.start <= event.start < caller.end
+        ]
+        unit, group = find_group(name, calling, groups)
         in_backward = any(event.start in backward for backward in backward_passes)
         if name == "all-reduce" and not unit and in_backward:
             buckets += 1
@@ -217,30 +225,26 @@ def find_collectives(
         transport_event = find_transport(event, counts[-1], gloo, nccl)  # the last one goes in
         start = start_of(transport_event, within)
         size = max(counts) * bytes_per_number([transport_event, *within])
-        sent = bytes_sent(name, transport_event, size, group_size)
+        sent = bytes_sent(name, transport_event, size, len(group))
         collectives.append(
-            Collective(
-                start, transport_event.end, name, unit, size, sent, group_size, is_strided
-            )
+            Collective(start, transport_event.end, name, unit, size, sent, group)
         )
     return collectives
 
 
-def find_group(
-    event: Event, outer: list[Event], world_size: int, replicas: int, tensor: int
-) -> tuple[str, int, bool]:
-    """Returns whose tensor a collective has, "" if unknown, and its group: size, is_strided.
+def find_group(name: str, calling: list[str], groups: Groups) -> tuple[str, range]:
+    """Returns whose tensor a collective has, "" if unknown, and the ranks that take part.
 
-    outer: the events that the collective is in; the others as for `find_collectives`.
+    calling: the names of the events that the collective is in, the innermost last.
     """
-    unit = fsdp_layer(outer)
-    if COLLECTIVES[event.name] != "all-reduce":  # among the ranks that have the shards
-        return unit, world_size // (replicas * tensor), tensor > 1
+    unit = fsdp_layer(calling)
+    if name != "all-reduce":
+        return unit, groups.shards
     if unit:  # the ranks that have the same shard sum its gradients
-        return unit, replicas, True
-    if tensor > 1 and is_of_dtensor(outer):
-        return "activations", tensor, False
-    return "", world_size, False
+        return unit, groups.copies
+    if len(groups.tensor) > 1 and calling:
+        return "activations", groups.tensor
+    return "", groups.all
 
 
 def bytes_sent(name: str, transport_event: Event, size: int, group_size: int) -> float:
@@ -278,21 +282,16 @@ def find_transport(
     return gloo[input_size].pop(0) if gloo[input_size] else call_event
 
 
-def fsdp_layer(outer: list[Event]) -> str:
+def fsdp_layer(calling: list[str]) -> str:
     """Returns the layer that FSDP works on inside these events, or "" outside of FSDP.
 
     For parameters that are in no layer, it is "all else".
     """
-    for event in reversed(outer):
-        match = re.fullmatch(r"FSDP::\w+(?: \((.+)\))?", event.name)
+    for name in reversed(calling):
+        match = re.fullmatch(r"FSDP::\w+(?: \((.+)\))?", name)
         if match:
             return match[1] or "all else"
     return ""
-
-
-def is_of_dtensor(outer: list[Event]) -> bool:
-    """Returns whether a DTensor calls a collective inside these events."""
-    return any(event.name.startswith("_c10d_functional::") for event in outer)
 
 
 def count_numbers(event: Event, i: int) -> int:

@@ -18,7 +18,7 @@ from support.common.errors import UserError
 from support.profiling import memory
 from support.profiling.profile_plots import read_profile
 from support.profiling.spans import combine, read_spans, write_spans
-from support.profiling.timeline import find_step, read_events
+from support.profiling.timeline import find_step, groups_of, read_events
 
 MS = 1000  # a trace counts microseconds
 
@@ -103,7 +103,10 @@ def seconds(spans, process=0, lane="computing"):
 
 def spans_of(*traces, replicas=1):
     return combine(
-        [find_step(read_events(trace), 8, len(traces), replicas) for trace in traces]
+        [
+            find_step(read_events(trace), 8, groups_of(rank, len(traces), replicas))
+            for rank, trace in enumerate(traces)
+        ]
     )
 
 
@@ -226,16 +229,21 @@ def fsdp(shards, numbers=800, dtype="c10::BFloat16"):
 
 
 def test_layers_of_fsdp_and_what_they_send():
-    step = find_step(read_events(fsdp(shards=2)), 8, world_size=4, replicas=2)
-    assert [
-        (each.name, each.unit, each.bytes, each.group_size) for each in step.collectives
-    ] == [
-        ("all-gather", "encoder.0", 1600, 2),
-        ("reduce-scatter", "encoder.0", 3200, 2),
-        ("all-reduce", "encoder.0", 1600, 2),
+    step = find_step(
+        read_events(fsdp(shards=2)), 8, groups_of(rank=1, world_size=4, replicas=2)
+    )
+    assert [(each.name, each.unit, each.bytes, each.group) for each in step.collectives] == [
+        ("all-gather", "encoder.0", 1600, range(2)),
+        ("reduce-scatter", "encoder.0", 3200, range(2)),
+        ("all-reduce", "encoder.0", 1600, range(1, 4, 2)),
     ]
     # Gloo has no reduce-scatter of its own: what it does is an all-reduce.
     assert [each.sent for each in step.collectives] == [800, 3200, 1600]
+
+
+def test_groups_of_a_rank():
+    assert groups_of(5, 8, tensor=2) == (range(8), range(1, 8, 2), range(5, 8, 8), range(4, 6))
+    assert groups_of(5, 8, replicas=4)[1:3] == (range(4, 6), range(1, 8, 2))
 
 
 def test_who_waits_for_whom_in_groups():
