@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.common.errors import UserError, run_main
 from support.common.paths import LOGS
 from support.common.run_folder import check_name
-from support.distributed.signals import STOPPING
+from support.distributed.signals import Signals
 
 
 @dataclass
@@ -249,8 +249,7 @@ def find_command(args: argparse.Namespace, run: StudyRun) -> list[str]:
 
 def stop(number: int, _frame) -> None:
     """Handles a signal: ends the study, once the current run has saved."""
-    for other in STOPPING:
-        signal.signal(other, signal.SIG_IGN)
+    Signals.handle(signal.SIG_IGN)
     sys.exit(128 + number)
 
 
@@ -341,9 +340,7 @@ def main() -> None:
     args = read_flags()
     # "python" and "torchrun" are those of the Python that runs this script.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for number in STOPPING:
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(number, stop)
+    Signals.handle(stop)
     runs = STUDIES[args.study](args)
     task = None
     if "SLURM_ARRAY_TASK_ID" in os.environ:
