@@ -258,12 +258,12 @@ def training_step(args: argparse.Namespace) -> TrainingStep:
 def main() -> None:
     args = read_flags()
     step = training_step(args)
-    hardware = with_given_figures(HARDWARE[args.hardware], args)
+    hardware = HARDWARE[args.hardware]
     if args.measure:
         from support.planning.measure import measure
 
-        hardware = with_given_figures(measure(step, args.gpus_per_node), args)
-
+        hardware = measure(step, args.gpus_per_node)
+    hardware = with_given_figures(hardware, args)
     modes = find_modes(args, step)
     layout = (args.nodes, args.gpus_per_node)
     estimates = [best(step, hardware, mode, *layout) for mode in modes]

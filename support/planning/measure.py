@@ -198,21 +198,15 @@ def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Ha
     slope = (timings.step - timings.quarter) / more if more else timings.step
     sentence = max(fastest, slope)
     overhead = max(0.0, timings.step - step.sentences * sentence)
-    machine_memory = psutil.virtual_memory().total
-    guesses = HARDWARE["cpu"]  # of a network, which one machine cannot measure
-    hardware = Hardware(
-        memory=machine_memory / processes,
+    hardware = replace(
+        HARDWARE["cpu"],  # for the network between nodes, which one machine cannot measure
+        memory=psutil.virtual_memory().total / processes,
         peak_flops=timings.peak_flops,
         efficiency=fastest / sentence,
         memory_bandwidth=ADAM_BYTES * step.parameters / timings.adam,
-        node_bandwidth=1.0,
         bandwidth_efficiency=1.0,
-        adapter_bandwidth=guesses.adapter_bandwidth,
-        adapters=guesses.adapters,
-        network_latency=guesses.network_latency,
         launch=overhead / 2 / step.config.layers,
         precision=step.precision,
-        cpu=True,
         cores=available_cores(),
         base_memory=base,
     )
