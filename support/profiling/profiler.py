@@ -14,7 +14,6 @@ import json
 import os
 from collections import Counter
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,37 +42,21 @@ class Profile:
     wraps.
     """
 
-    def __init__(
-        self,
-        args: Any,
-        folder: Path,
-        rank: int,
-        world_size: int,
-        last_step: int,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        step: int,
-    ):
+    def __init__(self, run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int):
         """Registers the hooks. Raises UserError if the run ends before the last step to record.
 
-        Args:
-            args: the settings of the run.
-            folder: the folder of the run. On other nodes it is created for their traces.
-            last_step: the last step of the run.
-            step: how many steps were done before, 0 for a new run.
+        run: a Run (support/training/run.py). step: how many steps were done before, 0 for a new
+        run.
         """
         first = step + WARM_UP + SETTLE + 1
         self.recorded = range(first, first + RECORDED)
         self.drawn = self.recorded[RECORDED // 2]
-        if self.recorded[-1] > last_step:
+        if self.recorded[-1] > run.last_step:
             raise UserError(
                 f"--profile records steps {first} to {self.recorded[-1]}, but the last step of "
-                f"this run is {last_step}: raise --steps or --epochs"
+                f"this run is {run.last_step}: raise --steps or --epochs"
             )
-        self.args = args
-        self.folder = folder
-        self.rank = rank
-        self.world_size = world_size
+        self.run = run
         self.model = model
         self.step = step
         self.micro_batch = 0  # how many of the step are done
@@ -121,7 +104,7 @@ class Profile:
     def end_backward(self) -> None:
         """Called at the very end of the backward pass."""
         self.micro_batch += 1
-        is_last = self.micro_batch == self.args.accumulate
+        is_last = self.micro_batch == self.run.args.accumulate
         self.mark("optimizer" if is_last else "batch")
 
     # --- Called by the run
@@ -132,7 +115,7 @@ class Profile:
         if number == self.recorded[0] - SETTLE and not self.profiler:
             os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # otherwise it logs to stderr
             activities = [ProfilerActivity.CPU]
-            if self.args.device == "cuda":
+            if self.run.args.device == "cuda":
                 activities.append(ProfilerActivity.CUDA)
             self.profiler = profile(activities=activities, record_shapes=True)
             self.profiler.start()
@@ -159,9 +142,9 @@ class Profile:
         self.profiler.stop()
         for hook in [*self.hooks, *self.split_layers.hooks]:
             hook.remove()
-        results: list = [None] * self.world_size
-        dist.gather_object(self.result(), results if self.rank == 0 else None)
-        if self.rank == 0:
+        results: list = [None] * self.run.world_size
+        dist.gather_object(self.result(), results if self.run.rank == 0 else None)
+        if self.run.rank == 0:
             self.write(results)
         return True
 
@@ -172,22 +155,24 @@ class Profile:
 
         Returns the step that is drawn, the memory, and the bytes of activations to send.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"trace-rank{self.rank}.json.gz"
+        run = self.run
+        run.folder.mkdir(parents=True, exist_ok=True)  # on other nodes it is new
+        path = run.folder / f"trace-rank{run.rank}.json.gz"
         self.profiler.export_chrome_trace(str(path))
         with gzip.open(path) as file:
             events = read_events(json.load(file))
-        args = self.args
-        groups = groups_of(self.rank, self.world_size, args.replicas, args.tensor)
+        groups = groups_of(run.rank, run.world_size, run.args.replicas, run.args.tensor)
         return find_step(events, self.drawn, groups), self.memory.bytes, self.activations_sent
 
     def write(self, results: list[tuple[Step, dict[str, int], float]]) -> None:
         """Writes the results of all ranks, in their order, to the folder of the run."""
+        args = self.run.args
+        folder = self.run.folder
         steps = [step for step, _, _ in results]
         memory_of_ranks = [memory for _, memory, _ in results]
-        write_spans(combine(steps), self.drawn, self.folder / "step.csv")
+        write_spans(combine(steps), self.drawn, folder / "step.csv")
         largest = max(memory_of_ranks, key=lambda memory: memory["total"])
-        theory = formula(self.model, self.args.accumulate, self.args.precision, self.world_size)
+        theory = formula(self.model, args.accumulate, args.precision, self.run.world_size)
         theory["sent"] += round(max(activations for _, _, activations in results))
         sent = [sum(collective.sent for collective in step.collectives) for step in steps]
         collective_bytes: Counter[str] = Counter()
@@ -204,5 +189,5 @@ class Profile:
             "sent": {"counted": round(max(sent)), "formula": theory["sent"]},
             "collective_bytes": collective_bytes,
         }
-        write_json(self.folder / "profile.json", content)
-        draw_profiles([read_profile(self.folder)], self.folder)
+        write_json(folder / "profile.json", content)
+        draw_profiles([read_profile(folder)], folder)

@@ -141,7 +141,9 @@ class Run:
             self.task.weights = None  # the model has them now
         self.progress.wandb_id = self.progress.wandb_id or uuid.uuid4().hex[:8]
         if self.args.profile:
-            self.start_profile(model, optimizer, step)
+            from support.profiling.profiler import Profile
+
+            self.profile = Profile(self, model, optimizer, step)
         host_and_device = (socket.gethostname(), device_name(self.args.device))
         hosts_and_devices = all_gather_objects(host_and_device)
         if self.writes:
@@ -207,17 +209,6 @@ class Run:
         if self.rank > 0:  # only rank 0 has the other weights, and sends all of them
             state = None
         weights.load_full_state_dict(model, state)
-
-    def start_profile(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
-    ) -> None:
-        """Begins to record the steps after `step`, for --profile."""
-        from support.profiling.profiler import Profile
-
-        ranks = (self.rank, self.world_size)
-        self.profile = Profile(
-            self.args, self.folder, *ranks, self.last_step, model, optimizer, step
-        )
 
     def restart_clock(self) -> None:
         """Starts the clock of the next step: after a step, an evaluation or a save."""

@@ -383,8 +383,14 @@ def make_profile(folder, model, optimizer, step):
     flags = {"device": "cpu", "accumulate": 2, "precision": "fp32"}
     config = {"mode": "cpu", "world_size": 1, "flags": flags}
     (folder / "config.json").write_text(json.dumps(config))
-    args = SimpleNamespace(**flags, replicas=1, tensor=1)
-    return Profile(args, folder, 0, 1, 20, model, optimizer, step)
+    run = SimpleNamespace(
+        args=SimpleNamespace(**flags, replicas=1, tensor=1),
+        folder=folder,
+        rank=0,
+        world_size=1,
+        last_step=20,
+    )
+    return Profile(run, model, optimizer, step)
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
