@@ -25,7 +25,7 @@ with exit_on_user_error():  # where matplotlib is not installed
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator
 
 from support.classification.confusion_plot import draw_confusion
 from support.profiling.profile_plots import draw_profiles, read_profile
@@ -139,21 +139,19 @@ def set_scales(axes: Axes, x: str, y: str, lines: Lines, loss_unit: str) -> None
     axes.set(xlabel=AXES[x], ylabel=y_label)
     if y in FROM_0 | {"efficiency"} and not log_y:
         axes.set_ylim(0, 1.08 * max(max(points.values()) for points in lines.values()))
-    round_numbers: dict[str, Any] = {"nbins": 5, "steps": (1, 2, 5, 10)}
+    axes.locator_params(nbins=5, steps=(1, 2, 5, 10))  # round numbers
     if log_x:
         axes.set_xscale("log")
         values = sorted({value for points in lines.values() for value in points})
         axes.xaxis.set_major_locator(FixedLocator(values, nbins=5))
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(**round_numbers, integer=x == "step"))
+    elif x == "step":
+        axes.locator_params(axis="x", integer=True)
     if log_y:
         axes.set_yscale("log")
         low, high = axes.get_ylim()
-        axes.yaxis.set_major_locator(LogLocator(subs=ticks_for(high / low)))
-    else:
-        axes.yaxis.set_major_locator(MaxNLocator(**round_numbers))
+        axes.locator_params(axis="y", subs=ticks_for(high / low))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+        axis.set_major_formatter("{x:,.10g}")
     axes.minorticks_off()
     axes.grid(True)
 

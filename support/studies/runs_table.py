@@ -90,12 +90,8 @@ def measured(rows: list[Row], column: str) -> list[Row]:
 
 def metric_columns(rows: list[Row], part: str) -> list[str]:
     """Returns the columns of the task's metrics, such as valid_bleu, that all rows have."""
-    shared = set.intersection(*(set(row) for row in rows))
-    return [
-        name
-        for name in rows[0]
-        if name in shared and name.startswith(f"{part}_") and name != "valid_loss"
-    ]
+    metrics = [name for name in rows[0] if name.startswith(f"{part}_") and name != "valid_loss"]
+    return [name for name in metrics if all(name in row for row in rows)]
 
 
 def all_translate(runs: list[Row]) -> bool:
