@@ -47,12 +47,9 @@ class TrainingStep:
             model = Transformer(self.config)
         self.tensors = [weight.numel() for weight in model.parameters()]
         self.parameters = sum(self.tensors)
-        layers = [
-            sum(weight.numel() for weight in layer.parameters()) for layer in model.layers()
-        ]
         # Parameters that FSDP gathers at once: those outside the layers, then each layer's, or
         # with --tensor this process's part of each layer's.
-        outside = self.parameters - sum(layers)
+        outside = self.parameters - sum(elements_of_part(layer, 1) for layer in model.layers())
         parts = [elements_of_part(layer, self.tensor) for layer in model.layers()]
         self.units = [outside, *parts]
         self.tokens = 2 * self.sentences * self.length
