@@ -6,10 +6,9 @@ Each process has one thread. As many processes compute side by side as there are
 they share caches and memory; all of them communicate.
 """
 
+import importlib
 import math
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -31,7 +30,6 @@ from support.common.hardware import (
     peak_memory,
 )
 from support.common.kernels import speed_up
-from support.common.paths import ROOT
 from support.distributed.launch import end_at_once
 from support.distributed.rendezvous import connect, store_on_loopback
 from support.planning.estimate import ADAM_BYTES
@@ -45,12 +43,13 @@ TINY = TrainingStep(ModelConfig(300, layers=1, d_model=32, d_ff=64), 4, 32, cpu=
 
 @dataclass
 class Timings:
-    """What rank 0 measures: seconds, and the peak rate in FLOP/s."""
+    """What rank 0 measures: seconds, except for the first two."""
 
+    base_memory: float = 0.0  # bytes of a process that has trained TINY: Python and PyTorch
+    peak_flops: float = 0.0  # FLOP/s
     step: float = 0.0  # forward and backward pass of all sentences of the step
     quarter: float = 0.0  # of a quarter of them
     adam: float = 0.0
-    peak_flops: float = 0.0
     latency: float = 0.0  # an all-reduce of 16 bytes; this and the following: several processes
     all_reduce: float = 0.0  # of SENT numbers
     all_gather: float = 0.0  # of the largest unit, with the copy that FSDP makes
@@ -143,11 +142,16 @@ def worker(rank: int, processes: int, port: int, step: TrainingStep, results) ->
     hour = timedelta(hours=1)  # a large model, while processes take turns on the cores
     store = connect(port, hour)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes, timeout=hour)
+    for module in ("train_fsdp", "support.distributed.weights"):
+        importlib.import_module(module)  # what a training process imports counts, too
+    time_computing(TINY)
+    base_memory = peak_memory() * 2**20
     dist.barrier()
     timings = Timings()
     if rank < available_cores():
         timings = time_computing(step)
         timings.peak_flops = matrix_rate("cpu", step.precision)
+    timings.base_memory = base_memory
     dist.barrier()
     if processes > 1:
         time_collectives(timings, processes, max(step.units))
@@ -169,27 +173,7 @@ def take_timings(step: TrainingStep, processes: int) -> Timings:
     return results.get()
 
 
-def base_memory() -> float:
-    """Returns the bytes that a process needs to train a tiny model: Python and PyTorch."""
-    # What a training process imports counts, too.
-    command = (
-        "import train_fsdp, support.distributed.weights; "
-        "from support.planning.measure import print_base; print_base()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return float(done.stdout)
-
-
-def print_base() -> None:
-    """Trains a tiny model, and prints the peak memory in bytes."""
-    torch.set_num_threads(1)
-    time_computing(TINY)
-    print(peak_memory() * 2**20)
-
-
-def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Hardware:
+def fit(timings: Timings, step: TrainingStep, processes: int) -> Hardware:
     """Returns the Hardware with which an estimate of `step` comes to these timings."""
     fastest = step.flops / step.sentences / timings.peak_flops  # measured without --recompute
     # The slope of a line through both times; what they have besides is a pass's. Noise alone
@@ -208,7 +192,7 @@ def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Ha
         launch=overhead / 2 / step.config.layers,
         precision=step.precision,
         cores=available_cores(),
-        base_memory=base,
+        base_memory=timings.base_memory,
     )
     if processes == 1:
         return hardware
@@ -225,4 +209,4 @@ def fit(timings: Timings, base: float, step: TrainingStep, processes: int) -> Ha
 
 def measure(step: TrainingStep, processes: int) -> Hardware:
     """Returns this machine's CPU while so many processes train on it. Raises UserError."""
-    return fit(take_timings(step, processes), base_memory(), step, processes)
+    return fit(take_timings(step, processes), step, processes)

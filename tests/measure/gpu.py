@@ -50,7 +50,6 @@ from support.corpora import phrasebook
 from support.planning.estimate import Estimate
 from support.planning.footprint import TrainingStep
 from support.planning.machines import HARDWARE
-from support.planning.measure import base_memory
 
 DEFAULT = {"layers": 3, "d_model": 256, "heads": 4, "d_ff": 1024}
 SIZES = {  # 8, 59 and 207 million parameters
@@ -270,7 +269,7 @@ def memory(bench: Bench) -> Iterator[str]:
     flags += ["--steps", "4", "--log-every", "1"]
     hardware = HARDWARE["h100"]
     if bench.device == "cpu":
-        hardware = replace(HARDWARE["cpu"], base_memory=base_memory())
+        hardware = plan.base_hardware()
     config = ModelConfig(plan.VOCABULARY, **shape, max_length=plan.LENGTH)
     yield f"{sentences} pairs of {plan.LENGTH} tokens on each side in a step:\n"
     yield header("script", "precision", "predicted, MiB", "measured, MiB", "off by")

@@ -554,7 +554,7 @@ def test_what_was_measured_is_what_is_planned(quarter, recompute, seconds):
     """
     timings = measure.Timings(step=4.0, quarter=quarter, adam=1.0, peak_flops=1e9)
     step = TrainingStep(TINY, 4, 5, recompute=recompute, cpu=True)
-    hardware = measure.fit(timings, 0.0, step, processes=1)
+    hardware = measure.fit(timings, step, processes=1)
     assert 0 < hardware.efficiency <= 1
     expected = seconds or 4 * step.hardware_flops / step.flops
     estimate = Estimate(step, hardware, "cpu", 1, 1, 1)
