@@ -9,7 +9,7 @@ they share caches and memory; all of them communicate.
 import importlib
 import math
 import statistics
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -27,7 +27,7 @@ from support.common.hardware import (
     available_cores,
     configure_backends,
     matrix_rate,
-    peak_memory,
+    peak_resident,
 )
 from support.common.kernels import speed_up
 from support.distributed.launch import end_at_once
@@ -59,12 +59,7 @@ class Timings:
 def median_seconds(call: Callable[[], None]) -> float:
     """Returns the median time of a call, after one call to warm up."""
     call()
-    times = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return statistics.median(timeit.repeat(call, number=1, repeat=REPEATS))
 
 
 def seconds_after_computing(collective: Callable[[], None]) -> float:
@@ -76,12 +71,12 @@ def seconds_after_computing(collective: Callable[[], None]) -> float:
     factor = torch.randn(1024, 1024)
 
     def seconds(call: Callable[[], None]) -> float:
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(REPEATS):
+        def compute_and_call() -> None:
             factor @ factor
             call()
-        return (time.perf_counter() - start) / REPEATS
+
+        dist.barrier()
+        return timeit.timeit(compute_and_call, number=REPEATS) / REPEATS
 
     differences = [seconds(collective) - seconds(lambda: None) for _ in range(REPEATS)]
     return max(1e-6, statistics.median(differences))
@@ -145,7 +140,7 @@ def worker(rank: int, processes: int, port: int, step: TrainingStep, results) ->
     for module in ("train_fsdp", "support.distributed.weights"):
         importlib.import_module(module)  # what a training process imports counts, too
     time_computing(TINY)
-    base_memory = peak_memory() * 2**20
+    base_memory = peak_resident()
     dist.barrier()
     timings = Timings()
     if rank < available_cores():
