@@ -32,14 +32,6 @@ from support.profiling.profile_plots import draw_profiles, read_profile
 from support.studies import runs_table
 from support.studies.runs_table import POSITIVE, Lines, Row, RunFiles, metric_columns
 
-# The x of each comparison, then the y of its panels. "valid_*": the loss and the task's
-# metrics; "speed": in tokens if all runs translate or one has not ended, else in examples.
-FIGURES = {
-    "scaling.png": ("processes", "speed", "epoch_seconds", "speed_up", "efficiency"),
-    "batch_size.png": ("batch_tokens", "valid_*", "speed"),
-    "learning_rate.png": ("lr", "train_loss", "valid_*"),
-    "delay.png": ("delay_ms", "speed", "epoch_seconds"),
-}
 AXES = {
     "step": "steps",
     "minutes": "time (minutes)",
@@ -71,17 +63,28 @@ def find_figures(runs: list[Row], logs: dict[str, list[Row]]) -> dict[str, list[
 
     logs: the curves of those runs that have one, by their names.
     """
-    curve_columns = ["loss"] if len(logs) == 1 else ["train_loss", "valid_loss"]
-    curve_columns += metric_columns(runs, "valid")
+    metrics = metric_columns(runs, "valid")
+    losses = ["loss"] if len(logs) == 1 else ["train_loss", "valid_loss"]
+    speed = runs_table.speed_column(runs)
+    speeds = [speed]
+    # Otherwise the panel beside it would show other runs.
+    if len(runs_table.measured(runs, "epoch_seconds")) == len(runs):
+        speeds.append("epoch_seconds")
+    # The x of each comparison, and the y of its panels.
+    comparisons = {
+        "scaling.png": ("processes", [*speeds, "speed_up", "efficiency"]),
+        "batch_size.png": ("batch_tokens", ["valid_loss", *metrics, speed]),
+        "learning_rate.png": ("lr", ["train_loss", "valid_loss", *metrics]),
+        "delay.png": ("delay_ms", speeds),
+    }
     panels_of = {
         "curves.png": [
             (x, y, runs_table.curves(logs, x, y))
-            for y in curve_columns
+            for y in [*losses, *metrics]
             for x in ("step", "minutes")
         ]
     }
-    for file, (x, *names) in FIGURES.items():
-        ys = [y for name in names for y in expand(name, runs)]
+    for file, (x, ys) in comparisons.items():
         panels_of[file] = [(x, y, runs_table.compare(runs, x, y)) for y in ys]
     figures = {}
     for file, panels in panels_of.items():
@@ -89,17 +92,6 @@ def find_figures(runs: list[Row], logs: dict[str, list[Row]]) -> dict[str, list[
         if drawable:
             figures[file] = drawable
     return figures
-
-
-def expand(name: str, runs: list[Row]) -> list[str]:
-    """Returns the columns that a name in FIGURES stands for."""
-    if name == "valid_*":
-        return ["valid_loss", *metric_columns(runs, "valid")]
-    if name == "speed":
-        return [runs_table.speed_column(runs)]
-    if name == "epoch_seconds" and len(runs_table.measured(runs, name)) < len(runs):
-        return []  # the panels beside it would show other runs
-    return [name]
 
 
 def metric_name(column: str) -> str:
