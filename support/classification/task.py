@@ -230,7 +230,7 @@ class Classification:
         A collective: each example is classified by one rank, or with tensor parallelism by all
         ranks of one TP group. The ranks add up the loss and the confusion matrix. All other
         metrics follow from this matrix, so they are the same for any number of processes. If
-        `final`, the probabilities are kept, for `report`.
+        `final`, all probabilities are kept, for `report`: (examples, classes).
         """
         model.eval()
         device = next(model.parameters()).device
@@ -239,7 +239,8 @@ class Classification:
         num_classes = len(self.classes)
         confusion = torch.zeros(num_classes**2, dtype=torch.float64, device=device)
         nll = torch.zeros(1, dtype=torch.float64, device=device)
-        self.predictions = []  # (rows, probabilities) of this rank
+        # Each row is filled in by the ranks that classify its example, and is 0 in all others.
+        probabilities = torch.zeros(len(examples) if final else 0, num_classes, device=device)
         batches = evaluation_batches(examples, EVALUATION_TOKENS, data_rank, data_size, device)
         for rows, (x, label, _) in batches:
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
@@ -250,11 +251,14 @@ class Classification:
             confusion += torch.bincount(cells, minlength=num_classes**2)
             nll -= log_p.gather(1, label[:, None]).sum()
             if final:
-                self.predictions.append((rows, log_p.exp().cpu().numpy()))
+                probabilities[rows.tolist()] = log_p.exp()
         sum_over_data(confusion, data_size)
         sum_over_data(nll, data_size)
+        if final:
+            sum_over_data(probabilities, data_size)
         model.train()
         self.confusion = confusion.round().long().view(num_classes, num_classes).cpu()
+        self.probabilities = probabilities.cpu().numpy()
         return compute_metrics(self.confusion) | {"loss": float(nll) / len(examples)}
 
     def report(
@@ -267,14 +271,10 @@ class Classification:
         """
         part = "test" if "test" in self.meta["parts"] else "valid"
         metrics = self.evaluate(model, part, data_rank, data_size, final=True)
-        predictions_of_ranks = None
-        if dist.get_rank() == 0:
-            predictions_of_ranks = [None] * dist.get_world_size()
-        dist.gather_object(self.predictions, predictions_of_ranks)
-        if predictions_of_ranks is None:
+        if dist.get_rank() > 0:
             return {}, ""
         labels = self.part(part).labels
-        self.write_predictions(folder / "predictions.csv", labels, predictions_of_ranks)
+        self.write_predictions(folder / "predictions.csv", labels)
         summary = {
             **{f"{part}_{name}": round(value, 6) for name, value in metrics.items()},
             "classes": self.classes,
@@ -285,23 +285,13 @@ class Classification:
         text = f"the {part} set, {len(labels):,} examples:\n\n{table}\n\n"
         return summary, text + "Now try it:\n\n  python classify.py\n"
 
-    def write_predictions(self, path: Path, labels: np.ndarray, predictions_of_ranks) -> None:
-        """Writes a line for each example: true class, likeliest class, all probabilities.
-
-        predictions_of_ranks: `self.predictions` of each. The ranks of a TP group have the same.
-        """
-        probabilities = {
-            int(row): values
-            for predictions in predictions_of_ranks
-            for rows, batch in predictions
-            for row, values in zip(rows, batch)
-        }
+    def write_predictions(self, path: Path, labels: np.ndarray) -> None:
+        """Writes a line for each example: true class, likeliest class, all probabilities."""
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             columns = [f"p({name})" for name in self.classes]
             writer.writerow(["row", "label", "prediction", *columns])
-            for row in sorted(probabilities):
-                values = probabilities[row]
+            for row, values in enumerate(self.probabilities):
                 names = [self.classes[labels[row]], self.classes[values.argmax()]]
                 writer.writerow([row, *names, *(f"{value:.6f}" for value in values)])
 
