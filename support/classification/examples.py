@@ -19,7 +19,7 @@ from support.common.files import read_json
 
 
 class Examples:
-    """The labels of one part of an encoded corpus. Each example has one target: its label."""
+    """One part of an encoded corpus. Each example has one target: its label."""
 
     def __init__(self, folder: Path, part: str):
         self.labels = map_file(folder / f"{part}.labels", np.int32)
@@ -31,11 +31,22 @@ class Examples:
         """Returns the targets of the examples `rows`."""
         return len(rows)
 
-    def label_and_weight(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns label and weight, (rows,) int64 and fp32; without rows one of weight 0."""
+    def batch(self, rows: np.ndarray, width: int = 0) -> tuple[torch.Tensor, ...]:
+        """Returns (x, label, weight): see `inputs`, (rows,) int64, and (rows,) fp32, all 1.
+
+        Without rows it returns the first example with the weight 0, so that a rank with nothing
+        to do still takes the step.
+        """
+        weight = torch.ones(len(rows))
         if not len(rows):
-            return torch.zeros(1, dtype=torch.int64), torch.zeros(1)
-        return torch.from_numpy(self.labels[rows].astype(np.int64)), torch.ones(len(rows))
+            rows = np.zeros(1, np.int64)
+            weight = torch.zeros(1)
+        label = torch.from_numpy(self.labels[rows].astype(np.int64))
+        return self.inputs(rows, width), label, weight
+
+    def inputs(self, rows: np.ndarray, width: int) -> torch.Tensor:
+        """Returns the examples `rows` without their labels."""
+        raise NotImplementedError
 
 
 class Texts(Examples):
@@ -53,14 +64,9 @@ class Texts(Examples):
         """Returns the tokens of the texts `rows`, (rows,); an empty text counts as one."""
         return [np.maximum(self.offsets[rows + 1] - self.offsets[rows], 1)]
 
-    def batch(self, rows: np.ndarray, width: int = 0) -> tuple[torch.Tensor, ...]:
-        """Returns (ids, label, weight): (rows, width) int64, (rows,) int64, (rows,) fp32.
-
-        ids are padded to `width`, or if it is 0, to the longest text; weights are 1. Without
-        rows it returns a single text of padding whose weight is 0.
-        """
-        ids = padded(self.ids, self.offsets, rows, width, self.pad)
-        return ids, *self.label_and_weight(rows)
+    def inputs(self, rows: np.ndarray, width: int) -> torch.Tensor:
+        """Returns padded ids, (rows, width) int64; a width of 0 is that of the longest text."""
+        return padded(self.ids, self.offsets, rows, width, self.pad)
 
 
 class Images(Examples):
@@ -77,22 +83,9 @@ class Images(Examples):
         """Returns the tokens of the images `rows`, (rows,)."""
         return [np.full(len(rows), self.tokens)]
 
-    def batch(
-        self, rows: np.ndarray, width: int = 0, offsets_and_flips: np.ndarray | None = None
-    ) -> tuple[torch.Tensor, ...]:
-        """Returns (pixels, label, weight).
-
-        pixels: (rows, channels, height, width) bytes; label: (rows,) int64; weight: (rows,)
-        fp32, all 1. Without rows it returns a single black image whose weight is 0.
-        offsets_and_flips: (rows, 3), see `shift_and_mirror`.
-        """
-        if not len(rows):
-            black = torch.zeros(1, *self.pixels.shape[1:], dtype=torch.uint8)
-            return black, *self.label_and_weight(rows)
-        pixels = self.pixels[rows]
-        if offsets_and_flips is not None:
-            pixels = shift_and_mirror(pixels, offsets_and_flips)
-        return torch.from_numpy(pixels), *self.label_and_weight(rows)
+    def inputs(self, rows: np.ndarray, width: int) -> torch.Tensor:
+        """Returns bytes, (rows, channels, height, width); `width` is for texts alone."""
+        return torch.from_numpy(self.pixels[rows])
 
 
 def class_weights(labels: np.ndarray, classes: int, balanced: bool) -> np.ndarray:
@@ -149,11 +142,10 @@ class ExampleBatches(Batches):
         self, rows: np.ndarray, widths: list[int], epoch: int
     ) -> tuple[torch.Tensor, ...]:
         """Returns (x, label, weight) as `batch` of the examples does."""
-        if self.crop or self.flip:
+        x, label, weight = self.examples.batch(rows, *widths)
+        if (self.crop or self.flip) and len(rows):
             draws = self.offsets_and_flips(epoch)[rows]
-            x, label, weight = self.examples.batch(rows, *widths, draws)
-        else:
-            x, label, weight = self.examples.batch(rows, *widths)
+            x = torch.from_numpy(shift_and_mirror(x.numpy(), draws))
         if self.token_dropout and len(rows):
             self.hide_tokens(x, rows, epoch)
         return x, label, weight * self.weights[label]
