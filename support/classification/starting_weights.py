@@ -16,8 +16,8 @@ def adapt(
     """Returns the model's config, the weights that it begins with, and a line about them.
 
     pretrained: as `load_pretrained` of support/pretrained/load.py returns it; corpus: its
-    name; tokenizer: serialized, or "" for images. Weights of the last layer are kept if they
-    were made for these classes. Raises UserError where they do not fit.
+    name; tokenizer: serialized, or "" for images. The last layer is kept if it was made for
+    these classes, whose order its rows then have. Raises UserError where weights do not fit.
     """
     is_text = bool(tokenizer)
     modality = "texts" if is_text else "images"
@@ -33,13 +33,15 @@ def adapt(
         model = Classifier(config)
     names = model.state_dict().keys()
     weights = {name: value for name, value in pretrained.weights.items() if name in names}
-    left_out = list(pretrained.left_out)
-    left_out += [pretrained.names[name] for name in pretrained.weights.keys() - names]
-    if is_text and "positions" in weights:
+    if is_text:
         weights["positions"] = weights["positions"][: args.max_length]
     order = order_of_classes(pretrained, args, classes)
-    removed = adapt_last_layer(weights, model.last_layer, order)
-    left_out += [pretrained.names[name] for name in removed]
+    for name in (f"{model.last_layer}.weight", f"{model.last_layer}.bias"):
+        last = weights.pop(name, None)
+        if order and last is not None:
+            weights[name] = last[order]
+    unused = pretrained.weights.keys() - weights.keys()
+    left_out = [*pretrained.left_out, *(pretrained.names[name] for name in unused)]
     new = ", ".join(sorted(names - weights.keys())) or "no weights"
     dropped = ", ".join(sorted(left_out)) or "none"
     return config, weights, f"{args.pretrained}: new are {new}; left out: {dropped}"
@@ -77,24 +79,8 @@ def adapted_config(config: ClassifierConfig, args, num_classes: int) -> Classifi
 
 def order_of_classes(pretrained, args, classes: list[str]) -> list[int]:
     """Returns where each class is in the pretrained last layer; [] if it is made for others."""
-    if args.pool == "mean":  # it was trained on another pooling
+    # config.json may name more classes than the layer has rows.
+    labels = pretrained.labels[: pretrained.config.classes]
+    if args.pool == "mean" or not set(classes) <= set(labels):  # "mean": of another pooling
         return []
-    if not all(name in pretrained.labels for name in classes):
-        return []
-    return [pretrained.labels.index(name) for name in classes]
-
-
-def adapt_last_layer(weights: dict[str, Tensor], layer: str, order: list[int]) -> list[str]:
-    """Puts the rows of the last layer in the order of the classes, or removes its weights.
-
-    order: where each class is in the layer; [] if it is made for others. Returns the names of
-    the weights that were removed.
-    """
-    removed = []
-    for name in [name for name in weights if name.startswith(f"{layer}.")]:
-        if order and max(order) < len(weights[name]):
-            weights[name] = weights[name][order]
-        else:
-            del weights[name]
-            removed.append(name)
-    return removed
+    return [labels.index(name) for name in classes]
