@@ -2,7 +2,7 @@
 
     pretrained = load_pretrained("FOLDER")
     model = Classifier(pretrained.config)
-    initialize(model, seed=1)  # for the parameters in pretrained.new
+    initialize(model, seed=1)  # for the parameters that the folder does not have
     model.load_state_dict(pretrained.weights, strict=False)
 
 The folder holds a BERT, RoBERTa, DistilBERT, ViT, DeiT or DINOv2.
@@ -36,7 +36,6 @@ class Pretrained:
     config: ClassifierConfig
     weights: dict[str, Tensor]  # in fp32, by the Classifier's names
     names: dict[str, str]  # of each weight: its name in the file
-    new: list[str]  # parameters of the Classifier that the file does not have
     left_out: list[str]  # tensors of the file that are not used
     tokenizer: str  # serialized; "" for images
     transform: ImageTransform | None  # None for texts
@@ -130,7 +129,7 @@ def load_pretrained(folder: str, image_size: int = 0) -> Pretrained:
             config = replace(config, image_size=transform.output_size)
         id2label = entries.get("id2label") or {}
         labels = [str(id2label[str(i)]) for i in range(len(id2label))]
-    weights, names, new = take_weights(source, entries, family, file_config)
+    weights, names = take_weights(source, entries, family, file_config)
     if family in ("bert", "roberta"):  # all tokens of a text are of type 0
         types = entries.get("type_vocab_size", 2)
         name = "embeddings.token_type_embeddings.weight"
@@ -142,13 +141,13 @@ def load_pretrained(folder: str, image_size: int = 0) -> Pretrained:
         weights["positions"] = resize_positions(weights["positions"], file_config, config)
     left_out = sorted(source.tensors)
     tokenizer = "" if transform else hf_files.read_tokenizer(path, file_config)
-    return Pretrained(config, weights, names, new, left_out, tokenizer, transform, labels)
+    return Pretrained(config, weights, names, left_out, tokenizer, transform, labels)
 
 
 def take_weights(
     source: TensorSource, entries: dict[str, Any], family: str, config: ClassifierConfig
-) -> tuple[dict[str, Tensor], dict[str, str], list[str]]:
-    """Returns the weights of a Classifier, their names in the file, and what the file lacks.
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Returns the weights of a Classifier, and their names in the file.
 
     config: the shape of the file's model; entries: of its config.json. Raises UserError if a
     parameter is missing, unless it is the head's, or of another shape.
@@ -160,11 +159,10 @@ def take_weights(
     has_no_bias = entries.get("qkv_bias") is False  # then the biases are zeros
     weights = {}
     names = {}
-    new = []
     for name, parts in to_file_tensors(family, config, state).items():
         if name.startswith("head.") and not all(part in source.file_names for part, _ in parts):
-            new.append(name)
-        elif has_no_bias and name.endswith(("query.bias", "key_value.bias")):
+            continue
+        if has_no_bias and name.endswith(("query.bias", "key_value.bias")):
             weights[name] = torch.zeros(state[name].shape)
         else:
             names[name] = ", ".join(source.file_names.get(part, part) for part, _ in parts)
@@ -172,7 +170,7 @@ def take_weights(
             weights[name] = torch.cat(tensors).reshape(state[name].shape)
             if "key_value." in name:
                 weights[name] = from_keys_then_values(weights[name], config.heads)
-    return weights, names, new
+    return weights, names
 
 
 def merge_teacher(source: TensorSource, config: ClassifierConfig) -> None:
