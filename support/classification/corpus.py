@@ -35,8 +35,8 @@ class Labelled:
     name: str
     modality: str = ""  # "text" or "image"
     parts: dict[str, Reader] = field(default_factory=dict)  # train, valid and test
-    # Of each part a reader of the class names alone, where that is quicker.
-    labels: dict[str, Callable[[], Iterable[str]] | None] = field(default_factory=dict)
+    # Of each part a reader of the class names alone.
+    labels: dict[str, Callable[[], Iterable[str]]] = field(default_factory=dict)
     classes: list[str] = field(default_factory=list)  # in their order; [] if that is unknown
     files: list[Path] = field(default_factory=list)
     layout: list = field(default_factory=list)  # of each part: columns of a table, or folders
@@ -53,7 +53,10 @@ class Labelled:
         layout: Iterable = (),
         labels: Callable[[], Iterable[str]] | None = None,
     ) -> None:
-        """Adds a part. Raises UserError if its modality is not that of the other parts."""
+        """Adds a part. Raises UserError if its modality is not that of the other parts.
+
+        labels: reads the class names alone, where that is quicker than to `read` the examples.
+        """
         if self.modality not in ("", modality):
             raise UserError(
                 f"{files[0]}: {modality}s for the {part} set, but {self.name} has "
@@ -63,14 +66,7 @@ class Labelled:
         self.parts[part] = read
         self.files += files
         self.layout += [part, *layout]
-        self.labels[part] = labels
-
-    def read_labels(self, part: str) -> Iterable[str]:
-        """Returns the class of each example of a part, if possible without reading the rest."""
-        read_labels = self.labels.get(part)
-        if read_labels:
-            return read_labels()
-        return (name for _, name in self.parts[part]())
+        self.labels[part] = labels or (lambda: (name for _, name in read()))
 
     def left_out_line(self) -> str:
         """Returns a line that says which files are no examples; "" if all are."""
@@ -108,12 +104,12 @@ def classes_of(corpus: Labelled) -> list[str]:
             f"{corpus.name}: no training set, only {', '.join(corpus.parts)}; it is train.csv, "
             f"or the folder train/ with a folder of files for each class"
         )
-    counts = Counter(corpus.read_labels("train"))
+    counts = Counter(corpus.labels["train"]())
     check_classes(corpus, counts)
     check_header(corpus, counts)
     names = set(counts)
     for part in corpus.parts.keys() - {"train"}:
-        names_of_part = set(corpus.read_labels(part))
+        names_of_part = set(corpus.labels[part]())
         if names_of_part and names_of_part.isdisjoint(counts):
             raise UserError(
                 f"{corpus.name}: the {part} set has no class that the training set has, but "

@@ -106,7 +106,7 @@ def decode_once(corpus: Labelled, path: Path) -> Labelled:
 
     def read() -> Iterator[tuple[np.ndarray, str]]:
         with open(path, "rb") as file:
-            for name in corpus.read_labels("train"):
+            for name in corpus.labels["train"]():
                 content = file.read(math.prod(shape))
                 yield np.frombuffer(content, np.uint8).reshape(shape), name
 

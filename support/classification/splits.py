@@ -25,7 +25,7 @@ def hold_out_labelled(corpus: Labelled) -> tuple[dict[str, Reader], int]:
     if "train" not in corpus.parts:
         return corpus.parts, 0
     if "valid" in corpus.parts:
-        return corpus.parts, sum(1 for _ in corpus.read_labels("train"))
+        return corpus.parts, sum(1 for _ in corpus.labels["train"]())
     first_of_class: dict[str, int] = {}
 
     def read_hashes() -> Iterator[int]:
