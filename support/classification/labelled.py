@@ -4,9 +4,10 @@ Example:
     corpus = find_labelled("agnews")  # or another name, a folder, a table
 """
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,6 @@ from support.classification.images import (
     read_image,
 )
 from support.classification.labelled_tables import read_labelled_table, read_numbered
-from support.classification.text_files import read_text_files
 from support.common.errors import UserError
 from support.corpora import phrasebook
 from support.corpora.archives import File, TarMember
@@ -34,7 +34,15 @@ from support.corpora.class_folders import (
 )
 from support.corpora.download import sha256
 from support.corpora.pairs import PARTS, find_file, find_part_tables, own_name
-from support.corpora.tables import class_name, column_name, column_names, find_table, read_lines
+from support.corpora.tables import (
+    UTF_16,
+    class_name,
+    column_name,
+    column_names,
+    find_table,
+    one_line,
+    read_lines,
+)
 from support.corpora.task_type import CLASSIFICATION_CORPORA, find_idx, find_numbered
 
 
@@ -252,3 +260,28 @@ def read_image_files(
     """Yields the image of each file with the name of its folder."""
     for path in paths:
         yield read_image(path, transform), class_name(path.parent.name)
+
+
+def read_text_files(paths: list[Path]) -> Iterator[tuple[str, str]]:
+    """Yields the text of each file with the name of its folder."""
+    other = []  # files in another encoding
+    for path in paths:
+        content = path.read_bytes()
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError:  # perhaps of Windows, where UTF-16 begins with a mark
+            other.append(path)
+            encoding = "utf-16" if content.startswith(UTF_16) else "cp1252"
+            text = content.decode(encoding, errors="replace")
+        yield one_line(text), class_name(path.parent.name)
+    if other:
+        warn_once(
+            f"{len(other):,} of {len(paths):,} texts, such as {other[0]}, are not UTF-8; they "
+            f"are read as UTF-16 or Windows-1252"
+        )
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Prints a warning, once: a corpus is read several times."""
+    print(f"warning: {message}", file=sys.stderr)

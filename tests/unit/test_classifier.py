@@ -7,8 +7,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from model import initialize, sinusoids
-from support.classification.classifier import Classifier, ClassifierConfig
-from support.classification.flops import classifier_flops
+from support.classification.classifier import Classifier, ClassifierConfig, classifier_flops
 from support.classification.task import freeze
 from support.common.rows import to_keys_then_values
 
