@@ -102,12 +102,15 @@ def fetch(name: str) -> Path:
 
 def read_imdb(archive: Path, part: str) -> Iterator[tuple[str, str]]:
     """Yields (text, class) of "train" or "test", as the unpacked folder has them."""
-    yield from imdb_texts(archive)[part]
+    for name, text in imdb_texts(archive).items():
+        _, part_of_text, class_name, _ = name.split("/")
+        if part_of_text == part:
+            yield text, class_name
 
 
 @lru_cache(maxsize=1)
-def imdb_texts(archive: Path) -> dict[str, list[tuple[str, str]]]:
-    """Returns IMDB's texts with their classes, by part. Raises UserError.
+def imdb_texts(archive: Path) -> dict[str, str]:
+    """Returns IMDB's texts by their names in the archive, sorted. Raises UserError.
 
     They are kept, 70 MB, because to go through an archive of 100,000 files takes seconds.
     """
@@ -120,8 +123,4 @@ def imdb_texts(archive: Path) -> dict[str, list[tuple[str, str]]]:
                     texts[member.name] = one_line(file.read().decode())
     except UNREADABLE as problem:
         raise UserError(f"{archive}: cannot be read ({problem})") from problem
-    by_part: dict[str, list[tuple[str, str]]] = {"train": [], "test": []}
-    for name in sorted(texts):
-        _, part, class_name, _ = name.split("/")
-        by_part[part].append((texts[name], class_name))
-    return by_part
+    return dict(sorted(texts.items()))
