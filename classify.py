@@ -236,9 +236,9 @@ def score(args: argparse.Namespace, predictor: Predictor) -> None:
     seconds = time.perf_counter() - start
     total = len(labels)
     cells = labels * len(classes) + predictions
-    confusion = torch.bincount(cells, minlength=len(classes) ** 2)
+    confusion = torch.bincount(cells, minlength=len(classes) ** 2).view(len(classes), -1)
     unit = f"{predictor.modality}s"
-    print(metrics_table(confusion.view(len(classes), -1), classes))
+    print(metrics_table(confusion.numpy(), classes))
     print(f"\n{total:,} {unit}{description}, {seconds:.1f} s, {total / seconds:,.0f} {unit}/s")
     num_known = len(predictor.classes)
     num_unknown = int((labels >= num_known).sum())

@@ -8,7 +8,6 @@ class j. The matrices of several processes are added up before a metric is compu
 """
 
 import numpy as np
-from torch import Tensor
 
 from support.common.text_table import aligned
 
@@ -16,17 +15,16 @@ RATES = ("precision", "recall", "f1")
 LARGEST_MATRIX = 10  # classes up to which the table has the confusion matrix, too
 
 
-def compute_metrics(confusion: Tensor | np.ndarray) -> dict[str, float]:
+def compute_metrics(confusion: np.ndarray) -> dict[str, float]:
     """Returns the accuracy, and the mean and the weighted mean of precision, recall and F1.
 
     confusion: (classes, classes), integers. All metrics are from 0 to 1. A metric that would be
     divided by 0, such as the precision of a class that was never predicted, is 0. The weighted
     mean counts a class as often as it has examples.
     """
-    counts = np.asarray(confusion)
-    support = counts.sum(1)
-    rates = rates_per_class(counts)
-    metrics = {"accuracy": float(divide(np.trace(counts), counts.sum()))}
+    support = confusion.sum(1)
+    rates = rates_per_class(confusion)
+    metrics = {"accuracy": float(divide(np.trace(confusion), confusion.sum()))}
     for name in RATES:
         metrics[name] = float(rates[name].mean())
     for name in RATES:
@@ -34,30 +32,28 @@ def compute_metrics(confusion: Tensor | np.ndarray) -> dict[str, float]:
     return metrics
 
 
-def per_class(confusion: Tensor | np.ndarray, classes: list[str]) -> list[dict]:
+def per_class(confusion: np.ndarray, classes: list[str]) -> list[dict]:
     """Returns name, precision, recall, f1 and support (number of examples) of each class."""
-    counts = np.asarray(confusion)
-    rates = rates_per_class(counts)
+    rates = rates_per_class(confusion)
     return [
         {
             "name": name,
             **{rate: float(rates[rate][i]) for rate in RATES},
-            "support": int(counts[i].sum()),
+            "support": int(confusion[i].sum()),
         }
         for i, name in enumerate(classes)
     ]
 
 
-def metrics_table(confusion: Tensor | np.ndarray, classes: list[str]) -> str:
+def metrics_table(confusion: np.ndarray, classes: list[str]) -> str:
     """Returns a table to print: a line for each class, the means over classes, the accuracy.
 
     With up to ten classes the confusion matrix follows.
     """
-    counts = np.asarray(confusion)
-    metrics = compute_metrics(counts)
-    total = f"{counts.sum():,}"
+    metrics = compute_metrics(confusion)
+    total = f"{confusion.sum():,}"
     rows = [["class", "precision", "recall", "F1", "examples"]]
-    for entry in per_class(counts, classes):
+    for entry in per_class(confusion, classes):
         rates = [f"{entry[rate]:.4f}" for rate in RATES]
         rows.append([entry["name"], *rates, f"{entry['support']:,}"])
     num_class_rows = len(rows)
@@ -68,24 +64,24 @@ def metrics_table(confusion: Tensor | np.ndarray, classes: list[str]) -> str:
     rows.append(["accuracy", "", "", f"{metrics['accuracy']:.4f}", total])
     lines = aligned(rows)
     lines.insert(num_class_rows, "")
-    empty_classes = int((counts.sum(1) == 0).sum())
+    empty_classes = int((confusion.sum(1) == 0).sum())
     if empty_classes:
         lines.append(
             f"(classes without examples: {empty_classes}; each counts as 0 in the mean)"
         )
     if len(classes) <= LARGEST_MATRIX:
         matrix = [["predicted as", *classes]]
-        for name, row in zip(classes, counts):
+        for name, row in zip(classes, confusion):
             matrix.append([f"true {name}", *(f"{count:,}" for count in row)])
         lines += ["", *aligned(matrix)]
     return "\n".join(lines)
 
 
-def rates_per_class(counts: np.ndarray) -> dict[str, np.ndarray]:
+def rates_per_class(confusion: np.ndarray) -> dict[str, np.ndarray]:
     """Returns precision, recall and F1 of each class, each (classes,)."""
-    correct = counts.diagonal()
-    predicted = counts.sum(0)
-    support = counts.sum(1)
+    correct = confusion.diagonal()
+    predicted = confusion.sum(0)
+    support = confusion.sum(1)
     return {
         "precision": divide(correct, predicted),
         "recall": divide(correct, support),

@@ -256,7 +256,7 @@ class Classification:
         if final:
             sum_over_data(probabilities, data_size)
         model.train()
-        self.confusion = confusion.round().long().view(num_classes, num_classes).cpu()
+        self.confusion = confusion.round().long().view(num_classes, -1).cpu().numpy()
         self.probabilities = probabilities.cpu().numpy()
         return compute_metrics(self.confusion) | {"loss": float(nll) / len(examples)}
 
