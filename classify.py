@@ -163,63 +163,55 @@ class Predictor:
 # --- Labelled examples ------------------------------------------------------------------------
 
 
-def reader_of_part(
-    args: argparse.Namespace, predictor: Predictor, flags: dict[str, Any]
-) -> tuple[Reader, str]:
-    """Returns the reader of a part of the corpus that the model was trained on, and its name.
+def find_examples(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, str]:
+    """Returns the reader of the examples that --score names, and in words, which they are.
 
-    flags: of the run that trained the model. Raises UserError.
+    They are a table, a folder, or a part of the corpus that the model was trained on. Raises
+    UserError.
     """
-    text = args.text or flags["text"]
-    label = args.label or flags["label"]
-    corpus = find_labelled(
-        flags["data"], flags["valid"], flags["test"], text, label, transform=predictor.transform
-    )
-    check_modality(args, predictor, corpus)
-    part = args.score
-    parts, _ = hold_out_labelled(corpus)
-    if part not in parts:
-        raise UserError(f"--score {part}: {corpus.name} has only the parts {', '.join(parts)}")
-    # Which examples are held out depends on all examples.
-    if part != "test" and corpus.checksum() != predictor.saved["checksum"]:
-        raise UserError(
-            f"--score {part}: {corpus.name} has changed since the model was trained on it"
-        )
-    return parts[part], f" of the {part} set"
-
-
-def reader_of_path(
-    args: argparse.Namespace, predictor: Predictor, flags: dict[str, Any]
-) -> tuple[Reader, str]:
-    """Returns the reader of a table or a folder, and which part it reads.
-
-    flags: of the run that trained the model. Raises UserError.
-    """
+    flags = load(predictor.path)["flags"]  # of the run that trained the model
     path = Path(args.score)
+    is_part = args.score in PARTS and not path.exists()
+    sources = {"data": args.score}
+    if is_part:
+        sources = {name: flags[name] for name in ("data", "valid", "test")}
     text = args.text or ""
     label = args.label or ""
-    if find_table(path) or find_part_tables(path):  # elsewhere there are no columns
+    if is_part or find_table(path) or find_part_tables(path):  # elsewhere there are no columns
         text = text or flags["text"]
         label = label or flags["label"]
-    corpus = find_labelled(args.score, text=text, label=label, transform=predictor.transform)
-    check_modality(args, predictor, corpus)
+    corpus = find_labelled(**sources, text=text, label=label, transform=predictor.transform)
+    if corpus.modality != predictor.modality:
+        raise UserError(
+            f"--score {args.score}: it has {corpus.modality}s, but {predictor.path} is a model "
+            f"of {predictor.modality}s"
+        )
+    if is_part:
+        read = read_part(corpus, args.score, predictor.saved["checksum"])
+        return read, f" of the {args.score} set"
     if corpus.left_out:
         print(corpus.left_out_line(), file=sys.stderr)
-    parts = [name for name in PARTS if name in corpus.parts]  # train, valid, test
-    part = parts[-1]
+    part = [name for name in PARTS if name in corpus.parts][-1]  # test, or valid, or train
     description = f" of the {part} set" if len(corpus.parts) > 1 else ""
     if part == "train" and path.resolve() == Path(flags["data"]).resolve():
         description = ", including those that the model was trained on"
     return corpus.parts[part], description
 
 
-def check_modality(args: argparse.Namespace, predictor: Predictor, corpus: Labelled) -> None:
-    """Raises UserError if the corpus has images and the model is for texts, or vice versa."""
-    if corpus.modality != predictor.modality:
+def read_part(corpus: Labelled, part: str, checksum: str) -> Reader:
+    """Returns the reader of a part, without examples that were held out of it for another.
+
+    checksum: of the corpus that the model was trained on. Raises UserError.
+    """
+    parts, _ = hold_out_labelled(corpus)
+    if part not in parts:
+        raise UserError(f"--score {part}: {corpus.name} has only the parts {', '.join(parts)}")
+    # Which examples are held out depends on all examples.
+    if part != "test" and corpus.checksum() != checksum:
         raise UserError(
-            f"--score {args.score}: it has {corpus.modality}s, but {predictor.path} is a model "
-            f"of {predictor.modality}s"
+            f"--score {part}: {corpus.name} has changed since the model was trained on it"
         )
+    return parts[part]
 
 
 def score(args: argparse.Namespace, predictor: Predictor) -> None:
@@ -227,10 +219,7 @@ def score(args: argparse.Namespace, predictor: Predictor) -> None:
 
     An example of a class that the model does not know counts as wrong.
     """
-    is_part = args.score in PARTS and not Path(args.score).exists()
-    find_reader = reader_of_part if is_part else reader_of_path
-    flags = load(predictor.path)["flags"]
-    read, description = find_reader(args, predictor, flags)
+    read, description = find_examples(args, predictor)
     start = time.perf_counter()
     classes, labels, predictions = classify_labelled(args, predictor, read())
     seconds = time.perf_counter() - start
