@@ -13,7 +13,7 @@ from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.encoding import encode_texts
 from support.classification.images import ImageTransform
 from support.common.checkpoint import load
-from support.common.errors import UserError, first_line
+from support.common.errors import as_user_error
 
 BATCH_SIZES = {"cpu": 32, "cuda": 512}  # examples: more keep a GPU busy
 
@@ -22,14 +22,10 @@ def load_classifier(path: Path) -> tuple[Classifier, dict[str, Any]]:
     """Returns a checkpoint's model, in eval mode, and what the task saved. Raises UserError."""
     checkpoint = load(path)
     saved = checkpoint["task"]
-    try:
+    with as_user_error(f"{path}: not a complete checkpoint of a classifier"):
         transform = ImageTransform(**saved["transform"]) if saved["transform"] else None
         model = Classifier(ClassifierConfig(**saved["config"]), transform)
         model.load_state_dict(checkpoint["model"])
-    except Exception as problem:  # a damaged checkpoint raises exceptions of many types
-        raise UserError(
-            f"{path}: not a complete checkpoint of a classifier ({first_line(problem)})"
-        ) from problem
     return model.eval(), saved
 
 

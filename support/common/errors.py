@@ -4,7 +4,7 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -19,6 +19,20 @@ def first_line(problem: BaseException, max_length: int = 90) -> str:
     """Returns the first line of an exception's message, or its type if it has no message."""
     lines = str(problem).strip().splitlines() or [type(problem).__name__]
     return lines[0][:max_length]
+
+
+@contextmanager
+def as_user_error(message: str) -> Iterator[None]:
+    """Turns exceptions of the block into UserErrors: `message` and the reason, in one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as problem:  # damaged files raise exceptions of many types
+        reason, _, _ = first_line(problem, 200).partition(". ")  # the first sentence
+        if isinstance(problem, KeyError):
+            reason = f"there is no {problem}"
+        raise UserError(f"{message} ({reason})") from problem
 
 
 class ArgumentParser(argparse.ArgumentParser):

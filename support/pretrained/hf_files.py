@@ -1,7 +1,5 @@
 """The files of a Hugging Face folder: weights, tokenizer and preprocessor, read and written."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +10,12 @@ from torch import Tensor
 from support.classification.classifier import ClassifierConfig
 from support.classification.images import ImageTransform
 from support.common.checkpoint import unpickle
-from support.common.errors import UserError
+from support.common.errors import UserError, as_user_error
 from support.common.files import read_json, write_json
 from support.corpora.tables import read_lines
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 RESAMPLES = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers, which the files use
-
-
-@contextmanager
-def as_user_error(message: str) -> Iterator[None]:
-    """Turns exceptions of the block into UserErrors: `message` and the reason, in one line."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as problem:  # damaged files raise exceptions of many types
-        reason = f"there is no {problem}" if isinstance(problem, KeyError) else str(problem)
-        on_one_line = " ".join(reason.split())
-        first_sentence, _, _ = on_one_line.partition(". ")
-        reason = first_sentence or type(problem).__name__
-        raise UserError(f"{message} ({reason[:200]})") from problem
 
 
 def find_folder(name: str) -> Path:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.images import ImageTransform
-from support.common.errors import UserError
+from support.common.errors import UserError, as_user_error
 from support.common.rows import from_keys_then_values
 from support.pretrained import hf_files
 from support.pretrained.families import (
@@ -118,7 +118,7 @@ def load_pretrained(folder: str, image_size: int = 0) -> Pretrained:
     classes = source.take_num_classes() or 2
 
     # file_config has the shapes of the file's tensors, config those of the Classifier.
-    with hf_files.as_user_error(f"{path}/config.json: the model cannot be used"):
+    with as_user_error(f"{path}/config.json: the model cannot be used"):
         file_config = classifier_config(entries, family, classes, has_teacher)
         # RoBERTa's first positions, up to that of padding, are not used.
         first_position = file_config.pad + 1 if family == "roberta" else 0

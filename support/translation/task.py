@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from data import BPE, Batches, Pairs, evaluation_batches, prepare, read_bpe, read_text
 from model import ModelConfig, Transformer
 from support.common.checkpoint import check_corpus, load
-from support.common.errors import UserError, first_line
+from support.common.errors import UserError, as_user_error
 from support.common.files import read_json
 from support.common.flops import transformer_flops
 from support.common.hardware import autocast_dtype
@@ -56,14 +56,10 @@ def load_translator(path: Path) -> tuple[Transformer, BPE, dict[str, Any]]:
     """Returns a checkpoint's model, ready to translate, its BPE, and what the task saved."""
     checkpoint = load(path)
     saved = checkpoint["task"]
-    try:
+    with as_user_error(f"{path}: not a whole checkpoint of a translator"):
         model = Transformer(ModelConfig(**saved["config"]))
         model.load_state_dict(checkpoint["model"])
         bpe = BPE(saved["bpe"])
-    except Exception as problem:  # tokenizers raises Exception itself
-        raise UserError(
-            f"{path}: not a whole checkpoint of a translator ({first_line(problem)})"
-        ) from problem
     return model.eval(), bpe, saved
 
 

@@ -864,7 +864,7 @@ def test_a_name_with_a_slash_is_fetched(folder, monkeypatch, tmp_path):
     assert asked[-1][1][-1] == "pytorch_model.bin" and len(asked) == 3
 
     def fail(name, allow_patterns):
-        raise RuntimeError("404 Client Error.\nRepository Not Found")
+        raise RuntimeError("404 Client Error. (Request ID: 1)\n\nRepository Not Found")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     assert refused("owner/model") == (
