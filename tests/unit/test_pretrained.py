@@ -746,7 +746,7 @@ def test_tensors_that_are_missing_or_of_another_shape(folder, recwarn):
     for tensors, said in [
         (
             whole | {"classifier.weight": torch.zeros(2, 16)},
-            "classifier.bias, classifier.weight have different numbers of classes",
+            "classifier.weight is [2, 16], config.json says [3, 16]",
         ),
         (
             whole | {name: torch.full((24,), torch.nan)},
