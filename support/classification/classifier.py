@@ -92,11 +92,6 @@ class Classifier(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.head = make_head(config)
 
-    @property
-    def last_layer(self) -> str:
-        """The name of the module that returns the logits, such as "head.3"."""
-        return f"head.{len(self.head) - 1}"
-
     def layers(self) -> list[nn.Module]:
         """Returns the encoder's layers in order of use; FSDP gathers one at a time."""
         return list(self.encoder)

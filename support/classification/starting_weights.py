@@ -36,7 +36,8 @@ def adapt(
     if is_text:
         weights["positions"] = weights["positions"][: args.max_length]
     order = order_of_classes(pretrained, args, classes)
-    for name in (f"{model.last_layer}.weight", f"{model.last_layer}.bias"):
+    last_layer = f"head.{len(model.head) - 1}"
+    for name in (f"{last_layer}.weight", f"{last_layer}.bias"):
         last = weights.pop(name, None)
         if order and last is not None:
             weights[name] = last[order]
