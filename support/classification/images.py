@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from support.common.errors import UserError
+from support.common.errors import UserError, first_line
 from support.common.packages import require
 from support.corpora.archives import read_bytes
 
@@ -71,9 +71,8 @@ def read_image(path: Path, transform: ImageTransform) -> np.ndarray:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except Exception as problem:  # a damaged file makes Pillow raise exceptions of many types
-        reason = " ".join(str(problem).split())[:100]
         raise UserError(
-            f"{path}: not a readable image of type {', '.join(FORMATS)} ({reason})"
+            f"{path}: not a readable image of type {', '.join(FORMATS)} ({first_line(problem)})"
         ) from problem
 
 
