@@ -13,6 +13,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,11 @@ from support.classification.corpus import MAX_CLASSES, Labelled, Reader
 from support.classification.images import read_image
 from support.classification.labelled import find_labelled
 from support.classification.metrics import metrics_table
-from support.classification.predict import load_classifier, predict_logits
+from support.classification.predict import Predictor
 from support.classification.splits import hold_out_labelled
-from support.common.checkpoint import find_checkpoint, load
+from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError, make_parser, run_main
 from support.common.hardware import available_cores, configure_backends, find_device
-from support.common.kernels import speed_up
 from support.common.prompt import prompt, readable
 from support.common.text_table import pad_right, text_width
 from support.corpora.pairs import PARTS, find_part_tables
@@ -105,59 +105,37 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise UserError(f"--threads {args.threads}: it must not be negative")
 
 
-# --- The model --------------------------------------------------------------------------------
+# --- Predictions ------------------------------------------------------------------------------
 
 
-class Predictor:
-    """A trained classifier, ready to use: texts or images in, probabilities out."""
+def read_example(predictor: Predictor, line: str) -> str | np.ndarray:
+    """Returns the line, or with a model of images the image whose path it is."""
+    if predictor.transform:
+        return read_image(Path(line.strip()), predictor.transform)
+    return line
 
-    def __init__(self, args: argparse.Namespace):
-        """args: the command line, as `parse_arguments` returns it. Raises UserError."""
-        configure_backends()
-        torch.set_num_threads(min(args.threads or available_cores(), available_cores()))
-        self.path = find_checkpoint(args.checkpoint, "classification")
-        self.model, self.saved = load_classifier(self.path)
-        self.model.to(args.device)
-        speed_up(self.model, args.device)
-        self.classes = self.saved["classes"]
-        self.transform = self.model.transform
-        self.modality = "image" if self.transform else "text"
-        self.num_examples = 0
-        self.num_cut = 0  # texts that were longer than the model allows
 
-    def __call__(self, examples: list) -> Tensor:
-        """Returns probabilities, (examples, classes), of texts or of `read_image`'s arrays."""
-        logits, num_cut = predict_logits(self.model, self.saved, examples)
-        self.num_examples += len(examples)
-        self.num_cut += num_cut
-        return logits.softmax(-1)
+def label_lines(predictor: Predictor, examples: list[str | np.ndarray | None]) -> list[str]:
+    """Returns class, tab, probability of each example's likeliest class; "" for None."""
+    lines = [""] * len(examples)
+    rows = [i for i, example in enumerate(examples) if example is not None]
+    probabilities, labels = predictor([examples[i] for i in rows]).max(-1)
+    for i, p, label in zip(rows, probabilities.tolist(), labels.tolist()):
+        lines[i] = f"{predictor.classes[label]}\t{p:.4f}"
+    return lines
 
-    def read(self, line: str) -> str | np.ndarray:
-        """Returns the line, or with a model of images the image whose path it is."""
-        if self.transform:
-            return read_image(Path(line.strip()), self.transform)
-        return line
 
-    def label_lines(self, examples: list[str | np.ndarray | None]) -> list[str]:
-        """Returns class, tab, probability of each example's likeliest class; "" for None."""
-        lines = [""] * len(examples)
-        rows = [i for i, example in enumerate(examples) if example is not None]
-        probabilities, labels = self([examples[i] for i in rows]).max(-1)
-        for i, p, label in zip(rows, probabilities.tolist(), labels.tolist()):
-            lines[i] = f"{self.classes[label]}\t{p:.4f}"
-        return lines
-
-    def bar_chart(self, line: str) -> str:
-        """Returns the likeliest classes of a text or of an image's path, a line for each."""
-        num_shown = min(MAX_CLASSES_SHOWN, len(self.classes))
-        probabilities, labels = self([self.read(line)])[0].topk(num_shown)
-        names = [self.classes[label] for label in labels.tolist()]
-        columns = max(map(text_width, names))
-        lines = []
-        for name, p in zip(names, probabilities.tolist()):
-            bar = "=" * round(BAR_WIDTH * p)
-            lines.append(f"{pad_right(name, columns)}  {p:6.1%}  {bar}")
-        return "\n".join(lines)
+def bar_chart(predictor: Predictor, line: str) -> str:
+    """Returns the likeliest classes of a text or of an image's path, a line for each."""
+    num_shown = min(MAX_CLASSES_SHOWN, len(predictor.classes))
+    probabilities, labels = predictor([read_example(predictor, line)])[0].topk(num_shown)
+    names = [predictor.classes[label] for label in labels.tolist()]
+    columns = max(map(text_width, names))
+    lines = []
+    for name, p in zip(names, probabilities.tolist()):
+        bar = "=" * round(BAR_WIDTH * p)
+        lines.append(f"{pad_right(name, columns)}  {p:6.1%}  {bar}")
+    return "\n".join(lines)
 
 
 # --- Labelled examples ------------------------------------------------------------------------
@@ -169,7 +147,7 @@ def find_examples(args: argparse.Namespace, predictor: Predictor) -> tuple[Reade
     They are a table, a folder, or a part of the corpus that the model was trained on. Raises
     UserError.
     """
-    flags = load(predictor.path)["flags"]  # of the run that trained the model
+    flags = predictor.flags
     path = Path(args.score)
     is_part = args.score in PARTS and not path.exists()
     sources = {"data": args.score}
@@ -277,12 +255,14 @@ def classify_at_prompt(predictor: Predictor) -> None:
     """Classifies what is typed at a prompt."""
     expected = "a text" if predictor.modality == "text" else "the path of an image"
     greeting = f"{predictor.path}: {len(predictor.classes)} classes. Type {expected}; q ends."
-    prompt(greeting, "> ", predictor.bar_chart)
+    prompt(greeting, "> ", partial(bar_chart, predictor))
 
 
 def main() -> None:
     args = parse_arguments()
-    predictor = Predictor(args)
+    configure_backends()
+    torch.set_num_threads(min(args.threads or available_cores(), available_cores()))
+    predictor = Predictor(find_checkpoint(args.checkpoint, "classification"), args.device)
     if args.score is not None:
         score(args, predictor)
     elif args.export is not None:
@@ -295,15 +275,15 @@ def main() -> None:
                 f"lines of the file: < {args.example}",
                 file=sys.stderr,
             )
-        print(predictor.bar_chart(readable(args.example)))
+        print(bar_chart(predictor, readable(args.example)))
     elif sys.stdin.isatty():
         classify_at_prompt(predictor)
     else:
         lines = decode_lines(sys.stdin.buffer, "standard input")
         # An empty line stays empty.
-        examples = (predictor.read(line) if line.strip() else None for line in lines)
+        examples = (read_example(predictor, line) if line.strip() else None for line in lines)
         for block in blocks(examples, BLOCK):
-            print("\n".join(predictor.label_lines(block)), flush=True)
+            print("\n".join(label_lines(predictor, block)), flush=True)
     if predictor.num_cut:
         print(
             f"warning: {predictor.num_cut:,} of {predictor.num_examples:,} texts were cut to "

@@ -1,7 +1,11 @@
-"""A trained Classifier and its predictions for new texts and images."""
+"""A trained Classifier, for new texts and images.
+
+Example:
+    predictor = Predictor(Path("logs/RUN/best.pt"), "cpu")
+    probabilities = predictor(["Wo wohnt der Mann?"])  # (1, classes)
+"""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,46 +18,57 @@ from support.classification.encoding import encode_texts
 from support.classification.images import ImageTransform
 from support.common.checkpoint import load
 from support.common.errors import as_user_error
+from support.common.kernels import speed_up
 
 BATCH_SIZES = {"cpu": 32, "cuda": 512}  # examples: more keep a GPU busy
 
 
-def load_classifier(path: Path) -> tuple[Classifier, dict[str, Any]]:
-    """Returns a checkpoint's model, in eval mode, and what the task saved. Raises UserError."""
-    checkpoint = load(path)
-    saved = checkpoint["task"]
-    with as_user_error(f"{path}: not a complete checkpoint of a classifier"):
-        transform = ImageTransform(**saved["transform"]) if saved["transform"] else None
-        model = Classifier(ClassifierConfig(**saved["config"]), transform)
-        model.load_state_dict(checkpoint["model"])
-    return model.eval(), saved
+class Predictor:
+    """A trained Classifier, ready to use: texts or images in, probabilities out."""
 
+    def __init__(self, path: Path, device: str):
+        """path: a checkpoint file; device: "cpu" or "cuda". Raises UserError."""
+        checkpoint = load(path)
+        self.path = path
+        self.device = device
+        self.flags = checkpoint["flags"]  # of the run that trained the model
+        self.saved = checkpoint["task"]
+        self.transform = None
+        with as_user_error(f"{path}: not a complete checkpoint of a classifier"):
+            self.classes = self.saved["classes"]
+            if self.saved["transform"]:
+                self.transform = ImageTransform(**self.saved["transform"])
+            else:
+                self.tokenizer = Tokenizer.from_str(self.saved["tokenizer"])
+            self.model = Classifier(ClassifierConfig(**self.saved["config"]), self.transform)
+            self.model.load_state_dict(checkpoint["model"])
+        speed_up(self.model.eval().to(device), device)
+        self.modality = "image" if self.transform else "text"
+        self.num_examples = 0
+        self.num_cut = 0  # texts that were longer than the model allows
 
-@torch.inference_mode()
-def predict_logits(
-    model: Classifier, saved: dict[str, Any], examples: list
-) -> tuple[Tensor, int]:
-    """Returns logits in fp32, (examples, classes), and how many texts were cut.
+    @torch.inference_mode()
+    def __call__(self, examples: list) -> Tensor:
+        """Returns probabilities, (examples, classes), on the CPU.
 
-    saved: what the task saved; examples: texts, or images as bytes, (channels, height, width).
-    """
-    num_cut = 0
-    pad = model.config.pad
-    order = np.arange(len(examples))
-    if not model.transform:
-        tokenizer = Tokenizer.from_str(saved["tokenizer"])
-        ids, num_cut = encode_texts(tokenizer, examples, model.config.max_length)
-        # Texts of similar lengths are padded little.
-        order = np.argsort([-len(text) for text in ids], kind="stable")
-    device = next(model.parameters()).device
-    batch_size = BATCH_SIZES[device.type]
-    logits = torch.empty(len(examples), model.config.classes)
-    for first in range(0, len(examples), batch_size):
-        rows = order[first : first + batch_size]
-        if model.transform:
-            x = torch.from_numpy(np.stack([examples[row] for row in rows]))
-        else:
-            texts = [torch.tensor(ids[row] or [pad]) for row in rows]
-            x = pad_sequence(texts, batch_first=True, padding_value=pad)
-        logits[torch.from_numpy(rows)] = model(x.to(device)).cpu()
-    return logits, num_cut
+        examples: texts, or images as bytes, (channels, height, width).
+        """
+        config = self.model.config
+        order = np.arange(len(examples))
+        if not self.transform:
+            ids, num_cut = encode_texts(self.tokenizer, examples, config.max_length)
+            self.num_cut += num_cut
+            # Texts of similar lengths are padded little.
+            order = np.argsort([-len(text) for text in ids], kind="stable")
+        self.num_examples += len(examples)
+        batch_size = BATCH_SIZES[self.device]
+        logits = torch.empty(len(examples), config.classes)
+        for first in range(0, len(examples), batch_size):
+            rows = order[first : first + batch_size]
+            if self.transform:
+                x = torch.from_numpy(np.stack([examples[row] for row in rows]))
+            else:
+                texts = [torch.tensor(ids[row] or [config.pad]) for row in rows]
+                x = pad_sequence(texts, batch_first=True, padding_value=config.pad)
+            logits[torch.from_numpy(rows)] = self.model(x.to(self.device)).cpu()
+        return logits.softmax(-1)

@@ -27,7 +27,7 @@ from support.classification.encoding import encode_texts, prepare_labelled, writ
 from support.classification.examples import ExampleBatches, Images, Texts
 from support.classification.images import ImageTransform, shift_and_mirror
 from support.classification.labelled import find_labelled
-from support.classification.predict import load_classifier, predict_logits
+from support.classification.predict import Predictor
 from support.classification.splits import hold_out_labelled
 from support.common.errors import UserError
 from support.pretrained.export import export
@@ -181,10 +181,9 @@ def test_a_run_leaves_predictions_that_agree_with_its_figures(table, learnt):
         sum(float(row[column]) for column in columns) == pytest.approx(1, abs=1e-4)
         for row in rows
     )
-    model, saved = load_classifier(run / "best.pt")
     with open(table[3], newline="") as file:
         texts = [f"{row['title']} {row['text']}" for row in csv.DictReader(file)]
-    probabilities = predict_logits(model, saved, texts)[0].softmax(-1)
+    probabilities = Predictor(run / "best.pt", "cpu")(texts)
     shown = torch.tensor([[float(row[column]) for column in columns] for row in rows])
     assert (probabilities - shown).abs().max() < 1e-4
     assert {"epoch", "samples_per_second", "valid_accuracy", "memory_mib"} <= summary["epochs"][

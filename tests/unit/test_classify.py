@@ -25,7 +25,7 @@ from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.images import ImageTransform
 from support.classification.labelled import find_labelled
 from support.classification.metrics import metrics_table
-from support.classification.predict import load_classifier, predict_logits
+from support.classification.predict import Predictor
 from support.classification.splits import hold_out_labelled
 from support.common import checkpoint
 from support.common.errors import UserError
@@ -149,8 +149,7 @@ def answer(folder, monkeypatch, capsys):
 
 
 def probabilities(folder, texts):
-    model, saved = load_classifier(folder / "logs" / "texts" / "best.pt")
-    return predict_logits(model, saved, texts)[0].softmax(-1)
+    return Predictor(folder / "logs" / "texts" / "best.pt", "cpu")(texts)
 
 
 # --- Texts ------------------------------------------------------------------------------------
@@ -273,7 +272,8 @@ def test_score_takes_the_examples_that_were_held_out(folder, answer, examples, t
     parts, count = hold_out_labelled(corpus)
     held_out = [*parts["valid"]()]
     assert 0 < len(held_out) < count / 10 and {*held_out} <= {*examples}
-    model, saved = load_classifier(folder / "logs" / "texts" / "best.pt")
+    predictor = Predictor(folder / "logs" / "texts" / "best.pt", "cpu")
+    model, saved = predictor.model, predictor.saved
     flags = {
         "data": str(folder / "train.csv"),
         "valid": "",
@@ -428,7 +428,7 @@ def test_what_does_not_go_together_is_refused(folder, tmp_path, answer):
 
 
 def test_export_writes_what_init_reads(folder, tmp_path, answer):
-    _, saved = load_classifier(folder / "logs" / "texts" / "best.pt")
+    saved = torch.load(folder / "logs" / "texts" / "best.pt")["task"]
     with pytest.raises(UserError, match="no class of transformers"):
         answer("--export", tmp_path / "no")
     like_bert = {
@@ -485,9 +485,7 @@ def images(tmp_path, monkeypatch):
     (tmp_path / "broken.png").write_bytes((tmp_path / "red.png").read_bytes()[:45])
     red = np.zeros((3, 8, 8), np.uint8)
     red[0] = 250
-    p = predict_logits(*load_classifier(tmp_path / "logs" / "images" / "best.pt"), [red])[
-        0
-    ].softmax(-1)[0]
+    p = Predictor(tmp_path / "logs" / "images" / "best.pt", "cpu")([red])[0]
     return tmp_path, CLASSES[p.argmax()], float(p.max())
 
 
