@@ -132,8 +132,6 @@ def encode_texts(
 
     Such a text keeps its first and its last tokens, which often tell more than the middle.
     """
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # a "[PAD]" in a text is text
     encodings = tokenizer.encode_batch([shorten(text.strip(), max_length) for text in texts])
     ends = max_length // 2
