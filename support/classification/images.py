@@ -129,9 +129,8 @@ def to_8_bits(pixels: np.ndarray) -> np.ndarray:
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """Returns the bytes of an IDX file (.gz too) in their shape. Raises UserError."""
-    content = read_bytes(path)
-    shape = idx_shape(path, content, dimensions)
-    pixels = np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions)
+    shape = idx_shape(path, dimensions)
+    pixels = np.frombuffer(read_bytes(path), np.uint8, offset=4 + 4 * dimensions)
     if len(pixels) != math.prod(shape):
         raise UserError(
             f"{path}: {len(pixels):,} bytes after its header, which says "
@@ -140,21 +139,17 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     return pixels.reshape(shape)
 
 
-def idx_image_size(path: Path) -> int:
-    """Returns the pixels a side of the images in an IDX file. Raises UserError."""
-    return idx_shape(path, read_bytes(path, 16), 3)[1]
-
-
-def idx_shape(path: Path, content: bytes, dimensions: int) -> list[int]:
-    """Returns the shape in the header of an IDX file. Raises UserError."""
-    header = 4 + 4 * dimensions  # bytes
+def idx_shape(path: Path, dimensions: int) -> list[int]:
+    """Returns the shape in the header of an IDX file (.gz too). Raises UserError."""
+    size = 4 + 4 * dimensions  # bytes
+    header = read_bytes(path, size)
     magic = bytes([0, 0, 8, dimensions])
-    if content[:4] != magic or len(content) < header:
+    if header[:4] != magic or len(header) < size:
         raise UserError(
             f"{path}: not an IDX file of bytes in {dimensions} dimensions: it begins with "
-            f"{content[:4].hex() or 'nothing'} instead of {magic.hex()}"
+            f"{header[:4].hex() or 'nothing'} instead of {magic.hex()}"
         )
-    return np.frombuffer(content[4:header], ">u4").tolist()
+    return np.frombuffer(header[4:], ">u4").tolist()
 
 
 def read_idx_labels(path: Path, classes: list[str]) -> list[str]:

@@ -16,7 +16,7 @@ from support.classification import named
 from support.classification.corpus import Labelled, Reader
 from support.classification.images import (
     ImageTransform,
-    idx_image_size,
+    idx_shape,
     read_idx_labels,
     read_idx_pair,
     read_image,
@@ -146,7 +146,7 @@ def add_idx(corpus: Labelled, folder: Path, size: int) -> None:
                 f"labels are needed"
             )
         if not corpus.transform:
-            corpus.transform = ImageTransform(size or idx_image_size(images), channels=1)
+            corpus.transform = ImageTransform(size or idx_shape(images, 3)[1], channels=1)
             if is_fashion_mnist:
                 corpus.transform.mean = [named.FASHION_MEAN]
                 corpus.transform.std = [named.FASHION_STD]
