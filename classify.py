@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from support.classification.corpus import MAX_CLASSES, Labelled, Reader
 from support.classification.images import read_image
@@ -199,16 +198,14 @@ def score(args: argparse.Namespace, predictor: Predictor) -> None:
     """
     read, description = find_examples(args, predictor)
     start = time.perf_counter()
-    classes, labels, predictions = classify_labelled(args, predictor, read())
+    classes, confusion = classify_labelled(args, predictor, read())
     seconds = time.perf_counter() - start
-    total = len(labels)
-    cells = labels * len(classes) + predictions
-    confusion = torch.bincount(cells, minlength=len(classes) ** 2).view(len(classes), -1)
+    total = confusion.sum()
     unit = f"{predictor.modality}s"
-    print(metrics_table(confusion.numpy(), classes))
+    print(metrics_table(confusion, classes))
     print(f"\n{total:,} {unit}{description}, {seconds:.1f} s, {total / seconds:,.0f} {unit}/s")
     num_known = len(predictor.classes)
-    num_unknown = int((labels >= num_known).sum())
+    num_unknown = confusion[num_known:].sum()
     if num_unknown:
         print(
             f"warning: {num_unknown:,} of {total:,} {unit} have classes that the model does "
@@ -219,15 +216,15 @@ def score(args: argparse.Namespace, predictor: Predictor) -> None:
 
 def classify_labelled(
     args: argparse.Namespace, predictor: Predictor, examples: Iterable[tuple[Any, str]]
-) -> tuple[list[str], Tensor, Tensor]:
-    """Returns all classes, and each example's label and prediction, (examples,) int64.
+) -> tuple[list[str], np.ndarray]:
+    """Returns all classes, and the confusion matrix, (classes, classes).
 
     The classes are the model's, and after them those that only the labels have. Raises
     UserError for no example, and for labels that are something else than classes.
     """
     numbers = {name: i for i, name in enumerate(predictor.classes)}
     labels: list[int] = []
-    predictions = []
+    predictions: list[int] = []
     for block in blocks(examples, BLOCK):
         inputs, names = zip(*block)
         labels += [numbers.setdefault(name, len(numbers)) for name in names]
@@ -236,7 +233,7 @@ def classify_labelled(
                 f"--score {args.score}: {len(numbers):,} classes; does --label name the right "
                 f"column?"
             )
-        predictions.append(predictor(list(inputs)).argmax(-1))
+        predictions += predictor(list(inputs)).argmax(-1).tolist()
     classes = list(numbers)
     if not labels:
         raise UserError(f"--score {args.score}: it has no example")
@@ -245,7 +242,9 @@ def classify_labelled(
             f"--score {args.score}: no label, such as {classes[-1]!r}, is among the model's "
             f"classes: {', '.join(predictor.classes)[:120]}"
         )
-    return classes, torch.tensor(labels), torch.cat(predictions)
+    confusion = np.zeros((len(classes), len(classes)), np.int64)
+    np.add.at(confusion, (labels, predictions), 1)
+    return classes, confusion
 
 
 # --- Actions ----------------------------------------------------------------------------------
