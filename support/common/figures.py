@@ -16,17 +16,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.common.packages import require
+from support.common.errors import UserError, first_line
 
 os.environ["MPLBACKEND"] = "agg"  # a notebook's shows figures, and may not be installed
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
-require("matplotlib", "a figure")
-import matplotlib
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+try:
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
-from support.common import fonts
-
+    from support.common import fonts
+except (ImportError, OSError) as problem:
+    raise UserError(
+        f"figures are drawn with matplotlib, which cannot be imported "
+        f"({first_line(problem)}): pip install matplotlib"
+    ) from None
 matplotlib.rcdefaults()  # not the user's own, which may need LaTeX
 
 BLUE = "#0072B2"

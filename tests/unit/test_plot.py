@@ -575,9 +575,8 @@ def test_bad_use(tmp_path):
     assert "--help" in refused(cwd=tmp_path)
     assert "--help" in refused(run, "--no-such-flag", cwd=tmp_path)
     assert "config.json" in refused(run, "--out", run / "config.json", cwd=tmp_path)
-    (tmp_path / "without").mkdir()
-    forget = 'import sys\nsys.modules["matplotlib"] = None\n'
-    (tmp_path / "without" / "sitecustomize.py").write_text(forget)
+    (tmp_path / "without" / "matplotlib").mkdir(parents=True)
+    (tmp_path / "without" / "matplotlib" / "__init__.py").write_text("raise ImportError")
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "without")}
     assert "pip install matplotlib" in refused(
         run, cwd=tmp_path, run=start_plot, env=environment
