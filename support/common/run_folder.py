@@ -41,18 +41,24 @@ def check_name(name: str) -> str:
 
 def make_folder(folder: Path, corpus: str) -> str:
     """Makes the folder of a new run; a run without a name gets the next free logs/CORPUS-N."""
-    LOGS.mkdir(exist_ok=True)
-    if folder == LOGS:
-        return make_numbered_folder(corpus)
-    folder.mkdir(parents=True, exist_ok=True)
-    config = folder / "config.json"
-    was_saved = config.is_file() and read_json(config).get("saved", False)
-    if was_saved or (folder / "summary.json").is_file():
-        raise UserError(
-            f"{folder} is a run whose checkpoint last.pt is missing. It cannot be resumed, "
-            f"and is not overwritten: choose another --name"
-        )
-    return str(folder)
+    try:
+        LOGS.mkdir(exist_ok=True)
+        if folder == LOGS:
+            return make_numbered_folder(corpus)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = folder / "config.json"
+        was_saved = config.is_file() and read_json(config).get("saved", False)
+        if was_saved or (folder / "summary.json").is_file():
+            raise UserError(
+                f"{folder} is a run whose checkpoint last.pt is missing. It cannot be resumed, "
+                f"and is not overwritten: choose another --name"
+            )
+        return str(folder)
+    except OSError as problem:
+        path = problem.filename or folder
+        raise UserError(f"{path}: cannot be written ({problem.strerror})") from problem
+    except ValueError as problem:
+        raise UserError(f"{folder}/config.json is damaged; choose another --name") from problem
 
 
 def make_numbered_folder(corpus: str) -> str:
@@ -71,10 +77,14 @@ def lock_folder(folder: Path, is_new: bool) -> IO[str]:
 
     The lock ends with the process, also if it is killed. A file system without locks has none.
     is_new: whether there was no checkpoint when the flags were read. Raises UserError if
-    another run is writing, or if there is a checkpoint by now.
+    another run is writing, if there is a checkpoint by now, or if the folder cannot be written.
     """
-    # Open as long as the run. No text is written to it.
-    file = open(folder / LOCK, "w", encoding="utf-8")  # noqa: SIM115
+    try:
+        # Open as long as the run. No text is written to it.
+        file = open(folder / LOCK, "w", encoding="utf-8")  # noqa: SIM115
+    except OSError as problem:
+        reason = problem.strerror or problem
+        raise UserError(f"{folder}: cannot be written ({reason})") from problem
     end = time.monotonic() + LOCK_TIMEOUT
     while not try_to_lock(file):
         if time.monotonic() > end:

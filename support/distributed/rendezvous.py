@@ -81,17 +81,17 @@ def wait_for(store: dist.Store, key: str) -> None:
 
 @contextmanager
 def publish(store: dist.Store, key: str):
-    """Sets a key when the block has ended: to "", or to the message of its error."""
+    """Sets a key when the block has ended: to "", or to the message of its UserError."""
     try:
         yield
-    except (UserError, OSError) as problem:
+    except UserError as problem:
         store.set(key, str(problem))
         raise
     store.set(key, "")
 
 
 def wait_for_result(store: dist.Store, key: str) -> None:
-    """Waits for a `publish` block in another process; raises its error as UserError."""
+    """Waits for the end of a `publish` block in another process; raises its UserError."""
     wait_for(store, key)
     message = store.get(key).decode()
     if message:

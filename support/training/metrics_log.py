@@ -43,7 +43,8 @@ class MetricsLog:
     ):
         """Opens metrics.csv, and removes from the folder what comes after `step`.
 
-        step: the last one done; hosts_and_devices: of each rank.
+        step: the last one done; hosts_and_devices: of each rank. Raises UserError where the
+        folder cannot be written.
         """
         self.folder = run.folder
         self.columns = [*COLUMNS, *(f"valid_{name}" for name in run.task.metrics)]
@@ -62,12 +63,16 @@ class MetricsLog:
             "started": time.strftime("%Y-%m-%d %H:%M:%S"),
             "saved": step > 0,
         }
-        self.remove_later_files(step, run.last_step)
-        path = self.folder / "metrics.csv"
-        rows = self.rows_until(path, step)
-        write_text(path, "\n".join([",".join(self.columns), *rows]) + "\n")
-        self.metrics = path.open("a", buffering=1, encoding="utf-8", newline="\n")
-        write_json(self.folder / "config.json", self.about)
+        try:
+            self.remove_later_files(step, run.last_step)
+            path = self.folder / "metrics.csv"
+            rows = self.rows_until(path, step)
+            write_text(path, "\n".join([",".join(self.columns), *rows]) + "\n")
+            self.metrics = path.open("a", buffering=1, encoding="utf-8", newline="\n")
+            write_json(self.folder / "config.json", self.about)
+        except OSError as problem:
+            reason = problem.strerror or problem
+            raise UserError(f"{self.folder}: cannot be written ({reason})") from problem
         wandb_id = run.progress.wandb_id
         self.trackers = Trackers(run.args, self.folder, self.about, wandb_id, step)
 
