@@ -51,6 +51,13 @@ def make_parser(description: str, usage: str) -> ArgumentParser:
     )
 
 
+def error_message(problem: UserError | OSError) -> str:
+    """Returns what a user is told of an error. Of an OSError it names the file."""
+    if isinstance(problem, OSError):
+        return f"{problem.filename or 'a file cannot be written'}: {problem.strerror}"
+    return str(problem)
+
+
 @contextmanager
 def exit_on_user_error():
     """Prints a UserError of the block on one line and exits with status 2; Ctrl-C: with 130.
@@ -61,12 +68,12 @@ def exit_on_user_error():
         yield
         return
     except UserError as problem:
-        message = str(problem)
+        message = error_message(problem)
     except OSError as problem:
         disk_is_full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
         if not problem.filename and not disk_is_full:
             raise
-        message = f"{problem.filename or 'a file cannot be written'}: {problem.strerror}"
+        message = error_message(problem)
     except KeyboardInterrupt:
         sys.exit(130)
     print(f"error: {message}", file=sys.stderr, flush=True)

@@ -21,7 +21,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from support.common.errors import UserError, first_line
+from support.common.errors import UserError, error_message, first_line
 from support.common.hardware import check_compiler, find_device
 from support.common.paths import ROOT
 from support.distributed.collectives import all_gather_objects, is_communication_error
@@ -81,17 +81,17 @@ def wait_for(store: dist.Store, key: str) -> None:
 
 @contextmanager
 def publish(store: dist.Store, key: str):
-    """Sets a key when the block has ended: to "", or to the message of its UserError."""
+    """Sets a key when the block has ended: to "", or to the message of its error."""
     try:
         yield
-    except UserError as problem:
-        store.set(key, str(problem))
+    except (UserError, OSError) as problem:
+        store.set(key, error_message(problem))
         raise
     store.set(key, "")
 
 
 def wait_for_result(store: dist.Store, key: str) -> None:
-    """Waits for the end of a `publish` block in another process; raises its UserError."""
+    """Waits for a `publish` block in another process; raises its error as UserError."""
     wait_for(store, key)
     message = store.get(key).decode()
     if message:

@@ -19,10 +19,10 @@ from conftest import SMALL
 
 import train_cpu
 from support.classification.task import Classification
-from support.common import checkpoint
+from support.common import checkpoint, run_folder
 from support.common.errors import UserError
 from support.distributed import launch, weights
-from support.distributed.rendezvous import store_on_loopback
+from support.distributed.rendezvous import publish, store_on_loopback, wait_for_result
 from support.distributed.signals import STOPPING, Signals
 from support.training import summary as run_summary
 from support.training.command_line import parse_arguments
@@ -248,3 +248,20 @@ def test_a_profile_that_a_run_is_too_short_for_is_missed(train_here, capsys):
     train_here("--steps", 40, "--profile", stop=2)
     said = "--profile: the run ended before step 9, so nothing was recorded"
     assert said in capsys.readouterr().out
+
+
+def test_all_ranks_hear_of_rank_0s_error_in_the_same_words():
+    store = dist.HashStore()
+    with pytest.raises(FileNotFoundError), publish(store, "prepared"):
+        Path("no-such-file").read_bytes()
+    with pytest.raises(UserError, match="^no-such-file: No such file or directory$"):
+        wait_for_result(store, "prepared")
+
+
+def test_a_folder_with_a_damaged_config_json_is_answered(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_folder, "LOGS", tmp_path)
+    folder = tmp_path / "damaged"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"saved": tr')
+    with pytest.raises(UserError, match="config.json is damaged; choose another --name"):
+        run_folder.make_folder(folder, "corpus")
