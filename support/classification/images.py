@@ -154,8 +154,14 @@ def idx_shape(path: Path, dimensions: int) -> list[int]:
 
 def read_idx_labels(path: Path, classes: list[str]) -> list[str]:
     """Returns the labels of an IDX file as names of classes; without `classes`, as numbers."""
-    names = classes or [str(number) for number in range(256)]
-    return [names[label] for label in read_idx(path, 1)]
+    labels = read_idx(path, 1)
+    if not classes:
+        return [str(label) for label in labels]
+    if labels.max(initial=0) >= len(classes):
+        raise UserError(
+            f"{path}: the label {labels.max()}, but there are {len(classes)} classes"
+        )
+    return [classes[label] for label in labels]
 
 
 def read_idx_pair(
