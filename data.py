@@ -128,8 +128,11 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
     their sizes in bytes are added. The folder gets its name when it is complete, so that no
     process sees it before. A folder that has been damaged since is made again.
     """
+    existed = folder.exists()  # asked first, because another run may make it meanwhile
     if is_encoded(folder):
         return folder
+    if existed:
+        shutil.rmtree(folder, ignore_errors=True)
     cache = folder.parent
     partial = cache / f"partial-{uuid.uuid4().hex}"
     try:
@@ -141,8 +144,7 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
             partial.rename(folder)
         except OSError:
             if not is_encoded(folder):  # else another run has made it meanwhile
-                shutil.rmtree(folder, ignore_errors=True)
-                partial.rename(folder)
+                raise
     except OSError as problem:
         raise UserError(
             f"the encoded corpus cannot be written to {cache} ({problem}); XDG_CACHE_HOME "
