@@ -183,9 +183,13 @@ def add_part(corpus: Corpus, part: str, source: str, src: str, tgt: str) -> None
 
 def find_prefix(source: str, src: str, tgt: str) -> str:
     """Returns the PREFIX that `source` is, or whose PREFIX.de or PREFIX.en (.gz too) it is."""
-    prefix, _, language = source.removesuffix(".gz").rpartition(".")
-    is_side = language in (src, tgt) and Path(source).is_file()
-    return prefix if is_side else source
+    if Path(source).is_file():
+        name = source.removesuffix(".gz")
+        for language in (src, tgt):
+            prefix = name.removesuffix(f".{language}")
+            if prefix != name:
+                return prefix
+    return source
 
 
 def find_file(path: str) -> Path | None:
