@@ -161,10 +161,14 @@ def encode(
     """Writes bpe.json and the encoded parts; returns counts of what is in them."""
     # All parts are read, so that errors in a file come at the start.
     num_pairs = {part: sum(1 for _ in read()) for part, read in corpus.parts.items()}
+    for part, count in num_pairs.items():
+        if not count:
+            files = ", ".join(map(str, corpus.files))
+            raise UserError(f"the {part} set of {corpus.name} is empty: {files}")
     parts = dict(corpus.parts)
     if "valid" not in parts:
         parts |= hold_out(corpus.parts["train"])
-    stride = max(1, math.ceil(num_pairs["train"] / BPE_PAIRS))
+    stride = math.ceil(num_pairs["train"] / BPE_PAIRS)
     some_pairs = islice(parts["train"](), 0, None, stride)
     texts = (text.strip() for pair in some_pairs for text in pair)
     encoder = BPE(bpe) if bpe else BPE.train(texts, vocab_size)

@@ -18,7 +18,8 @@ from support.translation.lines import printable
 
 # Letters and marks of scripts without spaces: Thai, Lao, Burmese, Khmer; kana, Chinese.
 UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]"
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff"
+    "\uff01-\uff0f\uff1a-\uff1f]"
 )
 PART_OF_CHARACTER = "\ufffd"  # what bytes that are no whole character are decoded as
 

@@ -112,7 +112,7 @@ WRONG = {  # name: (files, what the answer says)
         {"cutgz.de.gz": gzip.compress(b"ein Satz\n" * 99)[:20], "cutgz.en": b"a\n"},
         "cutgz.de.gz: cannot be read",
     ),
-    "empty": ({"empty.de": b"", "empty.en": b""}, "empty: no sentence pair in the train set"),
+    "empty": ({"empty.de": b"", "empty.en": b""}, "the train set of empty is empty"),
     "blank": (
         {"blank.de": b" \n\n", "blank.en": b"a\nb\n"},
         "no sentence pair in the train set",
@@ -341,6 +341,14 @@ def test_pairs_left_out_are_empty_lines_where_the_others_keep_their_numbers(tmp_
     folder = prepare(corpus, tmp_path, 300)
     assert read_text(folder, "test", "src") == [PAIRS[0][0], "", PAIRS[1][0], ""]
     assert read_text(folder, "test", "tgt") == [PAIRS[0][1], "", PAIRS[1][1], ""]
+
+
+def test_an_empty_part_is_noticed_before_anything_is_encoded(tmp_path, monkeypatch):
+    write_pairs(tmp_path / "a", PAIRS * 30)
+    write_pairs(tmp_path / "v", [])
+    monkeypatch.delattr(BPE, "train")
+    with pytest.raises(UserError, match="the valid set of a is empty"):
+        prepare(find_corpus(str(tmp_path / "a"), str(tmp_path / "v")), tmp_path / "c", 300)
 
 
 def damage(path):
