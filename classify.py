@@ -63,7 +63,7 @@ def parse_arguments() -> argparse.Namespace:
         "--score",
         metavar="FILE",
         help="labelled examples to classify: a .csv, .tsv or .jsonl file, a folder of class "
-        "folders, or valid, test or train for that part of the training corpus",
+        "folders, or valid, test or train for this part of the training corpus",
     )
     add(
         "--text", metavar="COLUMN", help="column of the text in --score's file [as in training]"
@@ -87,7 +87,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Raises UserError for arguments that do not go together."""
+    """Raises UserError for arguments that cannot be combined, or have impossible values."""
     actions = [args.example, args.score, args.export]
     given = [action for action in actions if action is not None]
     if len(given) > 1:
@@ -108,14 +108,14 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def read_example(predictor: Predictor, line: str) -> str | np.ndarray:
-    """Returns the line, or with a model of images the image whose path it is."""
+    """Returns the line or, if the model is for images, the image whose path it is."""
     if predictor.transform:
         return read_image(Path(line.strip()), predictor.transform)
     return line
 
 
 def label_lines(predictor: Predictor, examples: list[str | np.ndarray | None]) -> list[str]:
-    """Returns class, tab, probability of each example's likeliest class; "" for None."""
+    """Returns the likeliest class of each example, a tab and its probability; "" for None."""
     lines = [""] * len(examples)
     rows = [i for i, example in enumerate(examples) if example is not None]
     probabilities, labels = predictor([examples[i] for i in rows]).max(-1)
@@ -125,7 +125,7 @@ def label_lines(predictor: Predictor, examples: list[str | np.ndarray | None]) -
 
 
 def bar_chart(predictor: Predictor, line: str) -> str:
-    """Returns the likeliest classes of a text or of an image's path, a line for each."""
+    """Returns a line with a bar for each of the likeliest classes of a text or image."""
     num_shown = min(MAX_CLASSES_SHOWN, len(predictor.classes))
     probabilities, labels = predictor([read_example(predictor, line)])[0].topk(num_shown)
     names = [predictor.classes[label] for label in labels.tolist()]
@@ -141,7 +141,7 @@ def bar_chart(predictor: Predictor, line: str) -> str:
 
 
 def find_examples(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, str]:
-    """Returns the reader of the examples that --score names, and in words, which they are.
+    """Returns the reader of the examples that --score names, and their description.
 
     They are a table, a folder, or a part of the corpus that the model was trained on. Raises
     UserError.
@@ -176,14 +176,14 @@ def find_examples(args: argparse.Namespace, predictor: Predictor) -> tuple[Reade
 
 
 def read_part(corpus: Labelled, part: str, checksum: str) -> Reader:
-    """Returns the reader of a part, without examples that were held out of it for another.
+    """Returns the reader of a part, without the examples that training held out of it.
 
-    checksum: of the corpus that the model was trained on. Raises UserError.
+    checksum: that of the corpus when the model was trained. Raises UserError.
     """
     parts, _ = hold_out_labelled(corpus)
     if part not in parts:
         raise UserError(f"--score {part}: {corpus.name} has only the parts {', '.join(parts)}")
-    # Which examples are held out depends on all examples.
+    # The choice of the held-out examples depends on all examples.
     if part != "test" and corpus.checksum() != checksum:
         raise UserError(
             f"--score {part}: {corpus.name} has changed since the model was trained on it"
@@ -219,8 +219,8 @@ def classify_labelled(
 ) -> tuple[list[str], np.ndarray]:
     """Returns all classes, and the confusion matrix, (classes, classes).
 
-    The classes are the model's, and after them those that only the labels have. Raises
-    UserError for no example, and for labels that are something else than classes.
+    The classes are the model's, followed by those that only the labels have. Raises UserError
+    if there is no example, and if the labels seem not to be classes of this model.
     """
     numbers = {name: i for i, name in enumerate(predictor.classes)}
     labels: list[int] = []

@@ -2,13 +2,13 @@
 
     python plot.py logs/multi30k                 # one run: logs/multi30k/curves.png …
     python plot.py logs/a logs/b logs/c          # several: logs/curves.png, runs.csv …
-    python plot.py --out FOLDER logs/runs.csv    # a study: a table with a row a run
+    python plot.py --out FOLDER logs/runs.csv    # a study: a table with a row per run
     python plot.py --steps logs/a logs/b         # with --profile: step.png, memory.png
 
 curves.png shows the losses (the training loss as a running mean) and the task's metrics
 over steps and over time. A single run of a classifier also gets a confusion.png. Runs
 that differ in the number of processes are compared in scaling.png, in the batch size in
-batch_size.png, in the learning rate in learning_rate.png, in the delay in delay.png.
+batch_size.png, in the learning rate in learning_rate.png, and in the delay in delay.png.
 There a line joins runs that differ in nothing else; a point is the median of equal runs.
 """
 
@@ -59,15 +59,15 @@ Panel = tuple[str, str, Lines]  # x, y, the lines
 
 
 def find_figures(runs: list[Row], logs: dict[str, list[Row]]) -> dict[str, list[Panel]]:
-    """Returns the panels of each figure that can be drawn of the runs, by its file's name.
+    """Returns the panels of each figure that the runs allow, by the name of its file.
 
-    logs: the curves of those runs that have one, by their names.
+    logs: the curves of the runs that have one, by the runs' names.
     """
     metrics = metric_columns(runs, "valid")
     losses = ["loss"] if len(logs) == 1 else ["train_loss", "valid_loss"]
     speed = runs_table.speed_column(runs)
     speeds = [speed]
-    # Otherwise the panel beside it would show other runs.
+    # With fewer, this panel would show other runs than the panel beside it.
     if len(runs_table.measured(runs, "epoch_seconds")) == len(runs):
         speeds.append("epoch_seconds")
     # The x of each comparison, and the y of its panels.
@@ -95,7 +95,7 @@ def find_figures(runs: list[Row], logs: dict[str, list[Row]]) -> dict[str, list[
 
 
 def metric_name(column: str) -> str:
-    """Returns the name of a metric to show: BLEU of valid_bleu, accuracy of test_accuracy."""
+    """Returns the name to show of a metric: BLEU for valid_bleu, accuracy for test_accuracy."""
     name = column.partition("_")[2].replace("_", " ")
     return name.upper() if len(name) < 5 else name
 
@@ -104,9 +104,9 @@ def metric_name(column: str) -> str:
 
 
 def draw_lines(axes: Axes, lines: Lines, labels: list[str]) -> None:
-    """Draws lines, each in the style of its place among all labels of the figure."""
+    """Draws lines, each in the style that belongs to its label's place among all `labels`."""
     for i, label in enumerate(labels):
-        # Without points it is plotted, too: the legend takes its lines from the first panel.
+        # A line without points is plotted, too: the legend has the lines of the first panel.
         points = lines.get(label, {})
         markers_per_line = 10 if len(labels) < 10 else 4
         every = max(1, len(points) // markers_per_line)
@@ -122,7 +122,7 @@ def draw_lines(axes: Axes, lines: Lines, labels: list[str]) -> None:
 
 
 def set_scales(axes: Axes, x: str, y: str, lines: Lines, loss_unit: str) -> None:
-    """Sets labels, scales and ticks of the axes, logarithmic for what is always above 0."""
+    """Sets the labels, scales and ticks of the axes; quantities in POSITIVE are logarithmic."""
     log_x = x in POSITIVE
     log_y = y in POSITIVE and (y not in FROM_0 or x == "processes")
     y_label = AXES.get(y) or f"{metric_name(y)} (validation)"
@@ -185,7 +185,7 @@ def draw_figure(panels: list[Panel], path: Path, loss_unit: str) -> None:
 
 
 def shorten(label: str) -> str:
-    """Returns a label without its middle, if it is long."""
+    """Returns a label, without its middle if it is long."""
     return label if len(label) < 60 else f"{label[:28]}…{label[-28:]}"
 
 
@@ -223,7 +223,7 @@ def format_cell(value: float, digits: str) -> str:
 
 
 def read_sources(sources: list[Path]) -> tuple[list[Row], dict[str, RunFiles]]:
-    """Returns the table of all runs, and by name the runs in folders. Raises UserError."""
+    """Returns the table of all runs, and the runs in folders by name. Raises UserError."""
     runs: list[Row] = []
     folders: dict[str, RunFiles] = {}
     for path in dict.fromkeys(sources):

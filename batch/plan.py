@@ -41,7 +41,7 @@ SHARED = SHAPE + STEP
 
 @dataclass
 class PlanSettings:
-    """Flags that this script alone has."""
+    """The flags that only this script has."""
 
     data: str = flag(
         "", "begin with this corpus's settings, in configs/", choices=("phrasebook", "multi30k")
@@ -51,7 +51,7 @@ class PlanSettings:
     nodes: int = flag(1, "number of nodes", (1, MAX_GPUS))
     gpus_per_node: int = flag(8, "GPUs, or processes of a CPU, on each node", (1, MAX_GPUS))
     memory_gb: float = flag(
-        0.0, "memory of a GPU; 0 here and below: as known of --hardware", (0, 10**6)
+        0.0, "memory of a GPU; 0, here and below: that of --hardware", (0, 10**6)
     )
     tflops: float = flag(0.0, "peak TFLOP/s of a GPU in --precision", (0, 10**6))
     efficiency: float = flag(0.0, "share of --tflops that computing alone reaches", (0, 1))
@@ -65,9 +65,9 @@ class PlanSettings:
 
 
 def read_flags() -> argparse.Namespace:
-    """Returns the flags, completed and checked; `given`: those of the command line.
+    """Returns the flags, with defaults and checked. Raises UserError.
 
-    Raises UserError.
+    given: only the flags of the command line.
     """
     parser = make_parser(__doc__, "")
     all_shared = flags_of(Settings)
@@ -93,7 +93,7 @@ def read_flags() -> argparse.Namespace:
 
 
 def with_given_figures(hardware: Hardware, args: argparse.Namespace) -> Hardware:
-    """Returns the hardware with the figures that the command line gives."""
+    """Returns the hardware with the command line's figures in place of its own."""
     figures = {
         "memory": args.memory_gb * 1e9,
         "peak_flops": args.tflops * 1e12,
@@ -122,7 +122,7 @@ def choose_precision(args: argparse.Namespace) -> str:
 
 
 def find_modes(args: argparse.Namespace, step: TrainingStep) -> list[str]:
-    """Returns the modes that can run on so many nodes."""
+    """Returns the modes that can run on these nodes."""
     modes = ["ddp", "fsdp"]
     if args.nodes > 1:
         modes += ["hsdp"]
@@ -136,14 +136,15 @@ def find_modes(args: argparse.Namespace, step: TrainingStep) -> list[str]:
 
 
 def short(number: float) -> str:
-    """Returns three digits of a number, or all digits before its point."""
+    """Returns a number with three significant digits or, from 100 on, as an integer."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def column(estimate: Estimate, fewest: int, total_tokens: float) -> dict[str, str]:
-    """Returns the cells of one mode by the titles of their rows.
+    """Returns the cells of one mode, by the titles of their rows.
 
-    fewest: GPUs that hold the model. total_tokens: of the whole run; 0: unknown.
+    fewest: the fewest GPUs that hold the model; 0: none do. total_tokens: of the whole run; 0:
+    unknown.
     """
     cells = {"": MODE_NAMES[estimate.mode], "memory of the largest process, GB": ""}
     for part, size in estimate.memory.items():
@@ -193,7 +194,7 @@ def training_flags(estimate: Estimate, args: argparse.Namespace) -> str:
 
 
 def command(estimate: Estimate, args: argparse.Namespace) -> str:
-    """Returns how to start a run like the estimate."""
+    """Returns the lines that start a run like the estimate."""
     flags = training_flags(estimate, args)
     if estimate.hardware.cpu and estimate.mode != "cpu":
         return torchrun_command(estimate, flags)

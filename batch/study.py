@@ -7,8 +7,7 @@
 
 Flags that a study does not know are passed on to the training script. The runs are kept in
 logs/NAME/, with the table runs.csv and the plots. Ctrl-C, a failure or a time limit ends a
-study. Started again with the same flags, it resumes where it stopped, and does not repeat
-finished runs.
+study. The same command then resumes it where it stopped, without repeating finished runs.
 """
 
 import argparse
@@ -45,8 +44,8 @@ class StudyRun:
 def study_processes(args: argparse.Namespace) -> list[StudyRun]:
     """How fast each mode is with 1, 2 and 4 processes or GPUs: scaling.png.
 
-    The step is the same for all runs, so more processes mean fewer tokens for each, or with
-    tensor parallelism fewer heads. On CPUs each process gets one core.
+    The size of a step is the same in all runs, so more processes mean fewer tokens for each or,
+    with tensor parallelism, fewer heads. On CPUs each process gets one core.
     """
     modes = ["ddp", "fsdp", "tp"]
     if args.device == "cpu":
@@ -70,11 +69,12 @@ def study_processes(args: argparse.Namespace) -> list[StudyRun]:
 def study_batch_size(args: argparse.Namespace) -> list[StudyRun]:
     """What the batch size does to loss, metrics and speed: batch_size.png.
 
-    --batch-tokens is the size of the whole step: sentences times the longest of them. A
-    sentence of the phrasebook has 11 tokens, so 32, 96 and 384 are about 1, 4 and 16 sentences
-    for each of two processes. All runs see as many tokens (--tokens on each side, padding
-    included) or, with a classifier, --examples. A larger batch has less noise, so the learning
-    rate grows with the root of its size. A quarter of each run is warm-up.
+    --batch-tokens is the size of the whole step: the number of sentences times the length of
+    the longest. A sentence of the phrasebook has 11 tokens, so 32, 96 and 384 are about 1, 4
+    and 16 sentences for each of two processes. All runs see the same number of tokens (--tokens
+    on each side, padding included) or, with a classifier, of examples (--examples). A larger
+    batch has less noise, so the learning rate grows with the square root of its size. A quarter
+    of each run is warm-up.
     """
     from support.corpora.task_type import task_type
 
@@ -129,8 +129,8 @@ def study_delay(args: argparse.Namespace) -> list[StudyRun]:
 
     As root, where the kernel has netem, two processes are two nodes on a slow network
     (netem.sh). Elsewhere, or with --no-netem, --delay-ms makes each process wait before each
-    collective. A study is resumed only with the method that it was started with. With
-    --accumulate 4 a step is four micro-batches of the same size and one all-reduce of
+    collective. A study can only be resumed with the method that it was started with. With
+    --accumulate 4 a step has four micro-batches of the same size and one all-reduce of the
     gradients: a quarter of the waiting for the same sentences.
     """
     is_possible = sys.platform == "linux" and args.device == "cpu" and args.processes == 2
@@ -172,9 +172,9 @@ def shape(args: argparse.Namespace, layers: int, d_model: int, d_ff: int) -> str
 
 
 def read_flags() -> argparse.Namespace:
-    """Returns the study's flags; `passed_on`: those for the training script.
+    """Returns the study's flags.
 
-    mode: that of a study that does not compare modes.
+    passed_on: the flags for the training script; mode: for studies that do not compare modes.
     """
     parser_settings: dict[str, Any] = {
         "formatter_class": argparse.RawDescriptionHelpFormatter,
@@ -196,7 +196,7 @@ def read_flags() -> argparse.Namespace:
 
 
 def add_flags(parser: argparse.ArgumentParser, study: str) -> None:
-    """Adds the flags that all studies have, then those of this one."""
+    """Adds the flags that all studies have, and then those of `study`."""
     add = parser.add_argument
     add("--data", default="phrasebook", help="corpus [phrasebook]")
     add("--pretrained", default="", help="folder of weights to begin with")
@@ -225,7 +225,7 @@ def add_flags(parser: argparse.ArgumentParser, study: str) -> None:
 
 
 def positive(text: str) -> int:
-    """Returns a number of at least 1, for argparse."""
+    """Returns an integer of at least 1, for argparse."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number}: it must be at least 1")
@@ -233,7 +233,7 @@ def positive(text: str) -> int:
 
 
 def find_command(args: argparse.Namespace, run: StudyRun) -> list[str]:
-    """Returns the command that starts or resumes a run; without its prefix."""
+    """Returns the command that starts or resumes a run, without its prefix."""
     if run.mode == "cpu":
         start = f"python train_cpu.py --procs {run.processes}"
     else:
@@ -248,13 +248,13 @@ def find_command(args: argparse.Namespace, run: StudyRun) -> list[str]:
 
 
 def stop(number: int, _frame) -> None:
-    """Handles a signal: ends the study, once the current run has saved."""
+    """Handles a signal: ends the study once the current run has saved."""
     Signals.handle(signal.SIG_IGN)
     sys.exit(128 + number)
 
 
 def call(command: list[str]) -> int:
-    """Runs a command and returns its exit status; stopping the study stops the command."""
+    """Runs a command and returns its exit status. Stopping the study stops the command, too."""
     program = shutil.which(command[0]) or command[0]  # Windows does not look in PATH first
     # In a process group of its own, so that Ctrl-C in the terminal does not reach it as well.
     # On Windows it does, and `terminate` would not let the child save.
@@ -279,13 +279,13 @@ def train(args: argparse.Namespace, run: StudyRun) -> None:
     status = call(command)
     if status:
         raise UserError(
-            f"{folder} ended with status {status}; started again with the same flags, "
-            f"{args.name} resumes"
+            f"{folder} ended with status {status}; to resume {args.name}, start it again with "
+            f"the same flags"
         )
 
 
 def check_same_flags(args: argparse.Namespace, run: StudyRun) -> None:
-    """Raises UserError if the run has trained with other flags."""
+    """Raises UserError if the run was started with other flags."""
     folder = LOGS / args.name / run.name
     if not (folder / "config.json").exists():  # it did not begin to train
         return
@@ -300,16 +300,16 @@ def is_finished(args: argparse.Namespace, run: StudyRun) -> bool:
 
 
 def train_and_plot(args: argparse.Namespace, runs: list[StudyRun], task: int | None) -> None:
-    """Trains what is not finished; once all is, writes the table and the plots.
+    """Trains unfinished runs. Once all runs are finished, writes the table and the plots.
 
-    task: the number of the only run to train, from 1; None: all.
+    task: the number of the only run to train, from 1; None: all runs.
     """
     for run in runs:
         check_same_flags(args, run)
     for run in [runs[task - 1]] if task else runs:
         if not is_finished(args, run):
             train(args, run)
-    # Other tasks may have finished some, too.
+    # Other tasks of the array may have finished some, too.
     unfinished = [number for number, run in enumerate(runs, 1) if not is_finished(args, run)]
     if unfinished:
         report_unfinished(args, unfinished, len(runs))
@@ -331,8 +331,8 @@ def plot(args: argparse.Namespace, runs: list[StudyRun]) -> None:
     folder = LOGS / args.name
     folders = [str(folder / run.name) for run in runs]
     if call(["python", "plot.py", "--out", str(folder), *folders]):
-        raise UserError(f"plot.py failed; started again, {args.name} repeats it")
-    if args.study == "batch-size":  # it would show the same as batch_size.png
+        raise UserError(f"plot.py failed; to repeat it, start {args.name} again")
+    if args.study == "batch-size":  # this figure would show the same as batch_size.png
         (folder / "learning_rate.png").unlink(missing_ok=True)
 
 
@@ -353,7 +353,7 @@ def main() -> None:
     try:
         train_and_plot(args, runs, task)
     except SystemExit as end:
-        print(f"{args.name} is stopped; started again, it resumes", file=sys.stderr)
+        print(f"{args.name} is stopped; to resume it, start it again", file=sys.stderr)
         job = os.environ.get("SLURM_JOB_ID")
         is_near_limit = sys.platform != "win32" and end.code == 128 + signal.SIGUSR1
         if job and is_near_limit:

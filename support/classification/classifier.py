@@ -6,7 +6,7 @@ Example:
     logits = model(ids)                                # (batch, classes)
 
     model = Classifier(ClassifierConfig(classes=4, patch=4, image_size=32), transform)
-    logits = model(pixels)                             # bytes, which it normalizes
+    logits = model(pixels)                             # pixels: bytes, which it normalizes
 """
 
 import math
@@ -28,10 +28,10 @@ class ClassifierConfig(LayerConfig):
 
     classes: int
     vocab_size: int = 0
-    patch: int = 0  # pixels a side of the squares that an image is divided into
+    patch: int = 0  # pixels per side of the squares that an image is divided into
     channels: int = 3
-    image_size: int = 0  # pixels a side
-    stem_channels: int = 0  # of the first of two convolutions before the patches; 0: none
+    image_size: int = 0  # pixels per side
+    stem_channels: int = 0  # of the first of two convolutions before the patches; 0: no stem
     num_prefix_tokens: int = 0  # learned tokens before an image's patches, as in ViT
     positions: str = "sinusoidal"  # or "learned", as in BERT and ViT
     pool: str = "mean"  # how the tokens become one vector: see Classifier.pool
@@ -155,10 +155,10 @@ class Classifier(nn.Module):
     ) -> tuple[Tensor, Tensor] | Tensor:
         """Returns (loss, nll) of a batch, sums over its examples.
 
-        x: (batch, length) ids or (batch, channels, height, width) pixels, which are bytes, or
-        normalized and in fp32; label: (batch,); weight: (batch,), factors of the examples'
-        losses. Where it is 0, nll leaves out the example, too. Without label it returns the
-        logits in fp32, (batch, classes).
+        x: (batch, length) ids or (batch, channels, height, width) pixels, either bytes or
+        normalized fp32; label: (batch,); weight: (batch,), a factor of each example's loss. If
+        it is 0, the nll leaves the example out, too. Without label and weight, it returns the
+        logits, (batch, classes), in fp32.
         """
         y, is_token = self.encode(x)
         logits = self.head(self.pool(y, is_token)).float()
@@ -174,14 +174,14 @@ class Classifier(nn.Module):
 def normalize(pixels: Tensor, transform: ImageTransform) -> Tensor:
     """Returns images of bytes, (images, channels, height, width), normalized and in fp32."""
     values = pixels.float()
-    # Python's numbers need no copy to the device, for which a GPU would have to be waited for.
+    # Numbers of Python need no copy to the device, for which the CPU would wait for a GPU.
     for channel, mean, std in zip(values.unbind(1), transform.mean, transform.std):
         channel.sub_(255 * mean).div_(255 * std)
     return values
 
 
 def make_stem(config: ClassifierConfig) -> nn.Sequential:
-    """Returns two convolutions with max-pooling (Hassani et al., 2021), or an empty module."""
+    """Returns two convolutions with max-pooling (Hassani et al., 2021), or no layers."""
     if not config.stem_channels:
         return nn.Sequential()
     return nn.Sequential(
@@ -209,7 +209,7 @@ def stem_flops(config: ClassifierConfig) -> float:
     """Returns the FLOPs of the stem's forward pass over one image: two 3 x 3 convolutions."""
     pixels = config.image_size**2
     first = 9 * config.channels * config.stem_channels * pixels
-    # It makes twice as many channels, and sees half of the pixels in each direction.
+    # The second makes twice as many channels of an image half as high and half as wide.
     second = 9 * config.stem_channels * 2 * config.stem_channels * pixels / 4
     return 2 * (first + second)
 
@@ -217,9 +217,9 @@ def stem_flops(config: ClassifierConfig) -> float:
 def classifier_flops(config: ClassifierConfig, lengths: Tensor, frozen: int = 0) -> float:
     """Returns the FLOPs to train a Classifier's layers and stem on sequences of these lengths.
 
-    lengths: tokens or patches of each example, (batch,). frozen: how many of the lower layers
-    are not trained; they and the stem then have a forward pass only. The projection of patches
-    and the head are small and not counted.
+    lengths: tokens or patches of each example, (batch,). frozen: the number of lowest layers
+    that are not trained. They have only a forward pass, and so has the stem if there are any.
+    The projection of patches and the head are small and not counted.
     """
     layer = encoder_flops(config, lengths.double())
     layer_passes = TRAINING * (config.layers - frozen) + frozen

@@ -23,23 +23,23 @@ from support.corpora.download import sha256
 from support.corpora.tables import column_name, column_names
 
 MAX_CLASSES = 5000
-LARGE_CORPUS = 4 << 30  # bytes of images, above which their files are not read for a checksum
+LARGE_CORPUS = 4 << 30  # bytes of images; above it the checksum is of names and sizes
 
 Reader = Callable[[], Iterable[tuple[Any, str]]]  # yields (text or array, class name)
 
 
 @dataclass
 class Labelled:
-    """A labelled corpus that was found but not read."""
+    """A labelled corpus that is found but not yet read."""
 
     name: str
     modality: str = ""  # "text" or "image"
     parts: dict[str, Reader] = field(default_factory=dict)  # train, valid and test
-    # Of each part a reader of the class names alone.
+    # For each part, a reader of the class names alone.
     labels: dict[str, Callable[[], Iterable[str]]] = field(default_factory=dict)
     classes: list[str] = field(default_factory=list)  # in their order; [] if that is unknown
     files: list[Path] = field(default_factory=list)
-    layout: list = field(default_factory=list)  # of each part: columns of a table, or folders
+    layout: list = field(default_factory=list)  # for each part: columns of a table, or folders
     without_header: File | None = None  # the training set's table, if perhaps it has no header
     left_out: Counter[str] = field(default_factory=Counter)  # files, by ending or by folder
     transform: ImageTransform | None = None  # how images are read
@@ -55,7 +55,7 @@ class Labelled:
     ) -> None:
         """Adds a part. Raises UserError if its modality is not that of the other parts.
 
-        labels: reads the class names alone, where that is quicker than to `read` the examples.
+        labels: reads the class names alone, if that is faster than reading the examples.
         """
         if self.modality not in ("", modality):
             raise UserError(
@@ -69,7 +69,7 @@ class Labelled:
         self.labels[part] = labels or (lambda: (name for _, name in read()))
 
     def left_out_line(self) -> str:
-        """Returns a line that says which files are no examples; "" if all are."""
+        """Returns a line that counts the files that are not examples; "" if there are none."""
         if not self.left_out:
             return ""
         counts = [f"{count:,} {kind}" for kind, count in self.left_out.most_common()]
@@ -95,9 +95,9 @@ class Labelled:
 def classes_of(corpus: Labelled) -> list[str]:
     """Returns the classes of all parts: in the corpus's order, or sorted.
 
-    Names that are all numbers are sorted by value. Reads the labels of all parts. Raises
-    UserError for a single class, for too many, for a part with other classes only, and for what
-    seems to be a header.
+    If all names are numbers, they are sorted by value. It reads the labels of all parts. Raises
+    UserError for a single class, for too many classes, for a part that shares no class with the
+    training set, and for what seems to be a header.
     """
     if "train" not in corpus.parts:
         raise UserError(
@@ -112,8 +112,8 @@ def classes_of(corpus: Labelled) -> list[str]:
         names_of_part = set(corpus.labels[part]())
         if names_of_part and names_of_part.isdisjoint(counts):
             raise UserError(
-                f"{corpus.name}: the {part} set has no class that the training set has, but "
-                f"such as {min(names_of_part)!r}"
+                f"{corpus.name}: the {part} set shares no class with the training set; one of "
+                f"its classes is {min(names_of_part)!r}"
             )
         names |= names_of_part
     if corpus.classes:
@@ -141,8 +141,8 @@ def check_classes(corpus: Labelled, counts: Counter) -> None:
 def check_header(corpus: Labelled, counts: Counter) -> None:
     """Raises UserError if the first row of a table seems to be a header, not an example.
 
-    Its class occurs only once then, other classes more often. counts: the examples of each
-    class in the training set.
+    It seems to be one if its class occurs only once and another class more often. counts: the
+    examples of each class in the training set.
     """
     if not corpus.without_header:
         return
@@ -151,7 +151,7 @@ def check_header(corpus: Labelled, counts: Counter) -> None:
     if not only_first_is_unique:
         return
     names = column_names(corpus.without_header)
-    if column_name(first) in names:  # else a header was passed over
+    if column_name(first) in names:  # otherwise a header was skipped already
         raise UserError(
             f"{corpus.name}: the class {first!r} occurs in the first row only. If that row is "
             f"a header, pass --label {shlex.quote(first)}; if not, put a header above it"

@@ -20,10 +20,10 @@ from support.classification.corpus import Labelled, Reader, classes_of
 from support.classification.splits import hold_out_labelled
 from support.common.errors import UserError
 
-FORMAT = 10  # of the files: increase it when the same examples are stored differently
-BLOCK = 1000  # texts encoded at a time; a long one takes some 5 KiB per token of max_length
+FORMAT = 10  # version of the files; increase it when the same examples are stored differently
+BLOCK = 1000  # texts encoded at once; a long one takes about 5 KiB per token of max_length
 BPE_TEXTS = 200_000  # enough to train a tokenizer on; each distinct word takes about 1 KB
-CHARACTERS_PER_TOKEN = 100  # hardly a token has more than a dozen
+CHARACTERS_PER_TOKEN = 100  # hardly any token has more than a dozen
 
 
 def prepare_labelled(
@@ -45,7 +45,7 @@ def prepare_labelled(
         description = [FORMAT, corpus.name, checksum, tokenizer, max_length, vocab_size]
         return name_folder(cache, corpus.name, description)
 
-    # The tokenizer that is passed may be the one that was trained here.
+    # `tokenizer` may be the one that was trained on this corpus: then it is encoded already.
     own_folder = encoded_folder("")
     if tokenizer and is_encoded(own_folder) and read_tokenizer(own_folder) == tokenizer:
         return own_folder
@@ -60,7 +60,8 @@ def encode_corpus(
 ) -> dict[str, Any]:
     """Writes tokenizer.json and a few flat files for each part. Raises UserError.
 
-    serialized: a tokenizer, or "" to train one. Returns what is in the files, for meta.json.
+    serialized: a tokenizer, or "" to train one. Returns a description of the files, which
+    meta.json gets.
     """
     classes = classes_of(corpus)
     numbers = {name: i for i, name in enumerate(classes)}
@@ -95,9 +96,9 @@ def encode_corpus(
 
 
 def decode_once(corpus: Labelled, path: Path) -> Labelled:
-    """Returns a corpus of images with its training set read from one file, which it writes.
+    """Decodes the training set into a file; returns the corpus with a reader of this file.
 
-    To choose what is held out, the part is read several times, and to decode images takes long.
+    Choosing what is held out reads the part several times, and decoding images takes long.
     """
     with open(path, "wb") as file:
         for image, _ in corpus.parts["train"]():
@@ -128,26 +129,26 @@ def train_tokenizer(read: Reader, count: int, vocab_size: int) -> str:
 def encode_texts(
     tokenizer: Tokenizer, texts: Sequence[str], max_length: int
 ) -> tuple[list[list[int]], int]:
-    """Returns the token ids of each text, and how many texts had more than `max_length`.
+    """Returns the token ids of each text, and how many texts had more than `max_length` tokens.
 
-    Such a text keeps its first and its last tokens, which often tell more than the middle.
+    These keep their first and last tokens, which often tell more than those in the middle.
     """
     tokenizer.encode_special_tokens = True  # a "[PAD]" in a text is text
     encodings = tokenizer.encode_batch([shorten(text.strip(), max_length) for text in texts])
-    ends = max_length // 2
+    num_last = max_length // 2
     num_cut = 0
     ids_of_texts = []
     for encoding in encodings:
         ids = encoding.ids
         if len(ids) > max_length:
             num_cut += 1
-            ids = ids[: max_length - ends] + ids[len(ids) - ends :]
+            ids = ids[: max_length - num_last] + ids[len(ids) - num_last :]
         ids_of_texts.append(ids)
     return ids_of_texts, num_cut
 
 
 def shorten(text: str, max_length: int) -> str:
-    """Returns a text without what cannot be among its first or last tokens, to save time."""
+    """Returns a text without the middle that `encode_texts` would cut out, to save time."""
     longest = CHARACTERS_PER_TOKEN * math.ceil(max_length / 2)
     if len(text) <= 2 * longest:
         return text
@@ -157,7 +158,7 @@ def shorten(text: str, max_length: int) -> str:
 def write_texts(
     examples: Iterator[tuple[str, int]], path: Path, tokenizer: Tokenizer, max_length: int
 ) -> dict:
-    """Writes PATH.ids, .offsets and .labels; returns counts.
+    """Writes PATH.ids, .offsets and .labels. Returns what it counted.
 
     Raises UserError if all texts of the training set are empty.
     """
@@ -177,7 +178,7 @@ def write_texts(
 
 
 def write_images(examples: Iterator[tuple[np.ndarray, int]], path: Path) -> dict:
-    """Writes PATH.pixels, bytes of (images, channels, height, width), and PATH.labels."""
+    """Writes PATH.pixels, (images, channels, height, width) bytes, and PATH.labels, int32."""
     counts: dict[str, Any] = {"examples": 0, "shape": None}
     with open(f"{path}.pixels", "wb") as pixels, open(f"{path}.labels", "wb") as labels:
         for image, label in examples:

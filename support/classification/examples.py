@@ -1,8 +1,8 @@
-"""Labelled examples that are encoded on disk: mapped by all processes, cut into batches.
+"""Labelled examples that are encoded on disk: mapped by all processes, divided into batches.
 
 Example:
     train = Texts(folder, "train")                     # or Images; encoded by encoding.py
-    x, label, weight = train.batch(rows)               # images as bytes: a quarter of fp32
+    x, label, weight = train.batch(rows)               # images as bytes, a quarter of fp32
     weights = class_weights(train.labels, classes=4, balanced=False)
     batches = ExampleBatches(train, batch_tokens, seed, batch_size, weights)
 """
@@ -28,14 +28,14 @@ class Examples:
         return len(self.labels)
 
     def targets(self, rows: np.ndarray) -> int:
-        """Returns the targets of the examples `rows`."""
+        """Returns the number of targets of the examples `rows`."""
         return len(rows)
 
     def batch(self, rows: np.ndarray, width: int = 0) -> tuple[torch.Tensor, ...]:
-        """Returns (x, label, weight): see `inputs`, (rows,) int64, and (rows,) fp32, all 1.
+        """Returns (x, label, weight): label is (rows,) int64, weight (rows,) fp32 and all 1.
 
-        Without rows it returns the first example with the weight 0, so that a rank with nothing
-        to do still takes the step.
+        x is what `inputs` returns. Without rows it is the first example, with the weight 0, so
+        that a rank with nothing to do still takes the step.
         """
         weight = torch.ones(len(rows))
         if not len(rows):
@@ -65,12 +65,12 @@ class Texts(Examples):
         return [np.maximum(self.offsets[rows + 1] - self.offsets[rows], 1)]
 
     def inputs(self, rows: np.ndarray, width: int) -> torch.Tensor:
-        """Returns padded ids, (rows, width) int64; a width of 0 is that of the longest text."""
+        """Returns padded ids, (rows, width) int64. 0 means the width of the longest text."""
         return padded(self.ids, self.offsets, rows, width, self.pad)
 
 
 class Images(Examples):
-    """One part of an encoded corpus of images; tokens: how many a model makes of an image."""
+    """One part of an encoded corpus of images. tokens: how many a model makes of an image."""
 
     def __init__(self, folder: Path, part: str, tokens: int):
         super().__init__(folder, part)
@@ -84,14 +84,14 @@ class Images(Examples):
         return [np.full(len(rows), self.tokens)]
 
     def inputs(self, rows: np.ndarray, width: int) -> torch.Tensor:
-        """Returns bytes, (rows, channels, height, width); `width` is for texts alone."""
+        """Returns pixels, (rows, channels, height, width) uint8; `width` is ignored."""
         return torch.from_numpy(self.pixels[rows])
 
 
 def class_weights(labels: np.ndarray, classes: int, balanced: bool) -> np.ndarray:
     """Returns the factor of each class in the loss, (classes,).
 
-    All factors are 1 unless `balanced`; then all classes count as if they were equally
+    All factors are 1, or if `balanced`, such that all classes count as if they were equally
     frequent.
     """
     if not balanced:
@@ -101,12 +101,12 @@ def class_weights(labels: np.ndarray, classes: int, balanced: bool) -> np.ndarra
 
 
 class ExampleBatches(Batches):
-    """The batches of a classifier's training: with class weights, and examples that vary.
+    """The batches of a classifier's training: with class weights, and with augmentation.
 
-    weights: (classes,) factors of the loss of an example of each class; crop: pixels that an
-    image is moved by at most; flip: whether half of the images are mirrored; token_dropout: the
-    share of a text's tokens that are hidden. All is drawn anew in each epoch, by seed, epoch
-    and example alone, so that it does not depend on how the processes share a step.
+    weights: (classes,) factors of the losses, by class; crop: the most pixels that an image is
+    shifted by; flip: whether half of the images are mirrored; token_dropout: the share of a
+    text's tokens that are hidden. What is drawn depends on the seed, the epoch and the example
+    alone, and not on how the processes share a step.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class ExampleBatches(Batches):
         self.offsets_and_flips = lru_cache(maxsize=1)(self.draw_offsets_and_flips)
 
     def draw_offsets_and_flips(self, epoch: int) -> np.ndarray:
-        """Returns (examples, 3): pixels down, pixels to the right, and 1 if it is mirrored."""
+        """Returns (examples, 3): pixels down, pixels to the right, and 1 to mirror it."""
         # No block of Batches has this number, so the draws differ from those that shuffle.
         rng = np.random.default_rng([self.seed, epoch, 1 << 20])
         shift = rng.integers(-self.crop, self.crop + 1, (len(self.examples), 2))
@@ -141,7 +141,7 @@ class ExampleBatches(Batches):
     def collate(
         self, rows: np.ndarray, widths: list[int], epoch: int
     ) -> tuple[torch.Tensor, ...]:
-        """Returns (x, label, weight) as `batch` of the examples does."""
+        """Returns (x, label, weight) like `Examples.batch`, augmented and weighted."""
         x, label, weight = self.examples.batch(rows, *widths)
         if (self.crop or self.flip) and len(rows):
             draws = self.offsets_and_flips(epoch)[rows]
@@ -151,7 +151,7 @@ class ExampleBatches(Batches):
         return x, label, weight * self.weights[label]
 
     def hide_tokens(self, ids: torch.Tensor, rows: np.ndarray, epoch: int) -> None:
-        """Replaces a share of the tokens by padding, except the first, so no text is empty."""
+        """Replaces a share of the tokens by padding, but not the first: no text is empty."""
         length = ids.shape[1] - 1
         drawn = [np.random.default_rng([self.seed, epoch, row]).random(length) for row in rows]
         hidden = torch.from_numpy(np.stack(drawn) < self.token_dropout)

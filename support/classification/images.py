@@ -17,7 +17,7 @@ from support.common.errors import UserError, first_line
 from support.common.packages import require
 from support.corpora.archives import read_bytes
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # of a GIF the first image
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # of a GIF, only the first image
 MAX_PIXELS = 50_000_000
 
 
@@ -32,7 +32,7 @@ class ImageTransform:
     size: int = 32  # pixels
     channels: int = 3  # 1: grey
     resample: str = "bilinear"  # or "bicubic"
-    crop: int = 0  # pixels a side of the centre that is cut out after resizing; 0: no crop
+    crop: int = 0  # pixels per side of the centre that is cut out after resizing; 0: no crop
     # Mean and standard deviation of each channel, from 0 to 1; [] means 0.5.
     mean: list[float] = field(default_factory=list)
     std: list[float] = field(default_factory=list)
@@ -52,12 +52,12 @@ class ImageTransform:
 
     @property
     def output_size(self) -> int:
-        """Pixels a side of the arrays."""
+        """Pixels per side of the arrays."""
         return self.crop or self.size
 
 
 def read_image(path: Path, transform: ImageTransform) -> np.ndarray:
-    """Returns an image file as bytes, (channels, n, n), n = output_size. Raises UserError."""
+    """Returns an image file as (channels, n, n) bytes; n is output_size. Raises UserError."""
     image_module = load_pillow()
     try:
         with warnings.catch_warnings():
@@ -86,7 +86,7 @@ def load_pillow():
 
 
 def rotate_as_exif_says(image):
-    """Returns a Pillow image as its camera was held; unchanged if EXIF data are broken."""
+    """Returns a Pillow image, upright by its EXIF data; unchanged if these are broken."""
     from PIL import ImageOps
 
     with suppress(Exception):  # broken EXIF data raise exceptions of many types
@@ -95,7 +95,7 @@ def rotate_as_exif_says(image):
 
 
 def to_array(image, transform: ImageTransform) -> np.ndarray:
-    """Returns a Pillow image as bytes, (channels, n, n). What is transparent becomes white."""
+    """Returns a Pillow image as (channels, n, n) bytes. Transparent parts become white."""
     image_module = load_pillow()
     if image.mode.startswith("I"):  # 16 bits a pixel: convert() would clip values over 255
         image = image_module.fromarray(to_8_bits(np.asarray(image)))
@@ -119,7 +119,7 @@ def to_array(image, transform: ImageTransform) -> np.ndarray:
 
 
 def to_8_bits(pixels: np.ndarray) -> np.ndarray:
-    """Returns the upper 8 of the bits that pixels of 16 bits use: cameras fill 10, 12 or 14."""
+    """Returns the upper 8 of the bits that 16-bit pixels use, often 10, 12 or 14 of the 16."""
     used_bits = int(pixels.max()).bit_length()
     return (pixels >> max(0, used_bits - 8)).astype(np.uint8)
 
@@ -128,7 +128,7 @@ def to_8_bits(pixels: np.ndarray) -> np.ndarray:
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Returns the bytes of an IDX file (.gz too) in their shape. Raises UserError."""
+    """Returns the bytes of an IDX file (.gz too), in its shape. Raises UserError."""
     shape = idx_shape(path, dimensions)
     pixels = np.frombuffer(read_bytes(path), np.uint8, offset=4 + 4 * dimensions)
     if len(pixels) != math.prod(shape):
@@ -153,7 +153,7 @@ def idx_shape(path: Path, dimensions: int) -> list[int]:
 
 
 def read_idx_labels(path: Path, classes: list[str]) -> list[str]:
-    """Returns the labels of an IDX file as names of classes; without `classes`, as numbers."""
+    """Returns the labels of an IDX file as class names; without `classes`, as numbers."""
     labels = read_idx(path, 1)
     if not classes:
         return [str(label) for label in labels]
@@ -167,7 +167,7 @@ def read_idx_labels(path: Path, classes: list[str]) -> list[str]:
 def read_idx_pair(
     images_path: Path, labels_path: Path, classes: list[str], transform: ImageTransform
 ) -> Iterator[tuple[np.ndarray, str]]:
-    """Yields each image, bytes of (channels, n, n), with its label. Raises UserError."""
+    """Yields (image, class name); an image is (channels, n, n) bytes. Raises UserError."""
     images = read_idx(images_path, 3)
     labels = read_idx_labels(labels_path, classes)
     if len(images) != len(labels):
@@ -192,8 +192,8 @@ def read_idx_pair(
 def shift_and_mirror(pixels: np.ndarray, offsets_and_flips: np.ndarray) -> np.ndarray:
     """Returns images, (n, channels, height, width), each shifted and perhaps mirrored.
 
-    offsets_and_flips: (n, 3): pixels down, pixels to the right, and 1 if it is mirrored. What
-    comes in from outside the image is black.
+    offsets_and_flips: (n, 3): pixels down, pixels to the right, and 1 to mirror the image. The
+    uncovered border is black.
     """
     height, width = pixels.shape[2:]
     margin = np.abs(offsets_and_flips[:, :2]).max(initial=0)

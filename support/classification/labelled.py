@@ -1,4 +1,4 @@
-"""Where labelled examples come from: corpora with names, the phrasebook, users' files.
+"""Finds labelled examples: in corpora with names, the phrasebook, and users' files.
 
 Example:
     corpus = find_labelled("agnews")  # or another name, a folder, a table
@@ -60,9 +60,9 @@ def find_labelled(
     data: one of CLASSIFICATION_CORPORA, a table (.csv, JSON, or lines with tabs; perhaps in a
     .zip), or a folder: with IDX files, with AG News's files, with tables named train, valid and
     test, or with a folder for each class, perhaps within train, valid and test. valid, test: a
-    table or a folder of class folders. transform: how images are read. Without it they become
-    `size` pixels a side; if that is 0, IDX images keep their size and others become 32 pixels a
-    side. Raises UserError.
+    table or a folder of class folders. transform: how images are read. Without it they get
+    `size` pixels per side; if that is 0, IDX images keep their size, and others get 32 pixels
+    per side. Raises UserError.
     """
     corpus = find_data(data, text, label, size, transform)
     for part, path in (("valid", valid), ("test", test)):
@@ -108,7 +108,7 @@ def find_data(
 
 
 def find_kinds() -> Labelled:
-    """Returns the German sentences of the phrasebook's grammar, labelled by what they do."""
+    """Returns the German sentences of the phrasebook's grammar, labelled by their kind."""
     corpus = Labelled("kinds", classes=phrasebook.KINDS, files=[phrasebook.DATA])
     for part in PARTS:
         corpus.add(part, "text", partial(phrasebook.labelled, part), [])
@@ -132,7 +132,7 @@ def add_amazon_reviews(corpus: Labelled, archive: Path) -> None:
 
 def add_idx(corpus: Labelled, folder: Path, size: int) -> None:
     """Adds IDX files. Raises UserError."""
-    # One small file tells whether a folder holds Fashion-MNIST.
+    # One small file shows whether the folder holds Fashion-MNIST.
     test_labels = find_file(f"{folder}/t10k-labels-idx1-ubyte")
     _, checksum = named.FILES["fashion-mnist"]["t10k-labels-idx1-ubyte.gz"]
     is_fashion_mnist = test_labels and sha256(test_labels, unpacked=True) == checksum
@@ -160,7 +160,7 @@ def add_idx(corpus: Labelled, folder: Path, size: int) -> None:
 
 
 def add_numbered(corpus: Labelled, folder: Path) -> None:
-    """Adds AG News's files, or others of their form whose classes.txt names the classes."""
+    """Adds AG News's files, or others with numbered classes. Raises UserError."""
     class_names = folder / "classes.txt"
     if class_names.is_file():
         lines = read_lines(class_names)
@@ -175,7 +175,7 @@ def add_numbered(corpus: Labelled, folder: Path) -> None:
             f"{folder}: no classes.txt, which names class 1, class 2, ..., a line each. For a "
             f"table with a header pass its path: --data FILE --label COLUMN"
         )
-    line_end = "\\n"  # how a text's line ends are written
+    line_end = "\\n"  # how the texts write line ends
     if corpus.classes == named.CLASSES["agnews"]:
         corpus.name = "agnews"
         line_end = "\\"
@@ -191,7 +191,7 @@ def add_parts(corpus: Labelled, path: Path, text: str, label: str) -> None:
         add_part(corpus, part, inner, text, label)
     if class_folders and path not in class_folders.values():
         corpus.left_out += files_beside(path, class_folders.values())
-    if (path / "imdb.vocab").is_file():  # IMDB's archive, unpacked: configs/imdb.yaml is for it
+    if (path / "imdb.vocab").is_file():  # IMDB's archive, unpacked; configs/imdb.yaml applies
         corpus.name = "imdb"
 
 
@@ -230,7 +230,7 @@ def add_table(
 
 
 def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
-    """Adds a folder that has a folder for each class. Raises UserError."""
+    """Adds a folder with a folder for each class. Raises UserError."""
     modality, files, left_out = find_examples(path)
     if not files:
         raise UserError(
@@ -257,19 +257,19 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
 def read_image_files(
     paths: list[Path], transform: ImageTransform
 ) -> Iterator[tuple[np.ndarray, str]]:
-    """Yields the image of each file with the name of its folder."""
+    """Yields (image, class name) of each file; its folder names the class."""
     for path in paths:
         yield read_image(path, transform), class_name(path.parent.name)
 
 
 def read_text_files(paths: list[Path]) -> Iterator[tuple[str, str]]:
-    """Yields the text of each file with the name of its folder."""
+    """Yields (text, class name) of each file; its folder names the class."""
     other = []  # files in another encoding
     for path in paths:
         content = path.read_bytes()
         try:
             text = content.decode("utf-8-sig")
-        except UnicodeDecodeError:  # perhaps of Windows, where UTF-16 begins with a mark
+        except UnicodeDecodeError:  # perhaps from Windows, where UTF-16 begins with a mark
             other.append(path)
             encoding = "utf-16" if content.startswith(UTF_16) else "cp1252"
             text = content.decode(encoding, errors="replace")
@@ -283,5 +283,5 @@ def read_text_files(paths: list[Path]) -> Iterator[tuple[str, str]]:
 
 @cache
 def warn_once(message: str) -> None:
-    """Prints a warning, once: a corpus is read several times."""
+    """Prints a warning once, although a corpus is read several times."""
     print(f"warning: {message}", file=sys.stderr)

@@ -19,8 +19,8 @@ TEXT_COLUMNS = ("text", "content", "sentence", "review", "body")  # the first fo
 def read_labelled_table(path: File, text: str, label: str) -> Iterator[tuple[str, str]]:
     """Yields (text, class) of each row. Raises UserError.
 
-    text: the columns with the text, separated by commas; "": the first of TEXT_COLUMNS; label:
-    the column with the class.
+    text: the columns with the text, separated by commas; "": the first of TEXT_COLUMNS that
+    exists. label: the column with the class.
     """
     columns = [name.strip() for name in text.split(",")]
     if text and "" in columns:
@@ -54,7 +54,7 @@ def find_text_column(path: File, label: str) -> str:
 def read_numbered(path: File, classes: list[str], line_end: str) -> Iterator[tuple[str, str]]:
     """Yields (title and description, class) of each row of a file like AG News's.
 
-    line_end: what stands for one in the text, "\\" or "\\n". Raises UserError.
+    line_end: what the texts write for a line end, "\\" or "\\n". Raises UserError.
     """
     class_of = {str(number): name for number, name in enumerate(classes, 1)}
     for number, (label, *texts) in read_rows(path):

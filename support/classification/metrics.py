@@ -3,8 +3,8 @@
     compute_metrics(confusion)["f1"]                       # from 0 to 1
     print(metrics_table(confusion, ["World", "Sports"]))
 
-A confusion matrix counts examples: row i, column j has those of class i that were predicted as
-class j. The matrices of several processes are added up before a metric is computed.
+A confusion matrix counts examples: row i, column j counts those of class i that were predicted
+as class j. The matrices of several processes are added up before a metric is computed.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from support.common.text_table import aligned
 
 RATES = ("precision", "recall", "f1")
-LARGEST_MATRIX = 10  # classes up to which the table has the confusion matrix, too
+LARGEST_MATRIX = 10  # most classes with which the table has the confusion matrix, too
 
 
 def compute_metrics(confusion: np.ndarray) -> dict[str, float]:
@@ -20,7 +20,7 @@ def compute_metrics(confusion: np.ndarray) -> dict[str, float]:
 
     confusion: (classes, classes), integers. All metrics are from 0 to 1. A metric that would be
     divided by 0, such as the precision of a class that was never predicted, is 0. The weighted
-    mean counts a class as often as it has examples.
+    mean weights each class by its number of examples.
     """
     support = confusion.sum(1)
     rates = rates_per_class(confusion)
@@ -78,7 +78,7 @@ def metrics_table(confusion: np.ndarray, classes: list[str]) -> str:
 
 
 def rates_per_class(confusion: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns precision, recall and F1 of each class, each (classes,)."""
+    """Returns the precision, recall and F1 of each class: three arrays, (classes,)."""
     correct = confusion.diagonal()
     predicted = confusion.sum(0)
     support = confusion.sum(1)

@@ -32,7 +32,7 @@ URLS = {
 }
 AMAZON_ARCHIVE = "amazon_review_polarity_csv.tgz"
 IMDB_ARCHIVE = "aclImdb_v1.tar.gz"
-# Of each file its size in bytes and its SHA-256; of Fashion-MNIST's of the unpacked file.
+# The size in bytes and the SHA-256 of each file; for Fashion-MNIST, of the unpacked file.
 FILES = {
     "agnews": {
         "train.csv": (
@@ -96,12 +96,12 @@ IMDB_TEXT = re.compile(r"aclImdb/(train|test)/(neg|pos)/[^/]+\.txt")  # others h
 
 
 def fetch(name: str) -> Path:
-    """Returns the folder with a corpus's files, fetched if need be. Raises UserError."""
+    """Returns the folder with a corpus's files, downloaded if necessary. Raises UserError."""
     return download(name, FILES[name], URLS[name], unpacked=name == "fashion-mnist")
 
 
 def read_imdb(archive: Path, part: str) -> Iterator[tuple[str, str]]:
-    """Yields (text, class) of "train" or "test", as the unpacked folder has them."""
+    """Yields (text, class) of "train" or "test", in the order of the unpacked folder."""
     for name, text in imdb_texts(archive).items():
         _, part_of_text, class_name, _ = name.split("/")
         if part_of_text == part:
@@ -112,7 +112,7 @@ def read_imdb(archive: Path, part: str) -> Iterator[tuple[str, str]]:
 def imdb_texts(archive: Path) -> dict[str, str]:
     """Returns IMDB's texts by their names in the archive, sorted. Raises UserError.
 
-    They are kept, 70 MB, because to go through an archive of 100,000 files takes seconds.
+    They stay in memory, 70 MB, because reading an archive of 100,000 files takes seconds.
     """
     texts = {}
     try:

@@ -20,7 +20,7 @@ from support.common.checkpoint import load
 from support.common.errors import as_user_error
 from support.common.kernels import speed_up
 
-BATCH_SIZES = {"cpu": 32, "cuda": 512}  # examples: more keep a GPU busy
+BATCH_SIZES = {"cpu": 32, "cuda": 512}  # examples; a GPU needs more of them to be busy
 
 
 class Predictor:
@@ -51,14 +51,14 @@ class Predictor:
     def __call__(self, examples: list) -> Tensor:
         """Returns probabilities, (examples, classes), on the CPU.
 
-        examples: texts, or images as bytes, (channels, height, width).
+        examples: texts, or images, (channels, height, width) bytes.
         """
         config = self.model.config
         order = np.arange(len(examples))
         if not self.transform:
             ids, num_cut = encode_texts(self.tokenizer, examples, config.max_length)
             self.num_cut += num_cut
-            # Texts of similar lengths are padded little.
+            # Texts of similar lengths need little padding.
             order = np.argsort([-len(text) for text in ids], kind="stable")
         self.num_examples += len(examples)
         batch_size = BATCH_SIZES[self.device]

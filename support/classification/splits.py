@@ -1,7 +1,7 @@
 """Holds out examples of a labelled corpus for validation.
 
 Example:
-    readers, count = hold_out_labelled(corpus)  # readers of all parts; training examples
+    readers, count = hold_out_labelled(corpus)  # of all parts; of training examples
 """
 
 import zlib
@@ -12,15 +12,16 @@ import numpy as np
 from data import choose_held_out, hash_text, split_readers
 from support.classification.corpus import Labelled, Reader
 
-VALID_EXAMPLES = 2000  # held out of training where there is no validation set
-ONE_IN = 20  # but at most one example in so many
+VALID_EXAMPLES = 2000  # held out if there is no validation set,
+ONE_IN = 20  # but at most one of so many examples
 
 
 def hold_out_labelled(corpus: Labelled) -> tuple[dict[str, Reader], int]:
     """Returns the readers of all parts, and how many examples the training set has.
 
-    Without a validation set, some of these examples are held out as one. A hash of the example
-    chooses them, so that equal examples stay together (`choose_held_out` in data.py).
+    Without a validation set, some of these examples are held out as one; they are counted, too.
+    A hash of the example chooses them, so that equal examples stay together (`choose_held_out`
+    in data.py).
     """
     if "train" not in corpus.parts:
         return corpus.parts, 0
@@ -47,7 +48,7 @@ def hold_out_labelled(corpus: Labelled) -> tuple[dict[str, Reader], int]:
 
 
 def hash_example(example: str | np.ndarray) -> int:
-    """Returns a number of 32 bits, the same for equal texts, in any case, or images."""
+    """Returns a 32-bit hash of an image or a text. Upper and lower case count as equal."""
     if isinstance(example, str):
         return hash_text(example.lower())
     return zlib.crc32(example.tobytes())

@@ -1,4 +1,4 @@
-"""Adapts pretrained weights to a corpus: its classes, its lengths, another pooling."""
+"""Adapts pretrained weights to a corpus and a run: to its classes, lengths and pooling."""
 
 from dataclasses import replace
 
@@ -15,9 +15,9 @@ def adapt(
 ) -> tuple[ClassifierConfig, dict[str, Tensor], str]:
     """Returns the model's config, the weights that it begins with, and a line about them.
 
-    pretrained: as `load_pretrained` of support/pretrained/load.py returns it; corpus: its
-    name; tokenizer: serialized, or "" for images. The last layer is kept if it was made for
-    these classes, whose order its rows then have. Raises UserError where weights do not fit.
+    pretrained: what `load_pretrained` in support/pretrained/load.py returns; corpus: its name;
+    tokenizer: serialized, or "" for images. The last layer is kept, its rows in the order of
+    `classes`, if it knows all of these. Raises UserError if the weights do not fit.
     """
     is_text = bool(tokenizer)
     modality = "texts" if is_text else "images"
@@ -79,7 +79,7 @@ def adapted_config(config: ClassifierConfig, args, num_classes: int) -> Classifi
 
 
 def order_of_classes(pretrained, args, classes: list[str]) -> list[int]:
-    """Returns where each class is in the pretrained last layer; [] if it is made for others."""
+    """Returns the row of each class in the pretrained last layer; [] if one is missing."""
     # config.json may name more classes than the layer has rows.
     labels = pretrained.labels[: pretrained.config.classes]
     if args.pool == "mean" or not set(classes) <= set(labels):  # "mean": of another pooling

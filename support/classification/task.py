@@ -32,18 +32,18 @@ from support.common.paths import CACHE
 from support.distributed.collectives import sum_over_data
 
 EVALUATION_TOKENS = 4096  # in a batch of an evaluation
-FEW_EXAMPLES = 10_000  # to train on; with so few of them pretrained weights do better
+FEW_EXAMPLES = 10_000  # training examples, up to which pretrained weights are advised
 PRETRAINED_WEIGHTS = {"text": "a BERT of their language", "image": "a ViT or a DeiT"}
 
 
 class Classification:
-    """Labelled examples, encoded on disk, and how a Classifier learns them and is scored."""
+    """Labelled examples, encoded on disk, on which a Classifier is trained and scored."""
 
     metrics: tuple[str, ...] = ("accuracy", "f1")
     speed_unit = "tokens"
 
     def __init__(self, args, saved: dict[str, Any] | None, pretrained=None):
-        """args: the run's settings; saved: what its checkpoint, if any, holds of the task.
+        """args: the run's settings; saved: what its checkpoint, if any, has of this task.
 
         pretrained: pretrained weights to begin with (support/pretrained/load.py), if any.
         """
@@ -78,7 +78,7 @@ class Classification:
         self.make_batches()
 
     def make_batches(self) -> None:
-        """Divides the training set into batches of the size that the flags say."""
+        """Divides the training set into batches of the size that the flags set."""
         args = self.args
         train = self.part("train")
         self.batches = ExampleBatches(
@@ -213,7 +213,7 @@ class Classification:
         return len(rows), int(lengths.sum()), step_flops
 
     def model(self) -> Classifier:
-        """Returns the model to train, with its fast parts, its weights not yet initialized."""
+        """Returns the model to train, sped up. Its weights are not yet initialized."""
         args = self.args
         model = Classifier(self.config, self.transform)
         freeze(model, args.freeze)
@@ -229,7 +229,7 @@ class Classification:
         A collective: each example is classified by one rank, or with tensor parallelism by all
         ranks of one TP group. The ranks add up the loss and the confusion matrix. All other
         metrics follow from this matrix, so they are the same for any number of processes. If
-        `final`, all probabilities are kept, for `report`: (examples, classes).
+        `final`, it keeps all probabilities, (examples, classes), for `report`.
         """
         model.eval()
         device = next(model.parameters()).device
@@ -265,7 +265,7 @@ class Classification:
     ) -> tuple[dict[str, Any], str]:
         """Scores the test set, or without one the validation set.
 
-        Writes predictions.csv to `folder`; its rows are numbered from 0, as the part has them.
+        Writes predictions.csv to `folder`; its rows are numbered from 0 in the part's order.
         Returns entries for summary.json and text to show.
         """
         part = "test" if "test" in self.meta["parts"] else "valid"
@@ -295,7 +295,7 @@ class Classification:
                 writer.writerow([row, *names, *(f"{value:.6f}" for value in values)])
 
     def saved(self) -> dict[str, Any]:
-        """Returns what classify.py, and a resumed run, need besides the weights."""
+        """Returns what classify.py and a resumed run need besides the weights."""
         return {
             "kind": "classification",
             "config": asdict(self.config),
@@ -307,7 +307,7 @@ class Classification:
 
 
 def freeze(model: Classifier, layers: int) -> None:
-    """Keeps the lowest `layers` layers, and all below them, as they are."""
+    """Excludes the lowest `layers` layers, and all below them, from training."""
     if not layers:
         return
     frozen = ["stem.", "embedding", "positions", "prefix_tokens"]

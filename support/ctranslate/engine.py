@@ -1,4 +1,4 @@
-"""Decoding with CTranslate2 (pip install ctranslate2) instead of beam.py: in int8, in C++.
+"""Decodes with CTranslate2 (pip install ctranslate2), in int8 and C++, instead of beam.py.
 
     engine = Engine(model, beam=4, n_best=1, threads=2)
     answers = translate_lines(bpe, lines, max_tokens, engine.search)
@@ -90,7 +90,7 @@ def key_value_weight(attention: Attention) -> Tensor:
 
 
 class Engine:
-    """CTranslate2 with a model, ready to decode on the CPU."""
+    """A model converted for CTranslate2, ready to decode on the CPU."""
 
     def __init__(
         self, model: Transformer, beam: int, n_best: int, threads: int, compute_type="int8"
@@ -120,15 +120,15 @@ class Engine:
 
     def search(self, batches: list[list[list[int]]]) -> Iterator[list[list[Hypothesis]]]:
         """Yields for each batch of token ids, sorted by length, what `beam_search` returns."""
-        # The calls return when a batch is in the queue, from which idle threads take it.
+        # A call returns once its batch is in the queue, from which idle threads take it.
         queued = [self.enqueue(batch) for batch in batches]
         for results in queued:
             yield [self.read_hypotheses(result.result()) for result in results]
 
     def enqueue(self, batch: list[list[int]]) -> list[ctranslate2.AsyncTranslationResult]:
-        """Starts to decode a batch; returns a future for each sentence."""
+        """Starts to decode a batch. Returns a future for each sentence."""
         results = []
-        # A call has one limit of length, so each length of the batch gets its own.
+        # A call has one limit on the length, and the limit depends on the source's length.
         for length, sentences in groupby(batch, key=len):
             tokens = [[*map(str, ids), str(self.config.eos)] for ids in sentences]
             limit = min(2 * (length + 1) + 8, self.config.max_length)

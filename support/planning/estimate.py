@@ -1,9 +1,9 @@
-"""Estimates the seconds of a training step on a number of GPUs, and how few GPUs hold a model.
+"""Estimates the seconds of a training step on some GPUs, and the fewest GPUs that hold a model.
 
     step = TrainingStep(ModelConfig(8000), sentences=64, length=128, precision="bf16")
     estimate = best(step, HARDWARE["h100"], "fsdp", nodes=2, per_node=8)
     estimate.fits, estimate.accumulate, estimate.seconds
-    estimate.computing, estimate.communication  # seconds, which add up to the others
+    estimate.computing, estimate.communication  # the seconds, divided into these two
 
 Padding is left out, and so is what support/planning/machines.py does not know of GPUs and
 networks.
@@ -29,27 +29,28 @@ FIRST_BUCKET = 2**20  # bytes of DDP's first bucket: PyTorch's default
 BUCKET = 25 * 2**20  # and of the others
 STOP_BYTES = 8  # of `stop_requested`, all-reduced once a step
 ADAM_BYTES = 7 * FP32  # read and written for a parameter, its gradient and two moments
-# Sums in an encoder and a decoder layer, with three attentions and two feed-forward layers:
-# forward one for each matrix split by rows, backward one for each split by columns.
+# All-reduces of tensor parallelism in an encoder and a decoder layer together, which have three
+# attentions and two feed-forwards: in the forward pass one for each matrix that is split by
+# rows, in the backward pass one for each that is split by columns.
 FORWARD_SUMS = 3 + 2
-BACKWARD_SUMS = 2 * 3 + 2  # an attention splits a query, and a key and value
+BACKWARD_SUMS = 2 * 3 + 2  # an attention has two by columns: the query, and the key and value
 MAX_GPUS = 1024
 
 
 class Stage(NamedTuple):
-    """A part of a micro-batch on an FSDP rank, in which one unit computes; all in seconds."""
+    """A part of a micro-batch on an FSDP rank, in which one unit computes. All are seconds."""
 
-    gather: float = 0.0  # the unit's all-gather, while the stage before computes
+    gather: float = 0.0  # the unit's all-gather, while the previous stage computes
     compute: float = 0.0  # once the unit is gathered
-    scatter: float = 0.0  # meanwhile the reduce-scatter of another unit's gradients
-    across: float = 0.0  # and then their all-reduce over nodes
+    scatter: float = 0.0  # the reduce-scatter of another unit's gradients, meanwhile
+    across: float = 0.0  # then their all-reduce over the nodes
 
 
 @dataclass
 class Estimate:
     """The memory and time of a step in a mode, on a number of GPUs.
 
-    `memory` by part and `peak_memory` are bytes of the largest process.
+    `memory`, by part, and `peak_memory` are those of the largest process, in bytes.
     """
 
     step: TrainingStep
@@ -67,7 +68,7 @@ class Estimate:
         shards = {"fsdp": self.gpus, "hsdp": self.per_node, "tp": self.nodes}
         self.shards = shards.get(self.mode, 0)  # that FSDP gathers
         data_size = self.gpus // self.step.tensor  # processes that have different sentences
-        # Of a micro-batch.
+        # Pairs in a micro-batch of a process.
         self.sentences = math.ceil(self.step.sentences / data_size / self.accumulate)
         self.memory, self.peak_memory = memory(
             self.step, self.shards, self.sentences, self.accumulate, self.hardware.base_memory
@@ -76,7 +77,7 @@ class Estimate:
         self.set_computing()
 
     def set_computing(self) -> None:
-        """Sets how long a process computes in a micro-batch and in a step."""
+        """Sets the seconds that a process computes in a micro-batch and in a step."""
         step = self.step
         hardware = self.hardware
         # If there are more processes than cores, they take turns.
@@ -117,9 +118,9 @@ class Estimate:
         return 1 - self.step.forward_flops / self.step.hardware_flops
 
     def ddp_communication(self) -> float:
-        """Seconds of DDP's communication that the last backward pass does not hide.
+        """Returns the seconds of DDP's communication that the last backward pass does not hide.
 
-        A bucket is all-reduced once its gradients are there, while the backward pass continues.
+        A bucket is all-reduced once its gradients exist, while the backward pass continues.
         """
         sizes = bucket_sizes(self.step.tensors)
         times = [self.network.all_reduce(size) for size in sizes]
@@ -135,10 +136,10 @@ class Estimate:
         return finished - backward + delays
 
     def fsdp_communication(self) -> float:
-        """Seconds of FSDP's communication that computing does not hide.
+        """Returns the seconds of FSDP's communication that computing does not hide.
 
-        HSDP shards within each node, and all-reduces over the nodes what a node has summed.
-        With tensor parallelism each GPU's part of the layers is sharded over the nodes.
+        HSDP shards within each node, and all-reduces the sums of the nodes over all nodes. With
+        tensor parallelism each GPU's part of the layers is sharded over the nodes.
         """
         step = self.step
         hardware = self.hardware
@@ -156,8 +157,8 @@ class Estimate:
         across = nothing
         if self.mode == "hsdp":
             across = [network.all_reduce(FP32 * n / self.shards, "across") for n in step.units]
-        # Each process has a part of the gradient's norm. In fp16 GradScaler also asks whether
-        # any of them has an overflow.
+        # The gradient's norm is a sum over the processes. In fp16 GradScaler also asks whether
+        # the gradient of any of them has overflowed.
         sums = 2 if step.precision == "fp16" else 1
         waits = sums * network.all_reduce(FP32)
         waits += (self.fsdp_collectives() + sums) * step.delay
@@ -168,7 +169,7 @@ class Estimate:
         return earlier + self.pipeline(gather, scatter, across) + waits
 
     def tensor_communication(self) -> float:
-        """Seconds of the sums inside layers, for which computing waits."""
+        """Returns the seconds of the all-reduces inside layers, for which computing waits."""
         step = self.step
         if step.tensor == 1:
             return 0.0
@@ -178,7 +179,7 @@ class Estimate:
         return self.accumulate * step.config.layers * sums * seconds
 
     def fsdp_collectives(self) -> int:
-        """Returns the number of a step's collectives but those of a single number."""
+        """Returns the number of collectives in a step, except those of a single element."""
         units = len(self.step.units)
         collectives = units if self.mode == "hsdp" else 0
         if self.shards > 1:
@@ -191,8 +192,8 @@ class Estimate:
 
         gather, scatter, across: seconds of the all-gather, the reduce-scatter and the
         all-reduce over nodes, by unit: first the root, which holds what is in no layer, then
-        the layers. A unit is gathered while the one before it computes. In the backward pass
-        the gathering of a layer and the reduce-scatter of the layer above it share the links
+        the layers. A unit is gathered while the previous one computes. In the backward pass the
+        all-gather of a layer and the reduce-scatter of the layer above it share the links
         within a node.
         """
         total = sum(self.step.units)
@@ -204,7 +205,7 @@ class Estimate:
         stages += [Stage(gather[layer], forward[layer]) for layer in layers]
         # The projection to the vocabulary comes last, and first in the backward pass.
         stages += [Stage(compute=forward[root]), Stage(compute=backward[root])]
-        above = (0.0, 0.0)  # what reduces the gradients of the layer above
+        above = (0.0, 0.0)  # `scatter` and `across` of the layer above
         for layer in reversed(layers):
             stages.append(Stage(gather[layer], backward[layer], *above))
             above = (scatter[layer], across[layer])
@@ -219,7 +220,10 @@ class Estimate:
 
 
 def bucket_sizes(tensors: list[int]) -> list[float]:
-    """Returns the bytes of DDP's buckets, which fill from the last parameter to the first."""
+    """Returns the bytes of DDP's buckets, filled from the last parameter to the first.
+
+    tensors: elements of each parameter.
+    """
     sizes = [0.0]
     for elements in reversed(tensors):
         capacity = FIRST_BUCKET if len(sizes) == 1 else BUCKET
@@ -232,9 +236,9 @@ def bucket_sizes(tensors: list[int]) -> list[float]:
 def candidates(
     step: TrainingStep, hardware: Hardware, mode: str, nodes: int, per_node: int
 ) -> list[Estimate]:
-    """Returns estimates with 1, 2, 4 ... micro-batches, up to one a sentence.
+    """Returns estimates with 1, 2, 4 ... micro-batches, up to one for each sentence.
 
-    If the step has a number of micro-batches, there is only this one.
+    If step.accumulate is set, the only estimate is the one with this number.
     """
     counts = [step.accumulate]
     if not step.accumulate:
@@ -247,9 +251,9 @@ def candidates(
 def best(
     step: TrainingStep, hardware: Hardware, mode: str, nodes: int, per_node: int
 ) -> Estimate:
-    """Returns the fastest of the candidates that fit; if none does, that of least memory.
+    """Returns the fastest candidate that fits or, if none does, the one of least memory.
 
-    Of equally fast ones it has the fewest micro-batches.
+    Of equally fast ones it is the one with the fewest micro-batches.
     """
     estimates = candidates(step, hardware, mode, nodes, per_node)
     fitting = [estimate for estimate in estimates if estimate.fits]
@@ -275,7 +279,7 @@ def fewest_gpus(step: TrainingStep, hardware: Hardware, mode: str, per_node: int
 
 
 def can_run(step: TrainingStep, mode: str, nodes: int, per_node: int) -> bool:
-    """Returns whether a mode can use so many GPUs, or cores, of so many nodes."""
+    """Returns whether a mode can run on so many nodes with so many GPUs or cores on each."""
     if mode == "cpu":
         return nodes == 1
     if mode == "tp":  # the GPUs of a node share each layer

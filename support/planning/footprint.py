@@ -21,10 +21,11 @@ from support.common.flops import transformer_flops
 from support.common.hardware import autocast_dtype
 from support.common.kernels import LOSS_BLOCK
 
-FP32 = 4  # bytes of a number
-LOW_PRECISION = 2  # bf16 or fp16
-MOMENTS = 2  # numbers that AdamW keeps for each parameter
-WHOLE_BIASES = ("out", "feed_forward.2")  # of matrices split by rows: added to the sum
+FP32 = 4  # bytes per element
+LOW_PRECISION = 2  # the same in bf16 or fp16
+MOMENTS = 2  # elements that AdamW keeps for each parameter
+# Each process has the whole bias of a matrix split by rows: it is added after the all-reduce.
+WHOLE_BIASES = ("out", "feed_forward.2")
 GATHERED_LAYERS = 2  # that FSDP holds whole: the current layer and the next one
 
 
@@ -55,25 +56,26 @@ class TrainingStep:
         self.tokens = 2 * self.sentences * self.length
         self.count_flops()
 
-        # Of a number that enters a matrix product.
+        # Of an element that enters a matrix product.
         self.compute_bytes = LOW_PRECISION if autocast_dtype(self.precision) else FP32
         # The residual stream is fp32, except that ByteDropout (support/common/kernels.py)
         # rounds it on CPUs.
         rounded = self.cpu and self.config.dropout > 0
         self.residual_bytes = self.compute_bytes if rounded else FP32
-        # Of an fp32 tensor autocast makes a copy for each product that reads it. On GPUs
-        # `cast_norms` (support/common/kernels.py) makes one for all of them.
+        # Autocast copies an fp32 tensor for each product that reads it. On GPUs `cast_norms`
+        # (support/common/kernels.py) makes one copy for all of them.
         self.copies_for_each_product = self.cpu and self.residual_bytes != self.compute_bytes
-        # On CPUs a dropout keeps the factors it multiplied by; on GPUs a mask.
+        # Per element: on CPUs a dropout keeps its factors, on GPUs a mask.
         self.dropout_bytes = 0
         if self.config.dropout:
             self.dropout_bytes = self.compute_bytes if self.cpu else 1
 
     def count_flops(self) -> None:
-        """Counts the model's FLOPs, and those that a process computes of its examples.
+        """Counts the FLOPs of the step: the model's, and those that processes compute.
 
-        --recompute increases these. With --tensor each process computes a part of the layers,
-        and all of the projection to the vocabulary.
+        `flops` are the model's. `forward_flops` and `hardware_flops` are those that one process
+        would compute with all sentences: with --tensor a part of the layers, and the whole
+        projection to the vocabulary. --recompute increases `hardware_flops`.
         """
         lengths = torch.tensor([self.length])
         without_projection = replace(self.config, vocab_size=1)
@@ -87,7 +89,7 @@ class TrainingStep:
 
 
 def elements_of_part(layer: nn.Module, tensor: int) -> int:
-    """Returns the parameters of a layer that each of `tensor` processes has."""
+    """Returns how many of a layer's parameters each of `tensor` processes has."""
     elements = 0
     for name, module in layer.named_modules():
         is_split = any(fnmatch(name, pattern) for pattern in tensor_parallel_plan())
@@ -102,7 +104,7 @@ def layer_activations(step: TrainingStep, sentences: int, attentions: int) -> fl
     """Returns the bytes that a layer keeps of `sentences` pairs for its backward pass.
 
     attentions: 1 in an encoder layer, 2 in a decoder layer. Norms, matrix products and
-    attention keep their inputs, ReLU its result. A tensor that two of them keep is there once,
+    attention keep their inputs, ReLU its result. A tensor that two of them keep counts once,
     but see `copies_for_each_product`.
     """
     d = step.config.d_model
@@ -111,8 +113,9 @@ def layer_activations(step: TrainingStep, sentences: int, attentions: int) -> fl
     qkv_inputs = number
     if step.copies_for_each_product:  # one for the query, one for the key and value
         qkv_inputs = 2 * number
-    # The norm's input, the products' inputs, q, k, v, the result, and the dropout. Of q, k, v,
-    # the result and what is inside the feed-forward layers, each process has a part.
+    # The norm's input, the products' inputs, q, k, v, the result, and the dropout.
+    # With --tensor each process has a part of q, k, v, the result, and the hidden layer of the
+    # feed-forward.
     part = number / step.tensor
     heads = step.config.heads / step.tensor
     attention: float = d * (residual + qkv_inputs + 4 * part + step.dropout_bytes)
@@ -128,8 +131,8 @@ def layer_activations(step: TrainingStep, sentences: int, attentions: int) -> fl
 def activations(step: TrainingStep, sentences: int, weight_bytes: int = FP32) -> float:
     """Returns the most bytes that are kept for the backward pass of a micro-batch.
 
-    sentences: pairs in the micro-batch. weight_bytes: of a number in the embedding's gradient,
-    which the loss computes during the forward pass.
+    sentences: pairs in the micro-batch. weight_bytes: bytes per element of the embedding's
+    gradient, which the loss computes during the forward pass.
     """
     config = step.config
     tokens = sentences * step.length
@@ -198,7 +201,7 @@ def memory(
     }
     if not shards or accumulate > 1:
         return parts, sum(parts.values())
-    # The sharded gradients come into being when the activations are no longer needed.
+    # The sharded gradients replace the activations, so the two never add up.
     backward = parts["activations"] + parts["all else"]
     last_reduction = parts["gradients"] + base + step.units[0] * (2 * weight_bytes + FP32)
     peak = parts["parameters"] + parts["optimizer state"] + max(backward, last_reduction)

@@ -3,7 +3,7 @@
     network = Network(HARDWARE["h100"], nodes=2, per_node=8)
     network.all_reduce(25e6)  # seconds, of 25 MB
 
-Rates are FLOPs or bytes a second, bandwidths are those of one direction. Networks that other
+Rates are FLOPs or bytes per second, bandwidths are those of one direction. Networks that other
 jobs use as well, and GPUs that are slower than others, are left out.
 """
 
@@ -17,7 +17,7 @@ USABLE = 0.9  # of a GPU's memory, a guess: CUDA, NCCL and gaps between tensors 
 
 @dataclass(frozen=True)
 class Hardware:
-    """A GPU with the node and network that it comes with; or a core of a CPU."""
+    """A GPU with the node and network that it comes with, or a core of a CPU."""
 
     memory: float  # bytes
     peak_flops: float  # FLOP/s of the data sheet, without sparsity
@@ -25,8 +25,9 @@ class Hardware:
     node_bandwidth: float  # bytes/s from a GPU to the others of its node
     adapter_bandwidth: float  # bytes/s of one network adapter
     adapters: int  # of a node; a GPU uses one
-    node_latency: float = 3.4e-6  # s: NVLink, ring, in NCCL (src/graph/tuning.cc, Simple)
-    network_latency: float = 14e-6  # s: the same for a network
+    # Seconds of one hop in a ring, as NCCL assumes them (src/graph/tuning.cc, protocol Simple):
+    node_latency: float = 3.4e-6  # over NVLink
+    network_latency: float = 14e-6  # over a network
     # The share of peak_flops that computing alone reaches. Published figures are MFU, which
     # includes communication. On H100: Llama 3 0.38 to 0.43 (arxiv.org/abs/2407.21783);
     # torchtitan's benchmarks 0.33, and 0.39 with torch.compile, at 500 of 700 W; llm-foundry's
@@ -38,12 +39,12 @@ class Hardware:
     # NVLink SHARP is left out.
     bandwidth_efficiency: float = 0.8
     launch: float = LAUNCH_SECONDS
-    precision: str = "bf16"  # that peak_flops is for; on GPUs it is the same in fp16
+    precision: str = "bf16"  # that peak_flops is for; a GPU with bf16 has the same in fp16
     cpu: bool = False
     cores: int = 0  # that a node's processes share; 0: one for each
     base_memory: float = 0.0  # bytes of Python and PyTorch, where they count
-    # An all-gather and a reduce-scatter take so many times as long as half an all-reduce: with
-    # Gloo longer, with NCCL the same.
+    # The time of an all-gather, and of a reduce-scatter, relative to half an all-reduce: longer
+    # with Gloo, the same with NCCL.
     gather_factor: float = 1.0
     scatter_factor: float = 1.0
 
@@ -55,7 +56,7 @@ class Hardware:
 
 # From NVIDIA's data sheets of H200 SXM, H100 SXM, A100 SXM, V100 SXM2 and L4. Their GB count as
 # 1e9 bytes, though CUDA finds up to 7 % more. NVLink and PCIe are given there for both
-# directions; here is half of it. Adapters are those of NVIDIA's DGX H200 and H100 (8 x NDR,
+# directions; here it is halved. Adapters are those of NVIDIA's DGX H200 and H100 (8 x NDR,
 # 400 Gb/s), DGX A100 (8 x HDR, 200 Gb/s) and DGX-1 (4 x EDR, 100 Gb/s).
 HARDWARE = {
     # memory, peak_flops, memory_bandwidth, node_bandwidth, adapter_bandwidth, adapters
@@ -100,8 +101,8 @@ HARDWARE = {
 class Network:
     """How long a collective takes between the processes of a run.
 
-    `among` says which of them take part: "all"; those of one "node"; or one on each node,
-    "across" the nodes, while the other processes of the node do the same.
+    `among` says which of them take part: "all"; those of one "node"; or "across" the nodes one
+    process of each, while the other processes of each node do the same.
     """
 
     hardware: Hardware
@@ -109,7 +110,7 @@ class Network:
     per_node: int  # GPUs, or processes of a CPU
 
     def members(self, among: str) -> tuple[int, int]:
-        """Returns (nodes, processes on each) of those that take part."""
+        """Returns (nodes, processes on each) that take part."""
         nodes = 1 if among == "node" else self.nodes
         per_node = 1 if among == "across" else self.per_node
         return nodes, per_node
@@ -117,7 +118,7 @@ class Network:
     def transfer(self, size: float, among: str) -> float:
         """Returns the seconds to pass `size` bytes around a ring, without latency.
 
-        Each of n processes sends (n - 1) / n of them, and the slowest link decides.
+        Each of n processes sends (n - 1) / n of the bytes, and the slowest link decides.
         """
         nodes, per_node = self.members(among)
         bandwidth = math.inf
@@ -142,7 +143,7 @@ class Network:
         return 2 * (self.transfer(size, among) + (node_latency + network_latency))
 
     def all_gather(self, size: float, among: str = "all") -> float:
-        """Returns the seconds of an all-gather, or reduce-scatter, of `size` bytes in all."""
+        """Returns the seconds of an all-gather or reduce-scatter. size: bytes of the whole."""
         nodes, per_node = self.members(among)
         node_latency = (nodes * per_node - nodes) * self.hardware.node_latency
         network_latency = (nodes - 1) * self.hardware.network_latency

@@ -1,6 +1,6 @@
-"""Measures in some seconds what this machine's CPU reaches, for an estimate.
+"""Measures the rates of this machine's CPU, in a few seconds, for an estimate.
 
-    hardware = measure(step, processes=2)  # in the place of HARDWARE["cpu"]
+    hardware = measure(step, processes=2)  # instead of HARDWARE["cpu"]
 
 Each process has one thread. As many processes compute side by side as there are cores, since
 they share caches and memory; all of them communicate.
@@ -37,21 +37,21 @@ from support.planning.footprint import FP32, TrainingStep
 from support.planning.machines import HARDWARE, Hardware, Network
 
 REPEATS = 7
-SENT = 2**22  # numbers: 16 MiB, some of DDP's buckets
+SENT = 2**22  # elements: 16 MiB, where a bucket of DDP has 25
 TINY = TrainingStep(ModelConfig(300, layers=1, d_model=32, d_ff=64), 4, 32, cpu=True)
 
 
 @dataclass
 class Timings:
-    """What rank 0 measures: seconds, except for the first two."""
+    """What rank 0 measures: seconds, except the first two."""
 
     base_memory: float = 0.0  # bytes of a process that has trained TINY: Python and PyTorch
     peak_flops: float = 0.0  # FLOP/s
     step: float = 0.0  # forward and backward pass of all sentences of the step
-    quarter: float = 0.0  # of a quarter of them
+    quarter: float = 0.0  # the same for a quarter of them
     adam: float = 0.0
-    latency: float = 0.0  # an all-reduce of 16 bytes; this and the following: several processes
-    all_reduce: float = 0.0  # of SENT numbers
+    latency: float = 0.0  # an all-reduce of 16 bytes; from here on 0 with a single process
+    all_reduce: float = 0.0  # of SENT elements
     all_gather: float = 0.0  # of the largest unit, with the copy that FSDP makes
     reduce_scatter: float = 0.0
 
@@ -63,7 +63,7 @@ def median_seconds(call: Callable[[], None]) -> float:
 
 
 def seconds_after_computing(collective: Callable[[], None]) -> float:
-    """Returns the seconds that a collective adds to some computing, as in a training step.
+    """Returns the seconds that a collective adds when it follows computation, as in a step.
 
     Right after another collective it would be faster: the caches would hold its tensors, and
     all processes would start it at the same time.
@@ -109,7 +109,7 @@ def time_computing(step: TrainingStep) -> Timings:
 
 
 def time_collectives(timings: Timings, processes: int, unit: int) -> None:
-    """Adds the collectives to `timings`; unit: numbers in the largest unit of FSDP."""
+    """Adds the collectives to `timings`. unit: elements of the largest unit of FSDP."""
     small = torch.zeros(4)
     large = torch.zeros(SENT)
     shard = torch.zeros(math.ceil(unit / processes))
@@ -134,7 +134,7 @@ def time_collectives(timings: Timings, processes: int, unit: int) -> None:
 def worker(rank: int, processes: int, port: int, step: TrainingStep, results) -> None:
     """Measures in one of the processes; rank 0 puts its Timings into the queue `results`."""
     torch.set_num_threads(1)
-    hour = timedelta(hours=1)  # a large model, while processes take turns on the cores
+    hour = timedelta(hours=1)  # computing takes long with a large model on shared cores
     store = connect(port, hour)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes, timeout=hour)
     for module in ("train_fsdp", "support.distributed.weights"):
@@ -169,12 +169,12 @@ def take_timings(step: TrainingStep, processes: int) -> Timings:
 
 
 def fit(timings: Timings, step: TrainingStep, processes: int) -> Hardware:
-    """Returns the Hardware with which an estimate of `step` comes to these timings."""
+    """Returns the Hardware with which an estimate of `step` gives these timings."""
     fastest = step.flops / step.sentences / timings.peak_flops  # measured without --recompute
-    # The slope of a line through both times; what they have besides is a pass's. Noise alone
-    # could make a sentence faster than the peak allows, or even free.
-    more = step.sentences - max(1, step.sentences // 4)
-    slope = (timings.step - timings.quarter) / more if more else timings.step
+    # The seconds of a sentence are the slope of a line through both times; its intercept is the
+    # overhead of a pass. Noise could make the slope less than the peak allows, or negative.
+    difference = step.sentences - max(1, step.sentences // 4)
+    slope = (timings.step - timings.quarter) / difference if difference else timings.step
     sentence = max(fastest, slope)
     overhead = max(0.0, timings.step - step.sentences * sentence)
     hardware = replace(
@@ -203,5 +203,5 @@ def fit(timings: Timings, step: TrainingStep, processes: int) -> Hardware:
 
 
 def measure(step: TrainingStep, processes: int) -> Hardware:
-    """Returns this machine's CPU while so many processes train on it. Raises UserError."""
+    """Returns the Hardware of this CPU, shared by so many processes. Raises UserError."""
     return fit(take_timings(step, processes), step, processes)

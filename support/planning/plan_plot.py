@@ -7,7 +7,7 @@ from support.planning.estimate import MAX_GPUS, MODE_NAMES, best, can_run
 from support.planning.footprint import TrainingStep
 from support.planning.machines import Hardware
 
-# Colour and marker of each mode: the markers are for print.
+# Colour and marker of each mode; the markers are for print without colour.
 MODE_STYLES = {
     "cpu": (ORANGE, "D"),
     "ddp": (BLUE, "o"),
@@ -27,7 +27,7 @@ PANELS = {
 
 
 def doubling_layouts(per_node: int) -> list[tuple[int, int]]:
-    """Returns (nodes, GPUs on each) of 1, 2, 4 ... GPUs; of several nodes only whole ones."""
+    """Returns (nodes, GPUs on each): 1, 2, 4 ... GPUs, then 1, 2, 4 ... whole nodes."""
     powers = [2**i for i in range(MAX_GPUS.bit_length())]
     one_node = [(1, gpus) for gpus in powers if gpus < per_node]
     return one_node + [(nodes, per_node) for nodes in powers if nodes * per_node <= MAX_GPUS]
@@ -38,7 +38,7 @@ def plot_estimates(
 ) -> None:
     """Writes a PNG with memory, speed, MFU and the share of exposed communication.
 
-    Estimates that do not fit have a point in the panel of memory alone.
+    Estimates that do not fit appear in the panel of memory alone.
     """
     layouts = doubling_layouts(per_node)
     with new_figure(path, 7, 5.2) as figure:

@@ -16,8 +16,8 @@ from support.pretrained.hf_files import write_preprocessor, write_tokenizer, wri
 def export(folder: Path, model: Classifier, saved: dict[str, Any]) -> None:
     """Writes a folder that transformers opens, with the same logits and class names.
 
-    Of a text that is too long, transformers cuts the end, and classify.py the middle. saved:
-    what the task saved. Raises UserError if no class of transformers computes the model.
+    saved: what the task saved. Raises UserError if no class of transformers computes the model.
+    From texts that are too long, transformers cuts the end, and classify.py the middle.
     """
     config = model.config
     classes = saved["classes"]

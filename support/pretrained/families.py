@@ -19,7 +19,7 @@ class Family:
     transformers_class: str = ""  # which computes the same, if there is one
 
 
-# Where the file has two modules for one of ours, both names are given: ours is their
+# If the file has two modules for one of ours, both names are given: ours is their
 # concatenation. "#" stands for a layer: "encoder.N." here, and in the file "encoder.layer.N.",
 # or in DistilBERT's "transformer.layer.N.".
 BERT = {
@@ -65,7 +65,7 @@ DINOV2 = VIT | {
     "#feed_forward.0": "#mlp.fc1",
     "#feed_forward.2": "#mlp.fc2",
 }
-# The names that a last layer, whose rows are the classes, has in files.
+# The names in files of a last layer, whose rows are the classes.
 LAST_LAYERS = ("classifier", "classifier.out_proj", "cls_classifier", "distillation_classifier")
 
 SIZES = {
@@ -119,7 +119,7 @@ FAMILIES = {
         DINOV2, SIZES | IMAGE_ENTRIES, IMAGE | {"pool": "first+mean", "epsilon": 1e-6}
     ),
 }
-# Entries of config.json of which the Classifier knows one value only.
+# Entries of config.json for which the Classifier supports this value alone.
 SUPPORTED = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
@@ -132,8 +132,8 @@ def classifier_config(
 ) -> ClassifierConfig:
     """Returns the shape of the model that config.json describes.
 
-    config: the entries of config.json; has_teacher: whether the model has two last layers, as a
-    DeiT that was trained with a teacher. Raises ValueError, TypeError or KeyError.
+    config: the entries of config.json; has_teacher: whether the model has two last layers, like
+    a DeiT that was trained with a teacher. Raises ValueError, TypeError or KeyError.
     """
     for name, value in SUPPORTED.items():
         if config.get(name, value) != value:
@@ -154,7 +154,7 @@ def classifier_config(
 
 
 def exportable_family(config: ClassifierConfig) -> str:
-    """Returns the family of which transformers has a class that computes this model, or ""."""
+    """Returns the family whose class in transformers computes this model; "" if none does."""
     for name, family in FAMILIES.items():
         is_same = all(
             getattr(config, field) == value
@@ -169,10 +169,10 @@ def exportable_family(config: ClassifierConfig) -> str:
 def to_file_tensors(
     family: str, config: ClassifierConfig, state: dict[str, Tensor]
 ) -> dict[str, list[tuple[str, Tensor]]]:
-    """Returns the names and values of each parameter of a Classifier in a file of the family.
+    """Returns, for each parameter of a Classifier, the (name, value) of its tensors in a file.
 
-    state: the Classifier's state_dict, or one on the meta device where only shapes matter. A
-    parameter that is the concatenation of two tensors of the file has two names and values.
+    There are two tensors if the parameter is their concatenation. state: the Classifier's
+    state_dict, which may be on the meta device if only names and shapes matter.
     """
     layer = "transformer.layer" if family == "distilbert" else "encoder.layer"
     modules = {

@@ -15,7 +15,7 @@ from support.common.files import read_json, write_json
 from support.corpora.tables import read_lines
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-RESAMPLES = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers, which the files use
+RESAMPLES = {2: "bilinear", 3: "bicubic"}  # by Pillow's numbers, which the files use
 
 
 def find_folder(name: str) -> Path:
@@ -68,7 +68,7 @@ def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def read_tokenizer(folder: Path, config: ClassifierConfig) -> str:
-    """Returns a folder's serialized tokenizer, which does not pad or cut. Raises UserError."""
+    """Returns a serialized tokenizer that neither pads nor truncates. Raises UserError."""
     with as_user_error(f"{folder}: its tokenizer cannot be used"):
         if (folder / "tokenizer.json").is_file():
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -83,17 +83,17 @@ def read_tokenizer(folder: Path, config: ClassifierConfig) -> str:
         largest_id = max([config.pad, *tokenizer.get_vocab().values()])
         if largest_id >= config.vocab_size:
             raise ValueError(
-                f"it needs token {largest_id}, the weights have {config.vocab_size} tokens"
+                f"it needs token {largest_id}, but the weights have {config.vocab_size} tokens"
             )
         for token in ("[PAD]", "<pad>"):
             pad = tokenizer.token_to_id(token)
             if pad not in (None, config.pad):
-                raise ValueError(f"it pads with token {pad}, config.json with {config.pad}")
+                raise ValueError(f"it pads with token {pad}, but config.json with {config.pad}")
         return tokenizer.to_str()
 
 
 def tokenizer_of_vocabulary(folder: Path) -> Tokenizer:
-    """Returns the tokenizer of older folders, which have vocab.txt only."""
+    """Returns the tokenizer of an older folder, which has only vocab.txt."""
     config = {}
     if (folder / "tokenizer_config.json").is_file():
         config = read_entries(folder / "tokenizer_config.json")
@@ -125,7 +125,7 @@ def write_tokenizer(folder: Path, serialized: str, config: ClassifierConfig) -> 
 def read_preprocessor(folder: Path, channels: int, image_size: int) -> ImageTransform:
     """Returns how preprocessor_config.json prepares images. Raises UserError.
 
-    image_size: if not 0, pixels a side of the output; sizes are scaled accordingly.
+    image_size: pixels per side of the output, to which the sizes are scaled; 0: the file's.
     """
     path = folder / "preprocessor_config.json"
     config = read_entries(path)
@@ -159,7 +159,7 @@ def read_preprocessor(folder: Path, channels: int, image_size: int) -> ImageTran
 
 
 def edge(size: int | dict[str, int]) -> int:
-    """Returns pixels a side: files have a number, {"shortest_edge": n}, or height and width."""
+    """Returns the pixels per side. size: this number, {"shortest_edge": n}, or both edges."""
     if isinstance(size, int):
         return size
     return size.get("shortest_edge") or size["height"]

@@ -45,14 +45,14 @@ class Pretrained:
 class TensorSource:
     """The tensors of a folder, which are taken out one by one.
 
-    Names are those of support/pretrained/families.py; in a file they may begin with the
-    family's name, and old files have other names for the parameters of layer norm.
+    Their names are those in support/pretrained/families.py. In a file they may begin with the
+    name of the family, and old files have other names for the parameters of layer norm.
     """
 
     def __init__(self, path: Path, family: str):
         self.path = path
         self.tensors = hf_files.read_weights(path)
-        self.file_names: dict[str, str] = {}  # by names without the prefix
+        self.file_names: dict[str, str] = {}  # by the names in families.py
         for file_name in self.tensors:
             name = file_name.removeprefix(f"{family}.")
             name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
@@ -67,11 +67,12 @@ class TensorSource:
         tensor = self.tensors.pop(self.file_names.get(name, ""), None)
         if tensor is None:
             raise UserError(
-                f"{self.path}: the weights have no {name}, which config.json asks for"
+                f"{self.path}: the weights have no {name}, which config.json requires"
             )
         if tensor.shape != shape:
             raise UserError(
-                f"{self.path}: {name} is {list(tensor.shape)}, config.json says {list(shape)}"
+                f"{self.path}: {name} is {list(tensor.shape)}, but config.json says "
+                f"{list(shape)}"
             )
         tensor = tensor.float()
         if not tensor.isfinite().all():
@@ -79,10 +80,10 @@ class TensorSource:
         return tensor
 
     def take_num_classes(self) -> int:
-        """Returns how many classes the last layers in the file have.
+        """Returns the number of classes that the last layers in the file have.
 
-        Layers for fewer than two, as of a regression, are forgotten, so that they count as
-        missing: then it returns 0.
+        If it is less than two, as for a regression, it removes these layers, so that they count
+        as missing, and returns 0.
         """
         rows = {
             name: self.tensors[file_name].shape[0]
@@ -100,8 +101,8 @@ class TensorSource:
 def load_pretrained(folder: str, image_size: int = 0) -> Pretrained:
     """Loads a folder: config.json, the weights, the tokenizer or the preprocessor's config.
 
-    folder: a path, or OWNER/NAME, which is downloaded. image_size: pixels a side; 0 means the
-    folder's. For another size than that of the weights, the positions are interpolated. Raises
+    folder: a path, or OWNER/NAME, which is downloaded. image_size: pixels per side; 0: that of
+    the folder. If it is not that of the weights, the positions are interpolated. Raises
     UserError.
     """
     path = hf_files.find_folder(str(folder))
@@ -113,10 +114,10 @@ def load_pretrained(folder: str, image_size: int = 0) -> Pretrained:
     has_teacher = "cls_classifier.weight" in source.file_names
     classes = source.take_num_classes() or 2
 
-    # file_config has the shapes of the file's tensors, config those of the Classifier.
+    # `file_config` has the shapes of the file's tensors, `config` those of the Classifier.
     with as_user_error(f"{path}/config.json: the model cannot be used"):
         file_config = classifier_config(entries, family, classes, has_teacher)
-        # RoBERTa's first positions, up to that of padding, are not used.
+        # RoBERTa does not use its first positions, up to that with the number of padding.
         first_position = file_config.pad + 1 if family == "roberta" else 0
         config = replace(file_config, max_length=file_config.max_length - first_position)
         transform = None
@@ -146,13 +147,13 @@ def take_weights(
     """Returns the weights of a Classifier, and their names in the file.
 
     config: the shape of the file's model; entries: of its config.json. Raises UserError if a
-    parameter is missing, unless it is the head's, or of another shape.
+    parameter has another shape or is missing, unless it is one of the head.
     """
     if "cls_classifier.weight" in source.file_names:
         merge_teacher(source, config)
     with torch.device("meta"):  # shapes without memory
         state = Classifier(config).state_dict()
-    has_no_bias = entries.get("qkv_bias") is False  # then the biases are zeros
+    has_no_bias = entries.get("qkv_bias") is False  # then ours are zeros
     weights = {}
     names = {}
     for name, parts in to_file_tensors(family, config, state).items():
@@ -170,7 +171,7 @@ def take_weights(
 
 
 def merge_teacher(source: TensorSource, config: ClassifierConfig) -> None:
-    """Makes one last layer of the two of a DeiT with a teacher, whose logits are averaged."""
+    """Merges into one the two last layers of a DeiT with a teacher, averaging their logits."""
     heads = ("cls_classifier", "distillation_classifier")
     weights = [source.take(f"{head}.weight", config.classes, config.d_model) for head in heads]
     biases = [source.take(f"{head}.bias", config.classes) for head in heads]
@@ -193,7 +194,7 @@ def apply_layer_scale(
 
 
 def resize_positions(positions: Tensor, old: ClassifierConfig, new: ClassifierConfig) -> Tensor:
-    """Returns positions, (length, d_model), for new.image_size; prefix tokens keep theirs."""
+    """Returns positions, (length, d_model), for new.image_size; the prefix keeps its own."""
     prefix = positions[: old.num_prefix_tokens]
     grid = positions[old.num_prefix_tokens :]  # (rows * columns, d_model)
     old_rows = old.image_size // old.patch

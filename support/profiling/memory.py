@@ -22,9 +22,9 @@ def storage_sizes(tensors: Iterable[Tensor]) -> dict[int, int]:
 
 
 class MemoryCounter:
-    """Counts the bytes of each part of this process's memory at its largest, in `bytes`.
+    """Records in `bytes` how large each part of this process's memory becomes.
 
-    It hooks into the model and the optimizer until `finish` is called.
+    Its hooks stay in the model and the optimizer until `finish` is called.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer):
@@ -40,7 +40,7 @@ class MemoryCounter:
         ]
 
     def count(self, part: str, sizes: dict[int, int]) -> None:
-        """Counts the storages of a part, if they are more than before."""
+        """Records the size of a part if it is larger than before. sizes: of its storages."""
         self.bytes[part] = max(self.bytes[part], sum(sizes.values()))
 
     @torch.compiler.disable
@@ -75,8 +75,8 @@ class MemoryCounter:
     def finish(self) -> None:
         """Removes the hooks, and counts the rest.
 
-        "all_else" is the peak memory less the parts. Since these are at their largest at
-        different moments, their sum may exceed the peak; then it is 0.
+        "all_else" is the peak memory minus the other parts, or 0 if these add up to more than
+        the peak, as they can, because each is largest at a different moment.
         """
         for hook in self.hooks:
             hook.remove()
@@ -90,12 +90,12 @@ class MemoryCounter:
 
 
 class SplitLayers:
-    """Adds up the bytes that this rank sends inside layers which train_tp.py has split.
+    """Adds up the bytes that this rank sends inside the layers that train_tp.py has split.
 
-    A sum over the n ranks of a layer, of B bytes, sends 2 B (n - 1) / n. There is one of the
-    output of each matrix that is split by rows, in the forward pass, and one of the gradient of
-    the input of each that is split by columns, in the backward pass. --recompute repeats the
-    forward pass. The hooks stay until they are removed.
+    An all-reduce of B bytes over the n ranks of a layer sends 2 B (n - 1) / n. The forward pass
+    all-reduces the output of each matrix that is split by rows; the backward pass, the gradient
+    of the input of each matrix that is split by columns. --recompute repeats the forward pass.
+    The caller removes the `hooks`.
     """
 
     def __init__(self, model: nn.Module):
@@ -111,7 +111,7 @@ class SplitLayers:
                 self.hooks.append(module.register_forward_hook(hook))
 
     def add(self, tensor: Tensor, splits: int) -> None:
-        """Adds the sum of a tensor of this size."""
+        """Adds the bytes that an all-reduce of the tensor sends."""
         self.sent += 2 * tensor.numel() * tensor.element_size() * (splits - 1) / splits
 
     @torch.compiler.disable
@@ -137,7 +137,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(weight: Tensor, world_size: int = 1) -> Parts:
-    """Returns how a weight is divided. world_size: the copies of one that is not a DTensor."""
+    """Returns how a weight is divided. One that is not a DTensor has `world_size` copies."""
     if not isinstance(weight, DTensor):
         return Parts(copies=world_size)
     mesh = weight.device_mesh
@@ -154,20 +154,20 @@ def parts_of(weight: Tensor, world_size: int = 1) -> Parts:
 
 
 def formula(model: Any, micro_batches: int, precision: str, world_size: int) -> dict:
-    """Returns the bytes that one rank should hold in memory, and those it should send a step.
+    """Returns the bytes that one rank should hold in memory, and those it should send per step.
 
     "memory" has the parameters, the gradients and Adam's state, all in fp32. An all-gather or a
     reduce-scatter of B bytes over n ranks sends B (n - 1) / n, an all-reduce twice as much. A
     sharded layer is gathered twice for each micro-batch, everything else once. Gradients are
-    summed once a step, in fp32. Frozen layers are gathered once, except for the highest: FSDP
-    prefetches it as if the backward pass came to it. `SplitLayers` adds what is sent inside
-    layers.
+    summed once per step, in fp32. Frozen layers are gathered once, except the highest: FSDP
+    prefetches it as if the backward pass reached it. What train_tp.py sends inside layers is
+    not included: see `SplitLayers`.
     """
     layers = model.layers()
     frozen = [layer for layer in layers if not next(layer.parameters()).requires_grad]
-    above_frozen = layers[max(0, len(frozen) - 1) :]  # and the highest frozen one
-    gathered_twice = {id(weight) for layer in above_frozen for weight in layer.parameters()}
-    gathered_width = 2 if autocast_dtype(precision) else 4  # bytes of a number
+    twice = layers[max(0, len(frozen) - 1) :]  # the trained ones and the highest frozen one
+    gathered_twice = {id(weight) for layer in twice for weight in layer.parameters()}
+    gathered_width = 2 if autocast_dtype(precision) else 4  # bytes per element
     memory = dict.fromkeys(("parameters", "gradients", "optimizer_state"), 0.0)
     sent = 0.0
     for weight in model.parameters():

@@ -16,7 +16,7 @@ LABELS = {
     "exposed": "waits for network",
     "waiting": "waits for others",
 }
-MAX_PROCESSES = 8  # that are drawn
+MAX_PROCESSES = 8  # drawn of each step
 TITLE_FLAGS = {"tensor": 1, "accumulate": 1, "delay_ms": 0, "replicas": 1, "recompute": False}
 PLOT_WIDTH = 5.9  # inches of the steps
 CHARACTER = 0.05  # the width of a letter, in inches
@@ -25,13 +25,13 @@ MIN_UPRIGHT = 0.36  # inches between labels that are not
 LANES = {"computing": (0, 0.5), "network": (0.5, 0.3)}  # top and height; a process takes 1
 BAR_HEIGHT = 0.34  # of memory; a run has two bars, and takes 1
 OUTLINE = {"edgecolor": "black", "linewidth": 0.2}
-BAR_DISTANCE = 0.36  # between the tops of the two
+BAR_DISTANCE = 0.36  # between the tops of a run's two bars
 DIGIT = 0.012  # the width of a digit, as a share of the largest bar
 
 
 @dataclass
 class Recorded:
-    """What --profile left of a run."""
+    """What --profile recorded of a run."""
 
     title: str  # its script, its processes, and the flags that matter here
     step: int
@@ -40,7 +40,7 @@ class Recorded:
 
 
 def read_profile(folder: Path) -> Recorded:
-    """Returns what --profile left in logs/RUN. Raises UserError."""
+    """Returns what --profile recorded in a folder, logs/RUN. Raises UserError."""
     try:
         config = read_json(folder / "config.json")
         step, spans = read_spans(folder / "step.csv")
@@ -57,7 +57,7 @@ def read_profile(folder: Path) -> Recorded:
 
 
 def describe_run(config: dict) -> str:
-    """Returns the title of a run."""
+    """Returns the title of a run. config: its config.json."""
     count = config["world_size"]
     processes = "1 process" if count == 1 else f"{count} processes"
     words = [f"train_{config['mode']}.py", processes]
@@ -81,13 +81,13 @@ def draw_profiles(runs: list[Recorded], folder: Path) -> None:
 
 
 def draw_steps(runs: list[Recorded], path: Path) -> None:
-    """Draws steps below each other, all to one scale of time. Of many processes it draws 8."""
+    """Draws steps one below the other on one time scale, each with at most 8 processes."""
     steps = [[span for span in run.spans if span.process < MAX_PROCESSES] for run in runs]
     durations = [1000 * max(span.start + span.seconds for span in spans) for spans in steps]
-    inch = max(durations) / PLOT_WIDTH  # in milliseconds
-    collectives = [collectives_to_label(spans, inch) for spans in steps]
-    turned = [are_turned(labelled, inch) for labelled in collectives]
-    # Of each step in processes, with the labels of its collectives below the last one.
+    ms_per_inch = max(durations) / PLOT_WIDTH
+    collectives = [collectives_to_label(spans, ms_per_inch) for spans in steps]
+    turned = [are_turned(labelled, ms_per_inch) for labelled in collectives]
+    # A process has height 1. The labels of the collectives are below the last process.
     heights = [
         spans[-1].process + (2.6 if is_turned else 1.5)
         for spans, is_turned in zip(steps, turned)
@@ -98,7 +98,7 @@ def draw_steps(runs: list[Recorded], path: Path) -> None:
             title = f"{runs[i].title}: step {runs[i].step}, {durations[i]:,.0f} ms"
             axes.set_title(title, loc="left", fontsize=8)
             draw_lanes(axes, steps[i])
-            write_activities(axes, steps[i], inch)
+            write_activities(axes, steps[i], ms_per_inch)
             write_collectives(axes, collectives[i], turned[i])
             axes.set_ylim(heights[i] - 0.2, -0.2)
         grid[-1, 0].set(xlabel="time (ms)", xlim=(0, max(durations)))
@@ -129,11 +129,11 @@ def draw_lanes(axes, spans: list[Span]) -> None:
     axes.spines["left"].set_visible(False)
 
 
-def write_activities(axes, spans: list[Span], inch: float) -> None:
-    """Writes into the computing lane what a process does, where there is room."""
+def write_activities(axes, spans: list[Span], ms_per_inch: float) -> None:
+    """Labels the activities in the computing lane, where there is room."""
     for span in spans:
         text = LABELS.get(span.activity, span.activity)
-        has_room = CHARACTER * len(text) < 1000 * span.seconds / inch
+        has_room = CHARACTER * len(text) < 1000 * span.seconds / ms_per_inch
         if span.lane == "computing" and span.activity != "exposed" and has_room:
             y = span.process + 0.25
             color = "white" if span.activity == "backward" else "black"
@@ -141,7 +141,7 @@ def write_activities(axes, spans: list[Span], inch: float) -> None:
 
 
 def write_collectives(axes, collectives: list[Span], turned: bool) -> None:
-    """Writes below the lowest lane what is sent, since all processes send the same."""
+    """Labels the collectives below the lowest lane, since all processes send the same."""
     for span in collectives:
         text = format_bytes(span.bytes)
         if span.unit:
@@ -152,7 +152,7 @@ def write_collectives(axes, collectives: list[Span], turned: bool) -> None:
         axes.text(middle(span), y, text, fontsize=5, ha="center", va="top", rotation=angle)
 
 
-def collectives_to_label(spans: list[Span], inch: float) -> list[Span]:
+def collectives_to_label(spans: list[Span], ms_per_inch: float) -> list[Span]:
     """Returns the collectives to label: large ones of the last process, where there is room."""
     last = spans[-1].process
     in_lane = [span for span in spans if (span.process, span.lane) == (last, "network")]
@@ -161,16 +161,16 @@ def collectives_to_label(spans: list[Span], inch: float) -> list[Span]:
     labelled = []
     previous = -math.inf
     for span in collectives:
-        place = middle(span) / inch
+        place = middle(span) / ms_per_inch
         if span.bytes > 0.01 * largest and place - previous > MIN_TURNED:
             labelled.append(span)
             previous = place
     return labelled
 
 
-def are_turned(labelled: list[Span], inch: float) -> bool:
+def are_turned(labelled: list[Span], ms_per_inch: float) -> bool:
     """Returns whether labels have to be turned by 90 degrees in order not to overlap."""
-    places = [middle(span) / inch for span in labelled]
+    places = [middle(span) / ms_per_inch for span in labelled]
     return any(right - left < MIN_UPRIGHT for left, right in zip(places, places[1:]))
 
 
@@ -188,7 +188,7 @@ def format_bytes(size: int) -> str:
 
 
 def draw_memory(runs: list[Recorded], path: Path) -> None:
-    """Draws two bars for each run, counted and by the formula, to one scale."""
+    """Draws two bars for each run, counted and by the formula, all on one scale."""
     totals = [sum(parts.values()) / 1e6 for run in runs for parts in run.memory.values()]
     scale = max(totals)  # megabytes
     with new_figure(path, 7, 0.9 + 0.6 * len(runs)) as figure:
@@ -204,7 +204,7 @@ def draw_memory(runs: list[Recorded], path: Path) -> None:
 
 
 def draw_bar(axes, y: float, source: str, parts: dict[str, int], scale: float) -> None:
-    """Draws the parts of a memory side by side, with their sizes where there is room."""
+    """Draws the parts of a process's memory side by side, in MB. parts: in bytes."""
     center_y = y + BAR_HEIGHT / 2
     left = 0.0
     for part, size in parts.items():

@@ -1,12 +1,12 @@
 """Records a few steps of every rank with torch.profiler, for --profile, in logs/RUN/.
 
-    trace-rank0.json.gz ...   all that a rank recorded, for https://ui.perfetto.dev
+    trace-rank0.json.gz ...   everything that a rank recorded, for https://ui.perfetto.dev
     step.csv, step.png        one of the steps: what each process did and sent
     profile.json              memory, and bytes sent in that step: counted, and by the formula
     memory.png                a plot of the memory
 
-On several nodes, the times of waiting are only as exact as the nodes' clocks agree. Training
-without --profile imports none of this code.
+On several nodes, the waiting times are only as exact as the agreement of the nodes' clocks.
+Training without --profile imports none of this code.
 """
 
 import gzip
@@ -28,7 +28,7 @@ from support.profiling.profile_plots import draw_profiles, read_profile
 from support.profiling.spans import combine, write_spans
 from support.profiling.timeline import Step, find_step, groups_of, read_events
 
-WARM_UP = 5  # steps, in which memory is counted
+WARM_UP = 5  # steps before the recording; memory is counted in them
 SETTLE = 1  # step that is recorded but not used, because the profiler's first one is slow
 RECORDED = 3  # steps; the one in the middle is drawn
 
@@ -45,8 +45,8 @@ class Profile:
     def __init__(self, run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int):
         """Registers the hooks. Raises UserError if the run ends before the last step to record.
 
-        run: a Run (support/training/run.py). step: how many steps were done before, 0 for a new
-        run.
+        run: a Run (support/training/run.py). step: the number of steps that were done before, 0
+        for a new run.
         """
         first = step + WARM_UP + SETTLE + 1
         self.recorded = range(first, first + RECORDED)
@@ -59,7 +59,7 @@ class Profile:
         self.run = run
         self.model = model
         self.step = step
-        self.micro_batch = 0  # how many of the step are done
+        self.micro_batch = 0  # of the step: how many are done
         self.seconds = 0.0  # of the step that is drawn
         self.profiler: Any = None  # of torch, while it records
         self.step_range = ExitStack()
@@ -126,9 +126,10 @@ class Profile:
         self.mark("batch")
 
     def end_step(self, step: int, seconds: float) -> bool:
-        """Ends a step that took so long. Returns whether the recording is over.
+        """Ends a step, which took `seconds`. Returns whether the recording is over.
 
-        If so, it is a collective: rank 0 receives the results of all ranks and writes them.
+        After the last step this is a collective: rank 0 receives the results of all ranks and
+        writes them.
         """
         self.step_range.close()
         self.step = step
@@ -153,7 +154,8 @@ class Profile:
     def result(self) -> tuple[Step, dict[str, int], float]:
         """Writes the trace of this rank.
 
-        Returns the step that is drawn, the memory, and the bytes of activations to send.
+        Returns the step that is drawn, the bytes of each part of the memory, and the bytes that
+        were sent inside layers in that step.
         """
         run = self.run
         run.folder.mkdir(parents=True, exist_ok=True)  # on other nodes it is new

@@ -2,10 +2,10 @@
 
     write_spans(combine([step of each rank]), 8, path)
 
-A process has two lanes. In "computing" the spans follow each other from the beginning of the
-step to its end: its phases, interrupted where nothing is computed. There the process is
-"waiting" until the last rank joins the collective; from then on the collective is "exposed".
-The lane "network" has the collectives.
+A process has two lanes. The lane "computing" is filled from the beginning of the step to its
+end: with the phases of the step, and where the process computes nothing because a collective
+has not ended, with "waiting" until the last rank joins the collective, and with "exposed" from
+then on. The lane "network" has the collectives.
 """
 
 import csv
@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from support.profiling.timeline import Collective, Step
 
-# A part of a lane, which may be empty: activity, start and end in nanoseconds of the machine's
-# clock, and the collective if it is one.
+# A part of a lane: activity, start and end in nanoseconds of the machine's clock, and the
+# collective, if it belongs to one. It may be empty, with its end at or before its start.
 Interval = tuple[str, int, int, Collective | None]
 
 
@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
 
 def combine(steps: list[Step]) -> list[Span]:
-    """Returns the spans of a step. steps: that of every rank, by clocks that agree."""
+    """Returns the spans of a step. steps: the step of each rank, by clocks that agree."""
     zero = min(step.start for step in steps)
     spans = []
     for rank, (step, all_joined) in enumerate(zip(steps, when_all_joined(steps))):
@@ -55,7 +55,7 @@ def combine(steps: list[Step]) -> list[Span]:
 
 
 def computing_lane(step: Step, all_joined: list[int]) -> Iterator[Interval]:
-    """Yields the phases of a rank, with the times in which it waits cut out of them.
+    """Yields the phases of a rank, interrupted by the times in which it waits.
 
     all_joined: for each collective, when the last rank joined it.
     """
@@ -87,11 +87,11 @@ def network_lane(step: Step, all_joined: list[int]) -> Iterator[Interval]:
 
 
 def when_all_joined(steps: list[Step]) -> list[list[int]]:
-    """Returns for each rank when the last rank of the group joined its collectives."""
+    """Returns for each collective of each rank when the last rank of its group joined it."""
     last_join: dict[tuple[range, int], int] = defaultdict(int)
     keys_of_rank = []
     for step in steps:
-        num_collectives: Counter[range] = Counter()  # of a group, so far
+        num_collectives: Counter[range] = Counter()  # of each group, so far
         keys = []
         for collective in step.collectives:
             key = (collective.group, num_collectives[collective.group])

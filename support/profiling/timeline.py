@@ -20,7 +20,7 @@ COLLECTIVES = {
     "c10d::_allgather_base_": "all-gather",
     "c10d::_reduce_scatter_base_": "reduce-scatter",
 }
-MAX_NESTED = 5  # events looked at for a collective: its call, its delay and its kernel
+MAX_NESTED = 5  # events searched for a collective's call, its delay and its kernel
 DTYPE_BYTES = {"double": 8, "long": 8, "int": 4, "float": 4, "bfloat16": 2, "half": 2}
 CALLERS = ("FSDP::", "_c10d_functional::")  # of collectives: FSDP, and DTensor
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -69,7 +69,7 @@ class Step(NamedTuple):
 
 
 def read_events(trace: dict) -> list[Event]:
-    """Returns the ranges of a Chrome trace by start, each before those inside it."""
+    """Returns the ranges of a Chrome trace, sorted by start, each before those inside it."""
     base = int(trace.get("baseTimeNanoseconds", 0))
     events = []
     for entry in trace["traceEvents"]:
@@ -114,7 +114,7 @@ def find_step(events: list[Event], number: int, groups: Groups) -> Step:
     nccl = [(launch, event) for launch, event in launched if is_nccl(event)]
 
     def execution_time(time: int) -> int:
-        """Returns when the GPU, if any, starts on what is launched from this time on."""
+        """Returns when the first kernel launched from `time` on begins; without one, `time`."""
         return min((event.start for launch, event in kernels if launch >= time), default=time)
 
     marked = marked_phases(step, inside)
@@ -154,7 +154,7 @@ def is_nccl(event: Event) -> bool:
 
 
 def gpu_events_by_launch(events: list[Event]) -> list[tuple[int, Event]]:
-    """Returns what ran on the GPU, each after the time of its launch, in that order."""
+    """Returns (launch time, event) of what ran on the GPU, in the order of the launches."""
     launch_times = {
         event.args.get("correlation"): event.start
         for event in events
@@ -171,7 +171,8 @@ def gpu_events_by_launch(events: list[Event]) -> list[tuple[int, Event]]:
 def cpu_operations(events: list[Event], thread: int) -> list[Event]:
     """Returns the operations that a thread computes.
 
-    A node of autograd counts only if nothing is nested in it, because its hooks may wait.
+    A node of autograd counts only if nothing is nested in it, because its hooks may wait for
+    collectives.
     """
     in_thread = [event for event in events if event.thread == thread]
     next_starts = [event.start for event in in_thread[1:]] + [math.inf]
@@ -194,13 +195,13 @@ def find_collectives(
 ) -> list[Collective]:
     """Returns the collectives of a step, in the order in which the rank called them.
 
-    events: those of the step, with Gloo's threads. nccl: NCCL's kernels, each after the time of
-    its launch. backward_passes: their times; DDP's buckets are all-reduced within them.
+    events: those of the step, of all threads, Gloo's included. nccl: (launch time, kernel) of
+    NCCL's kernels. backward_passes: their times; DDP's buckets are all-reduced within them.
     """
-    gloo: dict[int, list[Event]] = defaultdict(list)  # by how many numbers go in
+    gloo: dict[int, list[Event]] = defaultdict(list)  # by the input's number of elements
     for event in events:
         if event.name.startswith("gloo:"):
-            gloo[count_numbers(event, 0)].append(event)
+            gloo[count_elements(event, 0)].append(event)
     collectives = []
     buckets = 0
     callers = [event for event in events if event.name.startswith(CALLERS)]
@@ -218,13 +219,13 @@ def find_collectives(
         if name == "all-reduce" and not unit and in_backward:
             buckets += 1
             unit = f"bucket {buckets}"
-        counts = [count_numbers(event, 0)]
-        if name != "all-reduce":  # it has two tensors: the whole and a shard
-            counts.append(count_numbers(event, 1))
+        counts = [count_elements(event, 0)]
+        if name != "all-reduce":  # the others have two tensors: the whole and a shard
+            counts.append(count_elements(event, 1))
         within = [other for other in events[i : i + MAX_NESTED] if other.start < event.end]
-        transport_event = find_transport(event, counts[-1], gloo, nccl)  # the last one goes in
+        transport_event = find_transport(event, counts[-1], gloo, nccl)  # the last is the input
         start = start_of(transport_event, within)
-        size = max(counts) * bytes_per_number([transport_event, *within])
+        size = max(counts) * bytes_per_element([transport_event, *within])
         sent = bytes_sent(name, transport_event, size, len(group))
         collectives.append(
             Collective(start, transport_event.end, name, unit, size, sent, group)
@@ -233,9 +234,9 @@ def find_collectives(
 
 
 def find_group(name: str, calling: list[str], groups: Groups) -> tuple[str, range]:
-    """Returns whose tensor a collective has, "" if unknown, and the ranks that take part.
+    """Returns the unit of a collective ("" if unknown), and the ranks that take part.
 
-    calling: the names of the events that the collective is in, the innermost last.
+    calling: the names of the events that enclose the collective, the innermost last.
     """
     unit = fsdp_layer(calling)
     if name != "all-reduce":
@@ -248,9 +249,10 @@ def find_group(name: str, calling: list[str], groups: Groups) -> tuple[str, rang
 
 
 def bytes_sent(name: str, transport_event: Event, size: int, group_size: int) -> float:
-    """Returns the bytes that each of the ranks sends of `size` bytes, an all-reduce twice.
+    """Returns the bytes that each rank sends in a collective of a tensor of `size` bytes.
 
-    Gloo implements a reduce-scatter as an all-reduce.
+    An all-reduce sends twice as many as the others. Gloo implements a reduce-scatter as an
+    all-reduce.
     """
     is_all_reduce = name == "all-reduce" or transport_event.name == "gloo:all_reduce"
     passes = 2 if is_all_reduce else 1
@@ -258,7 +260,7 @@ def bytes_sent(name: str, transport_event: Event, size: int, group_size: int) ->
 
 
 def start_of(transport_event: Event, within: list[Event]) -> int:
-    """Returns when a rank joins a collective: on CPUs it may delay that (--delay-ms)."""
+    """Returns when a rank joins a collective: on CPUs, before the delay of --delay-ms."""
     if transport_event.category not in GPU_CATEGORIES:
         for event in within:
             if event.name == DELAY:
@@ -272,9 +274,9 @@ def find_transport(
     gloo: dict[int, list[Event]],
     nccl: list[tuple[int, Event]],
 ) -> Event:
-    """Returns what carried a collective out: NCCL's kernel, or an operation taken from `gloo`.
+    """Returns the event that transferred the data: NCCL's kernel, or one taken out of `gloo`.
 
-    Where neither was recorded, it is the call itself.
+    If neither was recorded, it is the call itself. input_size: elements.
     """
     for launch, kernel in nccl:
         if call_event.start <= launch < call_event.end:
@@ -294,15 +296,15 @@ def fsdp_layer(calling: list[str]) -> str:
     return ""
 
 
-def count_numbers(event: Event, i: int) -> int:
-    """Returns how many numbers an operation's i-th argument has: a tensor or a list of them."""
+def count_elements(event: Event, i: int) -> int:
+    """Returns the elements of an operation's i-th argument, a tensor or a list of tensors."""
     dims = event.args["Input Dims"][i]
     is_list = bool(dims) and isinstance(dims[0], list)
     return sum(map(math.prod, dims)) if is_list else math.prod(dims)
 
 
-def bytes_per_number(events: list[Event]) -> int:
-    """Returns the size of the numbers sent, from the first event that names their type."""
+def bytes_per_element(events: list[Event]) -> int:
+    """Returns the bytes per element, by the first event that names a known dtype; else 4."""
     for event in events:
         for name in [*event.args.get("Input type", []), event.args.get("dtype", "")]:
             words = name.lower().removeprefix("c10::").split()
@@ -314,12 +316,13 @@ def bytes_per_number(events: list[Event]) -> int:
 def find_stalls(
     busy: list[Event], collectives: list[Collective], delays: list[Event]
 ) -> list[tuple[int, int, int]]:
-    """Returns when a rank has nothing to do until a collective, or its delay, ends.
+    """Returns (start, end, index of the collective) of the times in which a rank waits for one.
 
-    busy: the events in which it computes, by start.
+    A rank waits where it computes nothing until a collective, or the delay before it, ends.
+    busy: the events in which it computes, sorted by start.
     """
     starts = [event.start for event in busy]
-    # Of the first n events: when all of them have ended.
+    # ends[n] is when the first n events have all ended.
     ends = [0, *accumulate((event.end for event in busy), max)]
     waits = []  # (start, end, index of the collective)
     for i, collective in enumerate(collectives):

@@ -1,9 +1,9 @@
 """Reads finished or running runs and tables of runs, and finds which of them can be compared.
 
-A table of runs is a list of rows, one a run: dicts with the columns of a study's runs.csv. They
-are TEXTS, NUMBERS, RESULTS (the median speed, the duration of an epoch at this speed, the last
-training loss as a running mean, and the best validation loss), and the task's metrics as
-valid_* and test_*, such as valid_bleu. What was not measured is NaN.
+A table of runs is a list of rows, one per run: dicts with the columns of a study's runs.csv.
+These are TEXTS, NUMBERS, RESULTS (the median speed, the duration of an epoch at this speed, the
+last training loss as a running mean, and the best validation loss), and the task's metrics as
+valid_* and test_*, such as valid_bleu. A value that was not measured is NaN.
 """
 
 import csv
@@ -20,7 +20,7 @@ TEXTS = ["study", "run", "mode"]
 NUMBERS = ["processes", "batch_tokens", "accumulate", "lr", "delay_ms"]
 SPEEDS = ["samples_per_second", "epoch_seconds", "tokens_per_second"]
 RESULTS = [*SPEEDS, "train_loss", "valid_loss"]
-# How a setting is written where runs differ in it.
+# How the legend of a figure writes a setting in which runs differ.
 SETTINGS = {
     "mode": "{}",
     "study": "{}",
@@ -61,7 +61,7 @@ STUDY_FLAGS = {
     "recompute": False,
     "netem": False,
 }
-# What is always above 0, and so can be drawn on a logarithmic scale.
+# Quantities that are always above 0, and so can be drawn on a logarithmic scale.
 POSITIVE = {"processes", "batch_tokens", "lr", "speed_up", *RESULTS, "loss"}
 
 Row = dict[str, Any]  # texts and numbers, by column
@@ -70,7 +70,7 @@ Lines = dict[str, dict[float, float]]  # {label: {x: y}}
 
 @dataclass
 class RunFiles:
-    """What the folder of a run says."""
+    """The content of a run's folder."""
 
     row: Row  # of a table of runs
     curve: list[Row]  # metrics.csv
@@ -100,7 +100,10 @@ def all_translate(runs: list[Row]) -> bool:
 
 
 def speed_column(runs: list[Row]) -> str:
-    """Returns the speed to compare: tokens/s if all runs translate or one has not ended."""
+    """Returns the column of the speed to compare.
+
+    It is tokens/s if all runs translate or one has not ended, and otherwise examples/s.
+    """
     all_ended = all(math.isfinite(run["samples_per_second"]) for run in runs)
     if all_translate(runs) or not all_ended:
         return "tokens_per_second"
@@ -128,7 +131,7 @@ def read_table(lines: Iterable[str], required: list[str]) -> list[Row]:
 
 
 def number(value: Any) -> float:
-    """Returns a value as a number, NaN for none."""
+    """Returns a value as a number; NaN for None and for an empty cell."""
     return math.nan if value in ("", None) else float(value)
 
 
@@ -157,7 +160,7 @@ def write_study(runs: list[Row], path: Path) -> None:
 
 
 def read_run(folder: Path, names: list[str]) -> RunFiles:
-    """Returns the run in a folder. If the folder's name is among `names`, its path is the name.
+    """Returns the run in a folder. Its name is the folder's or, if `names` has it, the path.
 
     Raises OSError, ValueError, csv.Error, TypeError and KeyError.
     """
@@ -214,12 +217,12 @@ def read_curve(path: Path) -> list[Row]:
 
 
 def values_of(rows: list[Row], column: str) -> list[float]:
-    """Returns what was measured in a column."""
+    """Returns the measured values of a column."""
     return [row[column] for row in measured(rows, column)]
 
 
 def study_of(flags: dict, parameters: int) -> str:
-    """Returns what runs that can be compared have in common: data, size, and other flags."""
+    """Returns what comparable runs have in common, in words: data, model size, other flags."""
     words = [str(flags.get("data")), f"{parameters / 1e6:.1f}M parameters"]
     if flags.get("batch_size"):
         words.append("steps of examples")
@@ -231,7 +234,7 @@ def study_of(flags: dict, parameters: int) -> str:
 
 
 def examples_per_token(summary: dict) -> float:
-    """Returns the mean number of examples a token, NaN if the run has not ended."""
+    """Returns the mean number of examples per token; NaN if the run has not ended."""
     epochs = summary.get("epochs", [])
     if not epochs:
         return math.nan
@@ -243,9 +246,9 @@ def examples_per_token(summary: dict) -> float:
 
 
 def curves(logs: dict[str, list[Row]], x: str, y: str) -> Lines:
-    """Returns a line for each run. With y "loss": a line for each loss of a single run.
+    """Returns a line for each run or, if y is "loss", for both losses of a single run.
 
-    logs: the curves of the runs, by their names.
+    logs: the curves of the runs, by the runs' names.
     """
     columns = {"validation": y}
     if y == "loss":
@@ -263,7 +266,7 @@ def curves(logs: dict[str, list[Row]], x: str, y: str) -> Lines:
 def comparable_groups(runs: list[Row], x: str, settings: list[str]) -> dict[str, list[Row]]:
     """Returns groups of runs that differ in x but in no other setting.
 
-    Each is named after the settings in which it differs from other groups.
+    A group is named after the settings in which it differs from other groups.
     """
     others = [name for name in settings if name != x]
     groups: dict[tuple[str, ...], list[Row]] = {}
@@ -271,7 +274,7 @@ def comparable_groups(runs: list[Row], x: str, settings: list[str]) -> dict[str,
         texts = tuple(SETTINGS[name].format(run[name]) for name in others)
         groups.setdefault(texts, []).append(run)
     kept = {key: group for key, group in groups.items() if len({run[x] for run in group}) > 1}
-    differ = [len(set(texts)) > 1 for texts in zip(*kept)]  # of each setting
+    differ = [len(set(texts)) > 1 for texts in zip(*kept)]  # in each setting
     named = {}
     for texts, group in kept.items():
         label = ", ".join(text for text, differs in zip(texts, differ) if differs and text)
@@ -280,10 +283,10 @@ def comparable_groups(runs: list[Row], x: str, settings: list[str]) -> dict[str,
 
 
 def compare(runs: list[Row], x: str, y: str) -> Lines:
-    """Returns a line for each group of runs that differ in x alone, through the median y.
+    """Returns a line for each group of runs that differ in x alone, through the median of y.
 
-    Where there is no such group, as when the batch grows with the processes, a line joins the
-    runs of one mode, study and --accumulate. Speed-up (over the fewest processes of the line)
+    If there is no such group, as when the batch grows with the processes, a line joins the runs
+    of one mode, study and --accumulate. Speed-up (over the fewest processes of the line)
     and efficiency (percent of the ideal speed-up) also have a line for the ideal.
     """
     column = speed_column(runs) if y in ("speed_up", "efficiency") else y

@@ -452,7 +452,7 @@ def test_a_folder_with_the_files_of_agnews(tmp_path, train):
     assert is_labelled(str(folder)) and corpus.name == "agnews"
     assert corpus.classes == ["World", "Sports", "Business", "Sci/Tech"]
     assert read(corpus) == NEWS_READ and read(corpus, "test") == [("Cup won", "Sports")]
-    assert "such as 'Sports'" in refusal(classes_of, corpus)
+    assert "one of its classes is 'Sports'" in refusal(classes_of, corpus)
 
 
 def test_other_corpora_of_that_form_have_their_own_classes(tmp_path):
@@ -809,8 +809,9 @@ def test_class_folders_without_parts_and_others_to_validate_on(tmp_path):
     )
     corpus = find_labelled(f"{tmp_path}/all", valid=f"{tmp_path}/dev")
     assert read(corpus) == [("x", "a"), ("y", "b")] and read(corpus, "valid") == [("z", "b")]
-    assert "the test set has no class that the training set has, but such as 'c'" in refusal(
-        read_all, tmp_path / "all", test=f"{tmp_path}/t"
+    assert (
+        "the test set shares no class with the training set; one of its classes is 'c'"
+        in refusal(read_all, tmp_path / "all", test=f"{tmp_path}/t")
     )
     answer = refusal(find_labelled, f"{tmp_path}/all", valid=f"{tmp_path}/p")
     assert "images for the valid set, but all has texts" in answer

@@ -667,7 +667,7 @@ def refused(folder) -> str:
         (dict(model_type=["bert"]), "is none of bert"),
         (dict(hidden_size=None), "it has no hidden_size"),
         (dict(hidden_size="16"), "config.json: the model cannot be used"),
-        (dict(hidden_size=18), "embeddings.weight is [20, 16], config.json says [20, 18]"),
+        (dict(hidden_size=18), "embeddings.weight is [20, 16], but config.json says [20, 18]"),
         (dict(num_attention_heads=3), "d_model 16 cannot be split over 3 heads"),
         (
             dict(num_hidden_layers=3),
@@ -676,7 +676,7 @@ def refused(folder) -> str:
         (dict(vocab_size=10**15), "word_embeddings.weight is"),
         (
             dict(type_vocab_size=3),
-            "token_type_embeddings.weight is [2, 16], config.json says [3, 16]",
+            "token_type_embeddings.weight is [2, 16], but config.json says [3, 16]",
         ),
         (dict(hidden_act="gelu_new"), "activation 'gelu_new'"),
         (
@@ -684,7 +684,7 @@ def refused(folder) -> str:
             "position_embedding_type is relative_key",
         ),
         (dict(is_decoder=True), "is_decoder is True"),
-        (dict(pad_token_id=4), "it pads with token 0, config.json with 4"),
+        (dict(pad_token_id=4), "it pads with token 0, but config.json with 4"),
         (dict(pad_token_id=-1), "config.json pads with token -1, which no weights have"),
         (dict(id2label=["a", "b"]), "config.json"),
     ],
@@ -735,10 +735,10 @@ def test_tensors_that_are_missing_or_of_another_shape(folder, recwarn):
     name = "bert.encoder.layer.1.intermediate.dense.bias"
     for tensors, said in [
         ({n: t for n, t in whole.items() if n != name}, f"the weights have no {name[5:]}"),
-        (whole | {name: torch.zeros(25)}, f"{name[5:]} is [25], config.json says [24]"),
+        (whole | {name: torch.zeros(25)}, f"{name[5:]} is [25], but config.json says [24]"),
         (
             whole | {"classifier.weight": torch.zeros(3, 17)},
-            "classifier.weight is [3, 17], config.json says [3, 16]",
+            "classifier.weight is [3, 17], but config.json says [3, 16]",
         ),
     ]:
         save_file(tensors, file)
@@ -746,7 +746,7 @@ def test_tensors_that_are_missing_or_of_another_shape(folder, recwarn):
     for tensors, said in [
         (
             whole | {"classifier.weight": torch.zeros(2, 16)},
-            "classifier.weight is [2, 16], config.json says [3, 16]",
+            "classifier.weight is [2, 16], but config.json says [3, 16]",
         ),
         (
             whole | {name: torch.full((24,), torch.nan)},
@@ -778,7 +778,7 @@ def test_a_tokenizer_that_does_not_fit(folder):
     assert load_pretrained(folder).config.vocab_size == 30  # it just fits
     tokenizer.add_tokens(["one more"])
     tokenizer.save(str(folder / "tokenizer.json"))
-    assert "it needs token 30, the weights have 30 tokens" in refused(folder)
+    assert "it needs token 30, but the weights have 30 tokens" in refused(folder)
     (folder / "tokenizer.json").write_text("{}")
     assert "its tokenizer cannot be used" in refused(folder)
     (folder / "tokenizer.json").unlink()

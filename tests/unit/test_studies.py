@@ -233,7 +233,7 @@ def test_a_stopped_study_goes_on(folder, corpus_flags):
     status, output, errors = finish(study)
     assert (status, errors) == (
         130,
-        "study-learning-rate is stopped; started again, it resumes\n",
+        "study-learning-rate is stopped; to resume it, start it again\n",
     )
     assert (logs / "lr-0.002" / "last.pt").exists() and not list(logs.glob("*.png"))
 
@@ -265,7 +265,7 @@ def test_a_stopped_study_goes_on(folder, corpus_flags):
 def test_a_run_that_fails_ends_the_study(folder):
     status, _, errors = finish(start(folder, "learning-rate", "--heads", "3"))
     assert status == 2 and "Traceback" not in errors
-    assert "logs/study-learning-rate/lr-0.0003 ended with status 2; started again" in errors
+    assert "logs/study-learning-rate/lr-0.0003 ended with status 2; to resume" in errors
     study = folder / "logs" / "study-learning-rate"
     assert [path.name for path in study.iterdir()] == ["lr-0.0003"]
 
