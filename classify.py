@@ -96,6 +96,8 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise UserError(
             "--text and --label name columns of --score's file, so pass --score, too"
         )
+    if args.score == "":  # it would name the current folder
+        raise UserError("--score needs the name of a file or folder, or of a part")
     if args.export == "":
         raise UserError("--export needs the name of a folder")
     if args.export and (Path(args.export) / "config.json").exists():

@@ -48,6 +48,8 @@ class ClassifierConfig(LayerConfig):
         super().__post_init__()
         if self.classes < 2:
             raise ValueError(f"classes is {self.classes}: it must be at least 2")
+        if not 0 <= self.head_dropout < 1:
+            raise ValueError(f"head_dropout {self.head_dropout} is not in [0, 1)")
         if self.patch and (self.image_size < 1 or self.image_size % self.patch):
             raise ValueError(
                 f"image_size {self.image_size} is not a multiple of patch {self.patch}"

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from support.common.errors import UserError
+from support.corpora.archives import File
 from support.corpora.tables import (
-    File,
     class_name,
     column_name,
     column_names,

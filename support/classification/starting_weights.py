@@ -82,6 +82,7 @@ def order_of_classes(pretrained, args, classes: list[str]) -> list[int]:
     """Returns the row of each class in the pretrained last layer; [] if one is missing."""
     # config.json may name more classes than the layer has rows.
     labels = pretrained.labels[: pretrained.config.classes]
-    if args.pool == "mean" or not set(classes) <= set(labels):  # "mean": of another pooling
+    was_for_another_pooling = args.pool == "mean"
+    if was_for_another_pooling or not set(classes) <= set(labels):
         return []
     return [labels.index(name) for name in classes]

@@ -117,7 +117,8 @@ class Classification:
         args = self.args
         if self.transform and args.token_dropout:
             raise UserError(f"--token-dropout is for texts, but {self.name} has images")
-        shapes_images = args.stem_channels or args.image_size or args.patch != type(args).patch
+        has_other_patch = args.patch != type(args).patch  # than the default
+        shapes_images = args.stem_channels or args.image_size or has_other_patch
         varies_images = args.crop or args.flip == "yes"
         if (shapes_images or varies_images) and not self.transform:
             raise UserError(

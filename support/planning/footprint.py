@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from model import ModelConfig, Transformer, tensor_parallel_plan
-from support.common.flops import transformer_flops
+from support.common.flops import TRAINING, transformer_flops
 from support.common.hardware import autocast_dtype
 from support.common.kernels import LOSS_BLOCK
 
@@ -82,10 +82,11 @@ class TrainingStep:
         self.flops = self.sentences * transformer_flops(self.config, lengths, lengths)
         layers = self.sentences * transformer_flops(without_projection, lengths, lengths)
         part_of_layers = layers / self.tensor
-        self.forward_flops = (part_of_layers + self.flops - layers) / 3
-        self.hardware_flops = 3 * self.forward_flops
+        projection = self.flops - layers
+        self.forward_flops = (part_of_layers + projection) / TRAINING
+        self.hardware_flops = TRAINING * self.forward_flops
         if self.recompute:  # the layers go forward twice
-            self.hardware_flops += part_of_layers / 3
+            self.hardware_flops += part_of_layers / TRAINING
 
 
 def elements_of_part(layer: nn.Module, tensor: int) -> int:
@@ -158,7 +159,7 @@ def temporary_memory(step: TrainingStep, shards: int, sentences: int) -> float:
     tokens = sentences * step.length
     weight_bytes = number if shards else FP32  # of the parameters that products read
     embedding = config.vocab_size * config.d_model
-    layer_gradients = tokens * (
+    layer_backward = tokens * (
         2 * number * config.d_ff / step.tensor + 2 * step.residual_bytes * config.d_model
     )
     copies = 0
@@ -168,15 +169,15 @@ def temporary_memory(step: TrainingStep, shards: int, sentences: int) -> float:
         gathered = GATHERED_LAYERS * weight_bytes * largest_layer
         whole_gradient = weight_bytes * largest_layer
         gradient_to_reduce = FP32 * largest_layer
-        layer_gradients += gathered + whole_gradient + gradient_to_reduce
+        layer_backward += gathered + whole_gradient + gradient_to_reduce
     elif number != FP32:
         copies = number * (step.parameters - embedding)  # autocast's
     # The peak is at one of three places: the logits and softmax of some rows; the gradient of
-    # the embedding; or the gradients of a layer's activations.
+    # the embedding; or the backward pass of a layer.
     softmax_bytes = number if step.cpu else number + 2 * FP32
     rows = math.ceil(tokens / math.ceil(tokens / LOSS_BLOCK))  # of each block of the loss
     logits = rows * config.vocab_size * softmax_bytes + number * embedding
-    return copies + max(logits, weight_bytes * embedding, layer_gradients)
+    return copies + max(logits, weight_bytes * embedding, layer_backward)
 
 
 def memory(

@@ -141,9 +141,10 @@ def classifier_config(
     if family == "dinov2":
         d_ff = int(config["mlp_ratio"] * config["hidden_size"])
         config = config | {"intermediate_size": d_ff}
+    entries = FAMILIES[family].entries
     fields = FAMILIES[family].defaults | {"label_smoothing": 0.0}
-    fields["head_dropout"] = config.get("hidden_dropout_prob")
-    for field, entry in FAMILIES[family].entries.items():
+    fields["head_dropout"] = config.get(entries["dropout"])  # unless it has an entry of its own
+    for field, entry in entries.items():
         if config.get(entry) is not None:
             fields[field] = config[entry]
         elif field not in fields:

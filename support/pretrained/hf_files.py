@@ -38,7 +38,7 @@ def find_folder(name: str) -> Path:
 def read_entries(path: Path) -> dict[str, Any]:
     """Returns the entries of a JSON file. Raises UserError."""
     with as_user_error(f"{path}: cannot be read"):
-        return {**read_json(path)}
+        return {**read_json(path)}  # a list or a number raises TypeError
 
 
 # --- Weights

@@ -165,8 +165,8 @@ def formula(model: Any, micro_batches: int, precision: str, world_size: int) -> 
     """
     layers = model.layers()
     frozen = [layer for layer in layers if not next(layer.parameters()).requires_grad]
-    twice = layers[max(0, len(frozen) - 1) :]  # the trained ones and the highest frozen one
-    gathered_twice = {id(weight) for layer in twice for weight in layer.parameters()}
+    trained = layers[max(0, len(frozen) - 1) :]  # and the highest frozen one
+    gathered_twice = {id(weight) for layer in trained for weight in layer.parameters()}
     gathered_width = 2 if autocast_dtype(precision) else 4  # bytes per element
     memory = dict.fromkeys(("parameters", "gradients", "optimizer_state"), 0.0)
     sent = 0.0

@@ -24,8 +24,8 @@ MIN_TURNED = 0.08  # inches between labels that are turned by 90 degrees
 MIN_UPRIGHT = 0.36  # inches between labels that are not
 LANES = {"computing": (0, 0.5), "network": (0.5, 0.3)}  # top and height; a process takes 1
 BAR_HEIGHT = 0.34  # of memory; a run has two bars, and takes 1
-OUTLINE = {"edgecolor": "black", "linewidth": 0.2}
 BAR_DISTANCE = 0.36  # between the tops of a run's two bars
+OUTLINE = {"edgecolor": "black", "linewidth": 0.2}
 DIGIT = 0.012  # the width of a digit, as a share of the largest bar
 
 

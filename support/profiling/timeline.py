@@ -62,7 +62,6 @@ class Step(NamedTuple):
     """One step of one rank."""
 
     start: int
-    end: int
     phases: list[tuple[str, int, int]]  # name, start, end
     stalls: list[tuple[int, int, int]]  # start, end, and which of the collectives it waits for
     collectives: list[Collective]
@@ -130,7 +129,8 @@ def find_step(events: list[Event], number: int, groups: Groups) -> Step:
         busy = cpu_operations(inside, step.thread)
     delays = [event for event in inside if event.name == DELAY]
     stalls = find_stalls(busy, collectives, delays)
-    return Step(phases[0][1], phases[-1][2], phases, stalls, collectives)
+    start_of_step = phases[0][1]
+    return Step(start_of_step, phases, stalls, collectives)
 
 
 def marked_phases(step: Event, inside: list[Event]) -> list[tuple[str, int, int]]:

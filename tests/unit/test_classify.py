@@ -418,6 +418,8 @@ def test_what_does_not_go_together_is_refused(folder, tmp_path, answer):
         (["dog", "--score", "test"], "pass only one of"),
         (["--export", "out", "--score", "test"], "pass only one of"),
         (["dog", "--label", "kind"], "columns of --score's file"),
+        (["--score", ""], "--score needs the name"),
+        (["--export", ""], "--export needs the name"),
         (["dog", "--threads", "-1"], "--threads -1"),
         (["dog", "--device", "tpu"], "--help lists the flags"),
         (["dog", "cat"], "--help lists the flags"),

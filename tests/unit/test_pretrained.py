@@ -409,6 +409,12 @@ def folder(tmp_path):
     return tmp_path
 
 
+def test_a_distilbert_without_a_dropout_of_its_head(tmp_path):
+    export(tmp_path, model := small("distilbert"), saved(model))
+    change(tmp_path / "config.json", seq_classif_dropout=None, dropout=0.25)
+    assert ours(load_pretrained(tmp_path)).config.head_dropout == 0.25
+
+
 def test_what_is_exported_is_read_again(tmp_path):
     for kind in ("bert", "distilbert", "vit", "deit"):
         model = small(kind)
@@ -684,6 +690,7 @@ def refused(folder) -> str:
             "position_embedding_type is relative_key",
         ),
         (dict(is_decoder=True), "is_decoder is True"),
+        (dict(classifier_dropout=2.0), "head_dropout 2.0 is not in [0, 1)"),
         (dict(pad_token_id=4), "it pads with token 0, but config.json with 4"),
         (dict(pad_token_id=-1), "config.json pads with token -1, which no weights have"),
         (dict(id2label=["a", "b"]), "config.json"),
