@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from support.common.errors import UserError
 from support.corpora.archives import read_bytes
 from support.corpora.class_folders import find_class_folders
 from support.corpora.pairs import find_file
@@ -12,7 +13,12 @@ TRANSLATION_CORPORA = ("phrasebook", "multi30k")
 
 
 def task_type(data: str, label: str = "") -> str:
-    """Returns "translation" or "classification". data, label: what --data and --label say."""
+    """Returns "translation" or "classification". Raises UserError.
+
+    data, label: what --data and --label say.
+    """
+    if not data:  # as a path it would be the current folder
+        raise UserError("--data needs a name, a file or a folder")
     if label or data in CLASSIFICATION_CORPORA:
         return "classification"
     if data in TRANSLATION_CORPORA:

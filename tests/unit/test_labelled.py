@@ -1095,3 +1095,8 @@ def test_a_numbered_table_without_names_is_not_taken_for_ag_news(tmp_path):
     write_tree(tmp_path, {"yelp/train.csv": "1,bad\n2,good\n"})
     answer = refusal(find_labelled, f"{tmp_path}/yelp")
     assert "no classes.txt" in answer and "--data FILE --label COLUMN" in answer
+
+
+def test_an_empty_data_flag_is_not_the_current_folder():
+    with pytest.raises(UserError, match="--data needs a name, a file or a folder"):
+        task_type("")
