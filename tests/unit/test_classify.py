@@ -487,8 +487,9 @@ def images(tmp_path, monkeypatch):
     (tmp_path / "broken.png").write_bytes((tmp_path / "red.png").read_bytes()[:45])
     red = np.zeros((3, 8, 8), np.uint8)
     red[0] = 250
-    p = Predictor(tmp_path / "logs" / "images" / "best.pt", "cpu")([red])[0]
-    return tmp_path, CLASSES[p.argmax()], float(p.max())
+    predictor = Predictor(tmp_path / "logs" / "images" / "best.pt", "cpu")
+    probabilities = predictor([red])[0]
+    return tmp_path, CLASSES[probabilities.argmax()], float(probabilities.max())
 
 
 @pytest.mark.optional
