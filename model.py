@@ -113,13 +113,16 @@ class Attention(nn.Module):
 
         Returns (batch, tgt, d_model).
         """
-        return self.attend_to(x, self.key_value(source), mask)
+        return self.attend_to(self.query(x), self.key_value(source), mask)
 
-    def attend_to(self, x: Tensor, key_value: Tensor, mask: Tensor) -> Tensor:
-        """Does what `forward` does, given self.key_value(source): (batch, src, 2 * d_model)."""
-        q = self.split(self.query(x))
+    def attend_to(self, query: Tensor, key_value: Tensor, mask: Tensor) -> Tensor:
+        """Does what `forward` does, given the products that it begins with.
+
+        query: (batch, tgt, d_model), self.query(x); key_value: (batch, src, 2 * d_model),
+        self.key_value(source).
+        """
         k, v = self.split_key_value(key_value)
-        y = self.attend(q, k, v, mask)  # (batch, heads, tgt, d_head)
+        y = self.attend(self.split(query), k, v, mask)  # (batch, heads, tgt, d_head)
         return self.out(y.transpose(1, 2).flatten(2))  # (batch, tgt, d_model)
 
 

@@ -7,7 +7,7 @@ tests/unit/test_fast.py compares the two, tests/measure/tricks.py measures the g
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import TypeVar, cast
 
@@ -44,14 +44,12 @@ def speed_up(
     if isinstance(model, Transformer):
         model.loss = FusedCrossEntropy.apply
         model.sinusoids = partial(look_up_sinusoids, max_length + 1)
+    if compiled:
+        compile_parts(model, device)
     if device == "cpu":
         replace_for_cpus(model)
     elif dtype:
-        cast_norms(model)
-    if compiled:
-        compile_layers(model)
-        if device == "cuda" and isinstance(model, Transformer):
-            model.loss = compiled_cross_entropy()
+        replace_for_gpus(model, dtype)
     if recompute:
         for layer in model.layers():
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
@@ -80,8 +78,18 @@ def replace_for_cpus(model: nn.Module) -> None:
                 setattr(module, name, ByteDropout(child.p).train(child.training))
 
 
-def compile_layers(model: nn.Module) -> None:
-    """Compiles the layers of `model`, one graph for each kind of layer, whatever the shapes.
+def replace_for_gpus(model: nn.Module, dtype: torch.dtype) -> None:
+    """Replaces what makes a GPU run more kernels under autocast than it needs."""
+    for layer in model.layers():
+        layer.forward = in_low_precision(layer, dtype)
+    cast_norms(model)
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.__class__ = OneProductAttention
+
+
+def compile_parts(model: nn.Module, device: str) -> None:
+    """Compiles the layers, one graph for each kind of layer, and on a GPU the loss.
 
     The graphs end where the layers do, so that what DDP and FSDP do between layers still
     happens as soon as it can, and six layers take no longer to compile than one.
@@ -94,6 +102,8 @@ def compile_layers(model: nn.Module) -> None:
                 module.__class__ = FlatLinear
         compiled = torch.compile(layer.forward, fullgraph=True)
         layer.forward = partial(call_with_any_shape, compiled)
+    if device == "cuda" and isinstance(model, Transformer):
+        model.loss = compiled_cross_entropy()
 
 
 def compiled_cross_entropy() -> Callable:
@@ -201,6 +211,83 @@ def table_of_sinusoids(rows: int, d_model: int, device: torch.device) -> Tensor:
     """Returns `sinusoids` of the positions 0, 1, ..., (rows, d_model)."""
     with torch.inference_mode(False):  # training will use the table, too
         return sinusoids(torch.arange(rows, device=device), d_model)
+
+
+class OneProductAttention(Attention):
+    """The same as Attention, which in self-attention computes q, k and v in one product.
+
+    It joins the matrices, if they are the copies that `CastTogether` makes for a pass. The
+    backward pass needs the joined matrix. So with FSDP, which frees a layer's parameters after
+    use, it would keep them all in memory.
+    """
+
+    def forward(self, x: Tensor, source: Tensor, mask: Tensor) -> Tensor:
+        if source is not x or isinstance(self.query.weight, nn.Parameter):
+            return super().forward(x, source, mask)
+        weight = torch.cat([self.query.weight, self.key_value.weight])
+        bias = None
+        if self.query.bias is not None:
+            bias = torch.cat([self.query.bias, self.key_value.bias])
+        d_model = x.shape[-1]
+        query, key_value = F.linear(x, weight, bias).split([d_model, 2 * d_model], dim=-1)
+        return self.attend_to(query, key_value, mask)
+
+
+def in_low_precision(layer: nn.Module, dtype: torch.dtype) -> Callable:
+    """Returns `layer.forward` that under autocast computes all in `dtype`, also its result.
+
+    This is what FSDP's MixedPrecisionPolicy does. Autocast by itself casts each weight in a
+    kernel of its own, and its gradient in another; it computes norms in fp32, and so the sums
+    of the residual stream. The weights that the optimizer updates stay in fp32.
+    """
+    forward = layer.forward
+    places = [
+        (module, name)
+        for module in layer.modules()
+        for name, _ in module.named_parameters(recurse=False)
+    ]
+
+    def forward_in_low_precision(*inputs: Tensor) -> Tensor:
+        device = inputs[0].device.type
+        if not torch.is_autocast_enabled(device):
+            return forward(*inputs)
+        inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
+        weights = [module.get_parameter(name) for module, name in places]
+        with torch.autocast(device, enabled=False):
+            if weights[0].dtype == dtype:  # FSDP has cast them
+                return forward(*inputs)
+            try:
+                put(CastTogether.apply(dtype, *weights), places)
+                return forward(*inputs)
+            finally:
+                put(weights, places)
+
+    return forward_in_low_precision
+
+
+def put(weights: Iterable[Tensor], places: list[tuple[nn.Module, str]]) -> None:
+    """Makes each weight the parameter of this name of the module."""
+    for weight, (module, name) in zip(weights, places):
+        module._parameters[name] = cast(nn.Parameter, weight)
+
+
+class CastTogether(torch.autograd.Function):
+    """Casts tensors to `dtype` in one kernel of a GPU, and their gradients back in another."""
+
+    @staticmethod
+    def forward(ctx, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.dtype = tensors[0].dtype
+        return cast_together(tensors, dtype)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *cast_together(gradients, ctx.dtype)
+
+
+def cast_together(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    torch._foreach_copy_(copies, list(tensors))
+    return tuple(copies)
 
 
 def cast_norms(model: nn.Module) -> None:

@@ -58,13 +58,14 @@ class TrainingStep:
 
         # Of an element that enters a matrix product.
         self.compute_bytes = LOW_PRECISION if autocast_dtype(self.precision) else FP32
-        # The residual stream is fp32, except that ByteDropout (support/common/kernels.py)
-        # rounds it on CPUs.
-        rounded = self.cpu and self.config.dropout > 0
+        # `in_low_precision` (support/common/kernels.py) rounds the residual stream on GPUs, and
+        # ByteDropout on CPUs.
+        rounded = not self.cpu or self.config.dropout > 0
         self.residual_bytes = self.compute_bytes if rounded else FP32
-        # Autocast copies an fp32 tensor for each product that reads it. On GPUs `cast_norms`
-        # (support/common/kernels.py) makes one copy for all of them.
+        # Autocast copies an fp32 tensor for each product that reads it.
         self.copies_for_each_product = self.cpu and self.residual_bytes != self.compute_bytes
+        # On GPUs autocast computes the last two norms in fp32.
+        self.last_norms_bytes = self.residual_bytes if self.cpu else FP32
         # Per element: on CPUs a dropout keeps its factors, on GPUs a mask.
         self.dropout_bytes = 0
         if self.config.dropout:
@@ -145,7 +146,7 @@ def activations(step: TrainingStep, sentences: int, weight_bytes: int = FP32) ->
         encoder_layer = layer_activations(step, sentences, attentions=1)
         kept = config.layers * (encoder_layer + decoder_layer)
     # The embeddings' dropouts, the inputs of the last two norms, and the input of the loss.
-    per_number = 2 * step.dropout_bytes + 2 * step.residual_bytes + step.compute_bytes
+    per_number = 2 * step.dropout_bytes + 2 * step.last_norms_bytes + step.compute_bytes
     if not step.copies_for_each_product:  # else each layer has counted its own
         per_number += step.compute_bytes  # the encoder's output, which the decoder attends to
     kept += tokens * config.d_model * per_number
@@ -171,7 +172,11 @@ def temporary_memory(step: TrainingStep, shards: int, sentences: int) -> float:
         gradient_to_reduce = FP32 * largest_layer
         layer_backward += gathered + whole_gradient + gradient_to_reduce
     elif number != FP32:
-        copies = number * (step.parameters - embedding)  # autocast's
+        # Of the weights of layers; with --recompute on GPUs, of a layer at a time.
+        copied_layers = 1 if step.recompute and not step.cpu else 2 * config.layers
+        copies = number * sum(sorted(step.units[1:])[-copied_layers:])
+        if not step.cpu:  # and joined matrices of a query, a key and a value
+            copies += number * copied_layers * 3 * config.d_model**2
     # The peak is at one of three places: the logits and softmax of some rows; the gradient of
     # the embedding; or the backward pass of a layer.
     softmax_bytes = number if step.cpu else number + 2 * FP32

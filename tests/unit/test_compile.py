@@ -50,11 +50,13 @@ def with_ddp(model):
     return DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
+PRECISION = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
 def with_fsdp(model):
-    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     mesh = init_device_mesh("cpu", (1,))
     for module in [*model.layers(), model]:
-        fully_shard(module, mesh=mesh, mp_policy=precision)
+        fully_shard(module, mesh=mesh, mp_policy=PRECISION)
     return model
 
 
@@ -64,7 +66,7 @@ def with_tp(model):
     for layer in model.layers():
         parallelize_module(layer, tensor, tensor_parallel_plan())
     for module in [*model.layers(), model]:
-        fully_shard(module, mesh=mesh["data"])
+        fully_shard(module, mesh=mesh["data"], mp_policy=PRECISION)
     return model
 
 

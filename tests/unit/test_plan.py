@@ -81,6 +81,7 @@ def kept_by_autograd(step: TrainingStep, device: str = "cpu") -> int:
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     shapes = {tuple(weight.shape) for weight in model.parameters()}
     shapes |= {shape[::-1] for shape in shapes}
+    shapes.add((3 * step.config.d_model, step.config.d_model))  # OneProductAttention's
     sizes = {}
     alive = []
 
