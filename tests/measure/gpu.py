@@ -330,22 +330,24 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[str]]] = {
 
 def run_section(name: str, bench: Bench) -> bool:
     """Prints a section, and returns whether it went well; --write keeps it in NAME.md."""
-    lines = [f"\n## {name}\n"]
-    print(lines[0], flush=True)
-    well = True
+    lines: list[str] = []
+
+    def add(line: str) -> None:
+        print(line, flush=True)
+        lines.append(line)
+        if bench.report:  # a row at a time: a section that is cut off leaves what it has
+            bench.report.mkdir(parents=True, exist_ok=True)
+            text = "\n".join(lines).lstrip() + "\n"
+            (bench.report / f"{name}.md").write_text(text, encoding="utf-8")
+
+    add(f"\n## {name}\n")
     try:
         for line in SECTIONS[name](bench):
-            print(line, flush=True)
-            lines.append(line)
+            add(line)
     except Exception as problem:  # whatever it is, the other sections are still to come
-        well = False
-        lines.append(f"\nerror: {problem}")
-        print(lines[-1], flush=True)
-    if bench.report:
-        bench.report.mkdir(parents=True, exist_ok=True)
-        text = "\n".join(lines).lstrip() + "\n"
-        (bench.report / f"{name}.md").write_text(text, encoding="utf-8")
-    return well
+        add(f"\nerror: {problem}")
+        return False
+    return True
 
 
 def main() -> None:
