@@ -81,7 +81,9 @@ def replace_for_cpus(model: nn.Module) -> None:
 def replace_for_gpus(model: nn.Module, dtype: torch.dtype) -> None:
     """Replaces what makes a GPU run more kernels under autocast than it needs."""
     for layer in model.layers():
-        layer.forward = in_low_precision(layer, dtype)
+        # Not a nested function: in a deep copy it would still use the weights of the original.
+        places = places_of_weights(layer)
+        layer.forward = partial(in_low_precision, layer.forward, places, dtype)
     cast_norms(model)
     for module in model.modules():
         if isinstance(module, Attention):
@@ -233,36 +235,39 @@ class OneProductAttention(Attention):
         return self.attend_to(query, key_value, mask)
 
 
-def in_low_precision(layer: nn.Module, dtype: torch.dtype) -> Callable:
-    """Returns `layer.forward` that under autocast computes all in `dtype`, also its result.
+def in_low_precision(
+    forward: Callable, places: list[tuple[nn.Module, str]], dtype: torch.dtype, *inputs: Tensor
+) -> Tensor:
+    """Calls a layer's `forward`; under autocast it computes all in `dtype`, also its result.
 
     This is what FSDP's MixedPrecisionPolicy does. Autocast by itself casts each weight in a
     kernel of its own, and its gradient in another; it computes norms in fp32, and so the sums
     of the residual stream. The weights that the optimizer updates stay in fp32.
+
+    places: where the layer's weights are, as `places_of_weights` returns them.
     """
-    forward = layer.forward
-    places = [
+    device = inputs[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return forward(*inputs)
+    inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
+    weights = [module.get_parameter(name) for module, name in places]
+    with torch.autocast(device, enabled=False):
+        if weights[0].dtype == dtype:  # FSDP has cast them
+            return forward(*inputs)
+        try:
+            put(CastTogether.apply(dtype, *weights), places)
+            return forward(*inputs)
+        finally:
+            put(weights, places)
+
+
+def places_of_weights(layer: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Returns the module and the name in it of each weight of a layer."""
+    return [
         (module, name)
         for module in layer.modules()
         for name, _ in module.named_parameters(recurse=False)
     ]
-
-    def forward_in_low_precision(*inputs: Tensor) -> Tensor:
-        device = inputs[0].device.type
-        if not torch.is_autocast_enabled(device):
-            return forward(*inputs)
-        inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
-        weights = [module.get_parameter(name) for module, name in places]
-        with torch.autocast(device, enabled=False):
-            if weights[0].dtype == dtype:  # FSDP has cast them
-                return forward(*inputs)
-            try:
-                put(CastTogether.apply(dtype, *weights), places)
-                return forward(*inputs)
-            finally:
-                put(weights, places)
-
-    return forward_in_low_precision
 
 
 def put(weights: Iterable[Tensor], places: list[tuple[nn.Module, str]]) -> None:

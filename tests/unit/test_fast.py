@@ -1,5 +1,6 @@
 """Each fast part against its plain twin: the same numbers, the same gradients."""
 
+import copy
 import operator
 import statistics
 
@@ -343,6 +344,26 @@ def test_layers_keep_their_precision_without_autocast_and_after_an_error():
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError):
         model.encoder[0](torch.zeros(1, 2, 3), torch.ones(1, 1, 1, 2, dtype=torch.bool))
     assert all(map(operator.is_, weights, model.parameters()))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_deep_copy_has_weights_of_its_own(device, recompute):
+    """As torch.optim.swa_utils.AveragedModel needs it."""
+    model = speed_up(make_model(dropout=0.0), device, torch.bfloat16, recompute)
+    batch = make_batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        before, _ = model(*batch)
+        copied = copy.deepcopy(model)
+        with torch.no_grad():
+            for layer in model.layers():
+                for weight in layer.parameters():
+                    weight.zero_()
+        after, _ = copied(*batch)
+    after.backward()
+    assert after.equal(before)
+    assert all(weight.grad is None for weight in model.parameters())
+    assert all(weight.grad is not None for weight in copied.parameters())
 
 
 @pytest.mark.gpu
