@@ -163,10 +163,10 @@ def temporary_memory(step: TrainingStep, shards: int, sentences: int) -> float:
     layer_backward = tokens * (
         2 * number * config.d_ff / step.tensor + 2 * step.residual_bytes * config.d_model
     )
-    copies = 0
+    largest_layer = max(step.units[1:])
+    copies = end_of_layer = 0
     if shards:
         copies = weight_bytes * step.units[0]  # gathered first and freed last
-        largest_layer = max(step.units[1:])
         gathered = GATHERED_LAYERS * weight_bytes * largest_layer
         whole_gradient = weight_bytes * largest_layer
         gradient_to_reduce = FP32 * largest_layer
@@ -175,14 +175,18 @@ def temporary_memory(step: TrainingStep, shards: int, sentences: int) -> float:
         # Of the weights of layers; with --recompute on GPUs, of a layer at a time.
         copied_layers = 1 if step.recompute and not step.cpu else 2 * config.layers
         copies = number * sum(sorted(step.units[1:])[-copied_layers:])
-        if not step.cpu:  # and joined matrices of a query, a key and a value
-            copies += number * copied_layers * 3 * config.d_model**2
-    # The peak is at one of three places: the logits and softmax of some rows; the gradient of
-    # the embedding; or the backward pass of a layer.
+        if not step.cpu:
+            joined = 3 * config.d_model**2  # a matrix for a query, a key and a value
+            copies += number * copied_layers * joined
+            # A layer's backward pass ends with all its gradients, in `number` bytes and in
+            # fp32; its copies are free by then.
+            end_of_layer = copies - number * joined + FP32 * largest_layer
+    # The peak is at one of four places: the logits and softmax of some rows; the gradient of
+    # the embedding; the backward pass of a layer; or its end.
     softmax_bytes = number if step.cpu else number + 2 * FP32
     rows = math.ceil(tokens / math.ceil(tokens / LOSS_BLOCK))  # of each block of the loss
     logits = rows * config.vocab_size * softmax_bytes + number * embedding
-    return copies + max(logits, weight_bytes * embedding, layer_backward)
+    return max(copies + max(logits, weight_bytes * embedding, layer_backward), end_of_layer)
 
 
 def memory(

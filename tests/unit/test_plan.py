@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from model import ModelConfig, Transformer, initialize, tensor_parallel_plan
 from support.common.errors import run_main
 from support.common.hardware import autocast_dtype
-from support.common.kernels import speed_up
+from support.common.kernels import cast_together, speed_up
 from support.distributed import delay as network_delay
 from support.distributed.weights import clip_gradients
 from support.planning import measure
@@ -44,6 +44,7 @@ from support.planning.footprint import (
     activations,
     layer_activations,
     memory,
+    temporary_memory,
 )
 from support.planning.machines import HARDWARE, Network
 
@@ -135,6 +136,30 @@ def test_recomputing_keeps_the_inputs_of_layers(precision):
 def test_activations_on_a_gpu(precision, dropout):
     step = TrainingStep(ModelConfig(200, **SHAPES[0], dropout=dropout), 10, 23, precision)
     assert activations(step, 10) == pytest.approx(kept_by_autograd(step, "cuda"), rel=0.1)
+
+
+def test_a_gpu_holds_all_gradients_of_a_layer_twice(monkeypatch):
+    """In bf16 and in fp32, when `CastTogether` converts them. This decides with few tokens."""
+    converted = []
+
+    def cast(tensors, dtype):
+        copies = cast_together(tensors, dtype)
+        if dtype == torch.float32:
+            converted.append(sum(tensor.nbytes for tensor in [*tensors, *copies]))
+        return copies
+
+    monkeypatch.setattr("support.common.kernels.cast_together", cast)
+    config = ModelConfig(10, **SHAPES[0])
+    model = speed_up(Transformer(config), "cuda", torch.bfloat16)
+    ids = torch.ones(1, 3).long()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = model(ids, ids, ids, torch.arange(3))
+    loss.backward()
+    step = TrainingStep(config, 1, 3, "bf16", recompute=True)
+    assert temporary_memory(step, shards=0, sentences=1) == max(converted)
+    step = replace(step, recompute=False)
+    other_layers = 2 * (sum(step.units[1:]) - max(step.units[1:]) + 3 * (3 * 64 * 64))
+    assert temporary_memory(step, shards=0, sentences=1) == other_layers + max(converted)
 
 
 def test_parts_of_a_tiny_model_by_hand():
