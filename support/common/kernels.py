@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model import Attention, LayerConfig, Residual, Transformer, sinusoids
+from model import Attention, LayerConfig, Transformer, sinusoids
 
 Model = TypeVar("Model", bound=nn.Module)
 LOSS_BLOCK = 4096  # tokens whose logits are in memory at once
@@ -30,6 +30,8 @@ def speed_up(
     compiled: bool = False,
 ) -> Model:
     """Replaces parts of `model` by faster ones that compute the same, and returns it.
+
+    On a GPU under autocast, the layers also round the residual stream, as they do with FSDP.
 
     device: "cpu" or "cuda", where the model will run; dtype: that of autocast, if it is used;
     recompute: keep only the inputs of each layer for the backward pass, and compute the rest
@@ -84,7 +86,8 @@ def replace_for_gpus(model: nn.Module, dtype: torch.dtype) -> None:
         # Not a nested function: in a deep copy it would still use the weights of the original.
         places = places_of_weights(layer)
         layer.forward = partial(in_low_precision, layer.forward, places, dtype)
-    cast_norms(model)
+    if isinstance(model, Transformer):  # otherwise each layer of the decoder would cast it
+        model.encoder_norm.register_forward_hook(cast_output)
     for module in model.modules():
         if isinstance(module, Attention):
             module.__class__ = OneProductAttention
@@ -219,8 +222,8 @@ class OneProductAttention(Attention):
     """The same as Attention, which in self-attention computes q, k and v in one product.
 
     It joins the matrices, if they are the copies that `CastTogether` makes for a pass. The
-    backward pass needs the joined matrix. So with FSDP, which frees a layer's parameters after
-    use, it would keep them all in memory.
+    backward pass needs the joined matrix. With FSDP, which frees a layer's parameters after
+    use, the joined matrices of all layers would stay in memory.
     """
 
     def forward(self, x: Tensor, source: Tensor, mask: Tensor) -> Tensor:
@@ -238,7 +241,7 @@ class OneProductAttention(Attention):
 def in_low_precision(
     forward: Callable, places: list[tuple[nn.Module, str]], dtype: torch.dtype, *inputs: Tensor
 ) -> Tensor:
-    """Calls a layer's `forward`; under autocast it computes all in `dtype`, also its result.
+    """Calls a layer's `forward`, which under autocast computes all in `dtype`.
 
     This is what FSDP's MixedPrecisionPolicy does. Autocast by itself casts each weight in a
     kernel of its own, and its gradient in another; it computes norms in fp32, and so the sums
@@ -250,7 +253,7 @@ def in_low_precision(
     if not torch.is_autocast_enabled(device):
         return forward(*inputs)
     inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
-    weights = [module.get_parameter(name) for module, name in places]
+    weights = [cast(nn.Parameter, module._parameters[name]) for module, name in places]
     with torch.autocast(device, enabled=False):
         if weights[0].dtype == dtype:  # FSDP has cast them
             return forward(*inputs)
@@ -271,7 +274,7 @@ def places_of_weights(layer: nn.Module) -> list[tuple[nn.Module, str]]:
 
 
 def put(weights: Iterable[Tensor], places: list[tuple[nn.Module, str]]) -> None:
-    """Makes each weight the parameter of this name of the module."""
+    """Puts each weight where `places` says, as a parameter of that module."""
     for weight, (module, name) in zip(weights, places):
         module._parameters[name] = cast(nn.Parameter, weight)
 
@@ -293,22 +296,6 @@ def cast_together(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor
     copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
     torch._foreach_copy_(copies, list(tensors))
     return tuple(copies)
-
-
-def cast_norms(model: nn.Module) -> None:
-    """Makes norms before a sub-layer cast their output, which several matrix products read.
-
-    Autocast would cast it for each of them: a query's, a key's, and those of all layers that
-    attend to the source. On a CPU `ByteDropout` has cast it already, unless --dropout is 0.
-    """
-    norms: list[nn.Module] = [
-        module.norm for module in model.modules() if isinstance(module, Residual)
-    ]
-    if isinstance(model, Transformer):
-        norms.append(model.encoder_norm)
-    if model.config.norm == "pre":  # else the norm's output is what the next layers add to
-        for norm in norms:
-            norm.register_forward_hook(cast_output)
 
 
 def cast_output(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:

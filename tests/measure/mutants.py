@@ -40,6 +40,11 @@ MODULES = {  # (what of it: all if none is named, tests)
     "support/common/kernels.py": (
         (
             "speed_up",
+            "OneProductAttention",
+            "in_low_precision",
+            "put",
+            "CastTogether",
+            "cast_together",
             "ByteDropout",
             "FusedCrossEntropy",
             "in_parts",

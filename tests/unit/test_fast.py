@@ -305,7 +305,7 @@ def test_a_model_is_the_same_when_it_is_fast(norm, device, precision):
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_layers_in_low_precision_are_those_of_fsdp(alone, norm):
-    """Bit for bit, with two products for q, k and v; one product rounds their sum once less."""
+    """Bit for bit, if q, k and v are two products: one rounds their input's gradient less."""
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     mesh = init_device_mesh("cpu", (1,))
     batch = make_batch()
