@@ -8,7 +8,8 @@ tests/unit/test_fast.py compares the two, tests/measure/tricks.py measures the g
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
+from operator import add
 from typing import TypeVar, cast
 
 import torch
@@ -20,6 +21,7 @@ from model import Attention, LayerConfig, Transformer, sinusoids
 
 Model = TypeVar("Model", bound=nn.Module)
 LOSS_BLOCK = 4096  # tokens whose logits are in memory at once
+SOFTMAX_ROWS = 64  # of logits, on a CPU: they stay in its cache
 
 
 def speed_up(
@@ -113,7 +115,7 @@ def compile_parts(model: nn.Module, device: str) -> None:
 
 def compiled_cross_entropy() -> Callable:
     """Returns `FusedCrossEntropy` with a single kernel between the products of a block."""
-    gradient = torch.compile(overwrite_in_one_kernel, fullgraph=True, dynamic=True)
+    gradient = torch.compile(gradient_in_one_kernel, fullgraph=True, dynamic=True)
 
     def loss(x: Tensor, weight: Tensor, target: Tensor, smoothing: float):
         return FusedCrossEntropy.apply(x, weight, target, smoothing, LOSS_BLOCK, gradient)
@@ -366,13 +368,28 @@ def overwrite_by_gradient(
     return loss, nll
 
 
-def overwrite_in_one_kernel(
+def gradient_in_place(
     logits: Tensor, target: Tensor, smoothing: float
-) -> tuple[Tensor, Tensor]:
-    """`overwrite_by_gradient`, written for torch.compile.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns (loss, nll, gradient) of a block; the gradient is in the memory of the logits."""
+    rows = SOFTMAX_ROWS if logits.device.type == "cpu" else LOSS_BLOCK
+    results = [
+        overwrite_by_gradient(row_logits, row_targets, smoothing)
+        for row_logits, row_targets in in_parts([logits, target], rows)
+    ]
+    losses, nlls = zip(*results)
+    return reduce(add, losses), reduce(add, nlls), logits
+
+
+def gradient_in_one_kernel(
+    logits: Tensor, target: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`gradient_in_place`, written for torch.compile.
 
     Indexing would cut the compiled code into several kernels. Without it, a single kernel reads
-    the logits for the sum of a row, reads them again, and overwrites them.
+    the logits for the sum of a row, reads them again, and writes the gradient. The gradient has
+    memory of its own: the code that PyTorch 2.11 compiles for a CPU would read some logits
+    after it has overwritten them, and the loss would be wrong.
     """
     uniform = smoothing / logits.shape[1]
     log_p = logits.float().log_softmax(-1)
@@ -381,17 +398,16 @@ def overwrite_in_one_kernel(
     loss = (1 - smoothing) * nll
     if smoothing:
         loss = loss - uniform * log_p.sum()
-    logits.copy_(log_p.exp() - uniform - (1 - smoothing) * is_target)
-    return loss, nll
+    gradient = log_p.exp() - uniform - (1 - smoothing) * is_target
+    return loss, nll, gradient.to(logits.dtype)
 
 
 class FusedCrossEntropy(torch.autograd.Function):
     """`cross_entropy` of model.py without storing logits or probabilities.
 
     (tokens, vocabulary) would be by far the largest tensor of the model. The gradient of a sum
-    needs only a factor from above, so the forward pass computes it at once, block by block, in
-    the memory of the logits. The softmax is in fp32; on a CPU it takes few rows at a time, so
-    that they stay in the cache.
+    needs only a factor from above, so the forward pass computes it at once, block by block. The
+    softmax is in fp32.
 
     In fp16 it rounds this gradient before `backward` gets the scaled d_loss. The gradient needs
     no scale, because it is that of a sum: the logits' reaches 1.
@@ -405,18 +421,17 @@ class FusedCrossEntropy(torch.autograd.Function):
         target: Tensor,
         smoothing: float,
         block: int = LOSS_BLOCK,
-        gradient: Callable = overwrite_by_gradient,
+        gradient: Callable = gradient_in_place,
     ) -> tuple[Tensor, Tensor]:
         """x: (tokens, d_model); weight: (vocabulary, d_model); target: (tokens,).
 
-        block: tokens whose logits are in memory at once; gradient: overwrites logits, as
-        `overwrite_by_gradient` does. Returns (loss, nll), sums over tokens.
+        block: tokens whose logits are in memory at once; gradient: computes the loss of a block
+        and its gradient, as `gradient_in_place` does. Returns (loss, nll), sums over tokens.
         """
         device = x.device.type
         dtype = x.dtype
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-        softmax_rows = 64 if device == "cpu" else block
         with torch.autocast(device, enabled=False):
             x = x.to(dtype)
             low_precision_weight = weight.to(dtype)
@@ -426,12 +441,9 @@ class FusedCrossEntropy(torch.autograd.Function):
             blocks = in_parts([x, d_x, target], block)
             for x_block, d_x_block, target_block in blocks:
                 logits = x_block @ low_precision_weight.t()  # (block, vocabulary)
-                rows = in_parts([logits, target_block], softmax_rows)
-                for row_logits, row_targets in rows:
-                    row_loss, row_nll = gradient(row_logits, row_targets, smoothing)
-                    loss = loss + row_loss
-                    nll = nll + row_nll
-                d_logits = logits  # overwritten above, in place
+                block_loss, block_nll, d_logits = gradient(logits, target_block, smoothing)
+                loss = loss + block_loss
+                nll = nll + block_nll
                 torch.mm(d_logits, low_precision_weight, out=d_x_block)
                 d_weight += d_logits.t() @ x_block
         ctx.save_for_backward(d_x, d_weight)

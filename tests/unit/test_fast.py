@@ -22,11 +22,11 @@ from support.common.kernels import (
     cpu_bf16_attention,
     fastest_attention,
     fused_attention,
+    gradient_in_one_kernel,
+    gradient_in_place,
     in_parts,
     look_up_sinusoids,
     masked_attention,
-    overwrite_by_gradient,
-    overwrite_in_one_kernel,
     speed_up,
     table_of_sinusoids,
 )
@@ -167,9 +167,9 @@ def make_loss(tokens=10, vocab=20, d_model=8, dtype=torch.float64):
 @pytest.mark.parametrize(
     "dtype, gradient",
     [
-        (torch.float64, overwrite_by_gradient),
-        (torch.float32, overwrite_by_gradient),
-        (torch.float32, overwrite_in_one_kernel),
+        (torch.float64, gradient_in_place),
+        (torch.float32, gradient_in_place),
+        (torch.float32, gradient_in_one_kernel),
     ],
 )
 def test_the_loss_and_its_gradients(tokens, block, smoothing, dtype, gradient):
