@@ -36,6 +36,12 @@ from support.planning.estimate import ADAM_BYTES
 from support.planning.footprint import FP32, TrainingStep
 from support.planning.machines import HARDWARE, Hardware, Network
 
+# The collectives of FSDP, which older versions of PyTorch name otherwise.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
+
 REPEATS = 7
 SENT = 2**22  # elements: 16 MiB, where a bucket of DDP has 25
 TINY = TrainingStep(ModelConfig(300, layers=1, d_model=32, d_ff=64), 4, 32, cpu=True)
@@ -117,12 +123,12 @@ def time_collectives(timings: Timings, processes: int, unit: int) -> None:
     copy = torch.zeros_like(whole)
 
     def all_gather() -> None:
-        dist.all_gather_single(whole, shard)
+        all_gather_single(whole, shard)
         copy.copy_(whole)
 
     def reduce_scatter() -> None:
         whole.copy_(copy)
-        dist.reduce_scatter_single(shard, whole)
+        reduce_scatter_single(shard, whole)
 
     timings.latency = seconds_after_computing(lambda: dist.all_reduce(small))
     timings.all_reduce = seconds_after_computing(lambda: dist.all_reduce(large))
