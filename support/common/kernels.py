@@ -295,6 +295,7 @@ class CastTogether(torch.autograd.Function):
 
 
 def cast_together(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Returns copies of the tensors in `dtype`."""
     copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
     torch._foreach_copy_(copies, list(tensors))
     return tuple(copies)

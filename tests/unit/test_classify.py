@@ -488,7 +488,7 @@ def images(tmp_path, monkeypatch):
     red = np.zeros((3, 8, 8), np.uint8)
     red[0] = 250
     predictor = Predictor(tmp_path / "logs" / "images" / "best.pt", "cpu")
-    probabilities = predictor([red])[0]
+    [probabilities] = predictor([red])
     return tmp_path, CLASSES[probabilities.argmax()], float(probabilities.max())
 
 
