@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor, nn
 
 from data import evaluation_batches
@@ -105,7 +106,13 @@ class Classification:
             self.check_flags()
         cache = CACHE / "encoded"
         self.folder = prepare_labelled(
-            corpus, self.checksum, cache, tokenizer, args.max_length, args.vocab_size
+            corpus,
+            self.checksum,
+            cache,
+            tokenizer,
+            args.max_length,
+            args.vocab_size,
+            args.tokenizer,
         )
         self.meta = read_json(self.folder / "meta.json")
         self.unit = f"{corpus.modality}s"
@@ -115,8 +122,10 @@ class Classification:
     def check_flags(self) -> None:
         """Raises UserError for flags of images if the corpus has texts, or the reverse."""
         args = self.args
-        if self.transform and args.token_dropout:
-            raise UserError(f"--token-dropout is for texts, but {self.name} has images")
+        if self.transform and (args.token_dropout or args.tokenizer != "bpe"):
+            raise UserError(
+                f"--token-dropout and --tokenizer are for texts, but {self.name} has images"
+            )
         has_other_patch = args.patch != type(args).patch  # than the default
         shapes_images = args.stem_channels or args.image_size or has_other_patch
         varies_images = args.crop or args.flip == "yes"
@@ -166,7 +175,7 @@ class Classification:
 
     def __str__(self) -> str:
         """Returns what each part of the corpus holds, a line for each."""
-        lines = [f"{self.name}: {len(self.classes)} classes"]
+        lines = [f"{self.name}: {len(self.classes)} classes{self.vocabulary()}"]
         for part, counts in self.meta["parts"].items():
             line = f"{self.name}, {part}: {counts['examples']:,} {self.unit}"
             if counts.get("empty"):
@@ -179,6 +188,14 @@ class Classification:
         lines += self.untrained_classes()
         lines += filter(None, [self.left_out_line, self.summary_of_weights, self.advice()])
         return "\n".join(lines)
+
+    def vocabulary(self) -> str:
+        """Returns how many tokens texts are encoded with, to follow the number of classes."""
+        if self.transform:
+            return ""
+        tokenizer = Tokenizer.from_str(self.tokenizer)
+        kind = "words" if isinstance(tokenizer.model, WordLevel) else "tokens"
+        return f", a vocabulary of {tokenizer.get_vocab_size():,} {kind}"
 
     def untrained_classes(self) -> list[str]:
         """Returns a warning for each part with classes that the training set lacks."""

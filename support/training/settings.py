@@ -79,7 +79,15 @@ class CorpusSettings:
     test: str = flag("", "PREFIX, table or class folders to score at the end", changeable=True)
     src: str = flag("de", "source language: ending of its file, or column", task=TRANSLATE)
     tgt: str = flag("en", "target language: ending of its file, or column", task=TRANSLATE)
-    vocab_size: int = flag(8000, "tokens in the vocabulary (BPE)", (1, 10**7), is_shape=True)
+    tokenizer: str = flag(
+        "bpe",
+        "what tokens are: pieces of words (BPE), or words, of which those that occur once are "
+        "unknown; auto: words, if few are unknown",
+        choices=("bpe", "words", "auto"),
+        task=CLASSIFY,
+        is_shape=True,
+    )
+    vocab_size: int = flag(8000, "tokens in the vocabulary", (1, 10**7), is_shape=True)
     max_length: int = flag(
         128,
         "tokens; longer sentence pairs are left out, longer texts lose their middle",

@@ -23,7 +23,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from model import initialize
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.corpus import classes_of
-from support.classification.encoding import encode_texts, prepare_labelled, write_images
+from support.classification.encoding import (
+    encode_texts,
+    prepare_labelled,
+    train_tokenizer,
+    train_words,
+    write_images,
+)
 from support.classification.examples import ExampleBatches, Images, Texts
 from support.classification.images import ImageTransform, shift_and_mirror
 from support.classification.labelled import find_labelled
@@ -283,6 +289,33 @@ def test_texts_are_cut_and_counted():
     assert encode_texts(tokenizer, texts[1:2], 1) == ([[1]], 1)
 
 
+def test_a_token_is_a_word_and_a_rare_word_is_unknown():
+    texts = [
+        "The dog's tail, the Dog!! nai\u0308ve",
+        "a tail; na\u00efve",
+        "中文 ภาษา 한국어",
+        "文 한국어",
+    ]
+    tokenizer = Tokenizer.from_str(train_words(iter(texts), 100))
+    words = {"dog", "na\u00efve", "tail", "the", "า", "文", "한국어"}
+    assert tokenizer.get_vocab().keys() == {"<pad>", "<unk>"} | words
+    assert tokenizer.token_to_id("<pad>") == 0
+    text = "THE nai\u0308ve cat's tail文章 <pad>"
+    (ids,), _ = encode_texts(tokenizer, [text], 100)
+    tokens = [tokenizer.id_to_token(token) for token in ids]
+    assert tokens == ["the", "na\u00efve", *["<unk>"] * 3, "tail", "文", *["<unk>"] * 4]
+    assert Tokenizer.from_str(train_words(iter(texts), 3)).get_vocab_size() == 3
+
+
+def test_texts_get_pieces_of_words_where_words_seldom_recur():
+    def kind(*texts):
+        serialized = train_tokenizer(lambda: zip(texts, texts), len(texts), "auto", 300)
+        return type(Tokenizer.from_str(serialized).model).__name__
+
+    assert kind("a dog", "a cat", "a dog and a cat") == "WordLevel"
+    assert kind("a dog", "two cats", "three cats", "some dogs") == "BPE"
+
+
 def test_hidden_tokens_depend_on_seed_epoch_and_text_alone():
     class Whole:  # 40 texts of 9 tokens, none of them 0
         pad = 0
@@ -345,7 +378,8 @@ def test_what_cannot_be_is_said_in_one_line(tmp_path, table):
         (["--data", "kinds", "--pretrained", "nowhere"], "nowhere"),
         (["--data", "kinds", "--patch", "8"], "are for images"),
         (["--data", "kinds", "--pool", "mean"], "--pool mean requires --pretrained"),
-        (["--data", "IMAGES", "--token-dropout", "0.1"], "for texts"),
+        (["--data", "IMAGES", "--token-dropout", "0.1"], "are for texts"),
+        (["--data", "phrasebook", "--tokenizer", "words"], "--tokenizer is for classification"),
         (
             ["--data", "IMAGES", "--patch", "2", "--stem-channels", "8"],
             "patch 2 is not a multiple of 4",
@@ -363,13 +397,14 @@ def test_flags_that_do_not_go_together_are_refused(refusal, images, flags, expec
         ["--data", "kinds", "--flip", "yes"],
         ["--data", "kinds", "--image-size", "16"],
         ["--data", "IMAGES", "--token-dropout", "0.1"],
+        ["--data", "IMAGES", "--tokenizer", "words"],
     ],
 )
 def test_flags_are_refused_before_the_corpus_is_encoded(refusal, images, monkeypatch, flags):
     """Which may take minutes."""
     monkeypatch.setattr("support.classification.task.prepare_labelled", None)
     said = refusal(*(images[1] if flag == "IMAGES" else flag for flag in flags))
-    assert "are for images, but" in said or "is for texts, but" in said
+    assert "are for images, but" in said or "are for texts, but" in said
 
 
 @pytest.fixture(scope="module")
