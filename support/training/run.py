@@ -368,8 +368,7 @@ class Run:
             for name, value in metrics.items()
         }
         self.log_step(step, self.progress.evaluated)
-        first_metric = metrics.get(self.task.metrics[0], 0.0)  # none with --bleu-sentences 0
-        score = [first_metric, -metrics["loss"]]
+        score = self.score(metrics)
         self.progress.last_evaluation = step
         self.progress.since_best += 1
         is_best = score > self.progress.best
@@ -381,6 +380,11 @@ class Run:
             self.writer.write(lambda: self.write_evaluated(content, is_best))
         self.stop_if_patience_is_over(step)
         self.restart_clock()
+
+    def score(self, metrics: dict[str, float]) -> list[float]:
+        """Returns what decides which evaluation is the best: first metric, then -loss."""
+        first_metric = metrics.get(self.task.metrics[0], 0.0)  # none with --bleu-sentences 0
+        return [first_metric, -metrics["loss"]]
 
     def write_evaluated(self, content: dict[str, Any], is_best: bool) -> None:
         """Writes the files of an evaluation, and removes step-*.pt that are not needed now."""

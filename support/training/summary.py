@@ -150,36 +150,33 @@ def finish(run, model: nn.Module) -> None:
 def choose_weights(run, model: nn.Module) -> tuple[dict, dict[str, float]]:
     """Loads the weights that the run keeps, and returns their checkpoint and their metrics.
 
-    They are those of best.pt, or the mean of the last evaluations' weights if its loss on the
-    validation set is lower: the highest of many accuracies is partly luck, the loss less so. A
-    collective: rank 0 reads the files.
+    They are those of best.pt, which gets the mean of the last evaluations' weights if its loss
+    on the validation set is lower: the highest of many accuracies is partly luck, the loss less
+    so. A collective: rank 0 reads the files.
     """
     from support.distributed.weights import load_full_state_dict
 
-    def load_and_evaluate(state: dict[str, Tensor] | None) -> dict[str, float]:
+    def load_and_evaluate(state: dict[str, Tensor] | None, final: bool) -> dict[str, float]:
         load_full_state_dict(model, state)
-        return run.task.evaluate(model, "valid", run.data_rank, run.data_size, final=True)
+        return run.task.evaluate(model, "valid", run.data_rank, run.data_size, final)
 
-    best: dict = {"model": None}  # in the other ranks, to which rank 0 sends the weights
-    mean: dict = {"model": None}
     paths = []
+    if run.args.average_checkpoints > 1:
+        paths = run.evaluation_checkpoints()[-run.args.average_checkpoints :]
+    if broadcast_object(len(paths)):
+        mean = checkpoint.average_weights(paths) if run.writes else None
+        # As an evaluation during training, with which the steps of a longer run compare it.
+        score = run.score(load_and_evaluate(mean, final=False))
+        _, best_negative_loss = run.progress.best
+        if score[1] > best_negative_loss:  # never if it is not finite
+            run.progress.best = score
+            if run.writes:
+                content = run.content(run.last_step, mean) | {"averaged": len(paths)}
+                checkpoint.save(run.folder / "best.pt", content)
+    best: dict = {"model": None}  # in the other ranks, to which rank 0 sends the weights
     if run.writes:
         best = checkpoint.load(run.folder / "best.pt")
-        if run.args.average_checkpoints > 1:
-            paths = run.evaluation_checkpoints()[-run.args.average_checkpoints :]
-    metrics = load_and_evaluate(best["model"])
-    if not broadcast_object(len(paths)):
-        return best, metrics
-    if run.writes:
-        state = checkpoint.average_weights(paths)
-        mean = run.content(run.last_step, state) | {"averaged": len(paths)}
-    metrics_of_mean = load_and_evaluate(mean["model"])
-    if metrics_of_mean["loss"] < metrics["loss"]:  # never if it is not finite
-        if run.writes:
-            checkpoint.save(run.folder / "best.pt", mean)
-        return mean, metrics_of_mean
-    load_full_state_dict(model, best["model"])
-    return best, metrics
+    return best, load_and_evaluate(best["model"], final=True)
 
 
 def median_speed(path: Path) -> dict[str, float]:

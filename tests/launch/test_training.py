@@ -604,7 +604,7 @@ def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
             empty | {"step": 1, "averaged": 1, "model": {"weight": torch.full((1, 1), weight)}},
         )
 
-    def evaluate(model, *_, final):
+    def evaluate(model, *_):
         return {
             1.0: {"accuracy": 0.9, "loss": 0.3},
             3.0: {"accuracy": 0.8, "loss": loss_of_mean},
@@ -623,7 +623,9 @@ def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
         report=lambda *_: ({"test_accuracy": 0.7}, ""),
         batches=SimpleNamespace(examples=range(9)),
     )
-    progress = SimpleNamespace(epochs=[], epoch=SimpleNamespace(seconds=0), tokens=1)
+    progress = SimpleNamespace(
+        epochs=[], epoch=SimpleNamespace(seconds=0), tokens=1, best=[0.9, -0.3]
+    )
     run_summary.finish(
         SimpleNamespace(
             task=task,
@@ -638,6 +640,7 @@ def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
             began=0,
             say=print,
             progress=progress,
+            score=lambda metrics: [metrics["accuracy"], -metrics["loss"]],
             evaluation_checkpoints=lambda: sorted(tmp_path.glob("step-[0-9]*.pt")),
             content=lambda step, weights: empty | {"step": step, "model": weights},
         ),

@@ -213,6 +213,27 @@ def test_the_best_weights_of_steps_that_were_given_up_are_removed(tmp_path, trai
     assert summary["best_step"] == best_step(tmp_path / "logs/r") == steps
 
 
+def test_a_longer_run_keeps_the_mean_until_an_evaluation_is_better(
+    tmp_path, train_here, monkeypatch
+):
+    """The mean is better than the evaluation after it, which is better than those before."""
+    metrics = {"accuracy": 0.7, "loss": 0.4}
+
+    def average_weights(paths):
+        metrics.update(accuracy=0.9, loss=0.1)
+        return average(paths)
+
+    average = checkpoint.average_weights
+    monkeypatch.setattr(checkpoint, "average_weights", average_weights)
+    monkeypatch.setattr(Classification, "evaluate", lambda *_, **__: dict(metrics))
+    monkeypatch.setattr(Classification, "report", lambda *_: ({}, ""))
+    train_here("--steps", 4, "--eval-every", 2, "--average-checkpoints", 2)
+    metrics.update(accuracy=0.8, loss=0.3)
+    train_here("--resume", "logs/r", "--steps", 6, "--average-checkpoints", 1)
+    best = checkpoint.load(tmp_path / "logs/r/best.pt")
+    assert (best["step"], best["averaged"]) == (4, 2)
+
+
 def test_the_best_weights_of_another_run_are_removed(tmp_path, train_here):
     """One of the same name that was killed before it had saved last.pt."""
     train_here("--steps", 40, "--eval-every", 4, "--save-every", 40, kill=9)
