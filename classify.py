@@ -263,7 +263,7 @@ def main() -> None:
     args = parse_arguments()
     configure_backends()
     torch.set_num_threads(min(args.threads or available_cores(), available_cores()))
-    predictor = Predictor(find_checkpoint(args.checkpoint, "classification"), args.device)
+    predictor = Predictor(*find_checkpoint(args.checkpoint, "classification"), args.device)
     if args.score is not None:
         score(args, predictor)
     elif args.export is not None:

@@ -132,10 +132,9 @@ class Translator:
         procs = args.procs or cores
         torch.set_num_threads(min(procs, cores))  # for one sentence, which this process decodes
         self.n_best = args.n_best
-        self.paths = [
-            find_checkpoint(path, "translation") for path in args.checkpoint or [None]
-        ]
-        models, bpes, tasks = zip(*map(load_translator, self.paths))
+        found = [find_checkpoint(path, "translation") for path in args.checkpoint or [None]]
+        self.paths = [path for path, _ in found]
+        models, bpes, tasks = zip(*(load_translator(*each) for each in found))
         self.model = models[0]
         self.bpe = bpes[0]
         self.task = tasks[0]

@@ -1,11 +1,12 @@
 """A trained Classifier, for new texts and images.
 
 Example:
-    predictor = Predictor(Path("logs/RUN/best.pt"), "cpu")
+    predictor = Predictor(*find_checkpoint(Path("logs/RUN"), "classification"), "cpu")
     probabilities = predictor(["Wo wohnt der Mann?"])  # (1, classes)
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from torch.nn.utils.rnn import pad_sequence
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.encoding import encode_texts
 from support.classification.images import ImageTransform
-from support.common.checkpoint import load
 from support.common.errors import as_user_error
 from support.common.kernels import speed_up
 
@@ -26,9 +26,11 @@ BATCH_SIZES = {"cpu": 32, "cuda": 512}  # examples; a GPU needs more of them to 
 class Predictor:
     """A trained Classifier, ready to use: texts or images in, probabilities out."""
 
-    def __init__(self, path: Path, device: str):
-        """path: a checkpoint file; device: "cpu" or "cuda". Raises UserError."""
-        checkpoint = load(path)
+    def __init__(self, path: Path, checkpoint: dict[str, Any], device: str):
+        """path, checkpoint: a file and its content; device: "cpu" or "cuda".
+
+        Raises UserError.
+        """
         self.path = path
         self.device = device
         self.flags = checkpoint["flags"]  # of the run that trained the model

@@ -17,76 +17,59 @@
 support/distributed/weights.py gathers the weights that are saved and distributes those loaded.
 """
 
+import atexit
+import glob
 import os
 import pickle
 import shutil
 import sys
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from support.common.errors import UserError, first_line
+from support.common.errors import UserError, as_user_error, first_line
 from support.common.files import replace, sync, sync_folder
 from support.common.paths import LOGS
 
 FORMAT = 2  # increase it when a field, or the order of a weight's rows, changes
 CAN_MAP = sys.platform != "win32"  # where a file cannot be replaced while it is mapped
-FIELD_TYPES = {"step": int, "model": dict, "task": dict, "flags": dict, "progress": dict}
-# What reading a damaged file raises, besides UnpicklingError.
-DAMAGED = (RuntimeError, EOFError, LookupError, TypeError, AttributeError, ValueError)
 SCRIPTS = {"translation": "translate.py", "classification": "classify.py"}  # by task type
 
 
-def unpickle(path: Path, mmap: bool = False):
-    """Returns what torch.save wrote, on the CPU; runs no code. Raises as torch.load does."""
+def unpickle(path: Path):
+    """Returns what torch.save wrote, on the CPU, mapped from disk where that can be.
+
+    No code is run. Raises as torch.load does.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a warning would be a second line beside the error
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-
-
-def map_or_read(path: Path):
-    """Returns what torch.save wrote, mapped from disk, or read if its file system maps none."""
-    try:
-        return unpickle(path, mmap=CAN_MAP)
-    except RuntimeError as problem:
-        if "unable to mmap" not in str(problem):
-            raise
-        return unpickle(path)
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=CAN_MAP)
+        except RuntimeError:  # some file systems map none, and older files cannot be mapped
+            return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def load(path: Path) -> dict:
     """Returns a checkpoint file's content, on the CPU. Raises UserError if it is unusable."""
-    try:
-        checkpoint = map_or_read(path)
-        check_fields(checkpoint)
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    with as_user_error(f"{path}: not a whole checkpoint"):
+        try:
+            checkpoint = unpickle(path)
+        except pickle.UnpicklingError:
+            raise ValueError("it may hold code, or be another kind of file") from None
+        if checkpoint["format"] != FORMAT:
+            raise ValueError(
+                f"its format is {checkpoint['format']}, this version reads {FORMAT}"
+            )
+        for name, weight in checkpoint["model"].items():
+            if not weight.isfinite().all():
+                raise ValueError(f"{name} holds numbers that are not finite")
         return checkpoint
-    except OSError as problem:
-        raise UserError(f"{path}: {problem.strerror or problem}") from problem
-    except pickle.UnpicklingError:
-        raise UserError(
-            f"{path}: not a plain checkpoint: it may hold code, or be another kind of file"
-        ) from None
-    except DAMAGED as problem:
-        raise UserError(f"{path}: not a whole checkpoint ({first_line(problem)})") from problem
-
-
-def check_fields(checkpoint: dict) -> None:
-    """Raises ValueError for a wrong format, a missing field, or weights that are not finite."""
-    if not isinstance(checkpoint, dict) or "format" not in checkpoint:
-        raise ValueError("its format is missing")
-    if checkpoint["format"] != FORMAT:
-        raise ValueError(f"its format is {checkpoint['format']}, this version reads {FORMAT}")
-    for name, field_type in FIELD_TYPES.items():
-        if not isinstance(checkpoint.get(name), field_type):
-            raise ValueError(f"its {name} is missing or of the wrong type")
-    for name, weight in checkpoint["model"].items():
-        if isinstance(weight, Tensor) and not weight.isfinite().all():
-            raise ValueError(f"{name} holds numbers that are not finite")
 
 
 def save(path: Path, checkpoint: dict) -> None:
@@ -114,10 +97,11 @@ def save(path: Path, checkpoint: dict) -> None:
 class Writer:
     """Calls functions that write files: at once, or in a thread while training continues."""
 
-    job: ClassVar[Future | None] = None  # the last one that a thread of this process was given
-
     def __init__(self, in_background: bool):
         self.pool = ThreadPoolExecutor(max_workers=1) if in_background else None
+        self.job: Future | None = None  # the last one that the thread was given
+        if self.pool:
+            atexit.register(self.pool.shutdown)  # a process that ends writes its files first
 
     def write(self, job: Callable[[], None]) -> None:
         """Waits for the job before, and calls `job`, or lets the thread call it.
@@ -127,14 +111,14 @@ class Writer:
         """
         self.wait()
         if self.pool:
-            type(self).job = self.pool.submit(job)
+            self.job = self.pool.submit(job)
         else:
             job()
 
     def wait(self) -> None:
         """Waits until all is written. Raises what the job has raised."""
         job = self.job
-        type(self).job = None
+        self.job = None
         if job:
             job.result()
 
@@ -143,46 +127,40 @@ class Writer:
         if self.job and self.job.done():
             self.wait()
 
-    @classmethod
-    def finish(cls) -> None:
-        """Waits until all is written, in a process that ends; a failure is not raised."""
-        if cls.job:
-            wait([cls.job])
-
 
 # --- Which checkpoint to use ------------------------------------------------------------------
 
 
-def find_checkpoint(path: Path | None, task_type: str) -> Path:
-    """Returns the checkpoint file to use for a task of type "translation" or "classification".
+def find_checkpoint(path: Path | None, task_type: str) -> tuple[Path, dict]:
+    """Returns the checkpoint file to use for a type of task, and its content.
 
     path: a file, or the folder of a run, which stands for its best.pt; None: best.pt of the
-    newest run of that type under logs/. Raises UserError if there is none, or it is for another
-    type of task.
+    newest run of that type under logs/. task_type: "translation" or "classification". Raises
+    UserError if there is none, or it is for another type of task.
     """
     if path is None:
         return newest_checkpoint(task_type)
     if path.is_dir():
-        if not (path / "best.pt").is_file():
-            raise UserError(f"{path}: it has no best.pt, where training keeps the best weights")
         path = path / "best.pt"
     checkpoint = load(path)
     if "sharded" in checkpoint:
         raise UserError(f"{path}: its weights are sharded; use best.pt in the same folder")
-    saved_type = checkpoint["task"].get("kind")
-    if saved_type != task_type and saved_type in SCRIPTS:
-        script = SCRIPTS[saved_type]
+    saved_type = checkpoint["task"]["kind"]
+    if saved_type != task_type:
         raise UserError(
-            f"{path}: not a model for {task_type}; use python {script} --checkpoint {path}"
+            f"{path}: not a model for {task_type}; "
+            f"use python {SCRIPTS[saved_type]} --checkpoint {path}"
         )
-    return path
+    return path, checkpoint
 
 
-def newest_checkpoint(task_type: str) -> Path:
-    """Returns best.pt of the newest run of that type under logs/. Raises UserError."""
-    for path in sorted(find_all("best.pt"), key=os.path.getmtime, reverse=True):
-        if load(path)["task"].get("kind") == task_type:
-            return path
+def newest_checkpoint(task_type: str) -> tuple[Path, dict]:
+    """Returns best.pt of the newest run of that type under logs/, and its content."""
+    names = glob.glob(f"{LOGS}/**/best.pt", recursive=True)  # pathlib's follows no links
+    for name in sorted(names, key=os.path.getmtime, reverse=True):
+        checkpoint = load(Path(name))
+        if checkpoint["task"]["kind"] == task_type:
+            return Path(name), checkpoint
     command = "python train_cpu.py"
     if task_type == "classification":
         command += " --data kinds"
@@ -190,22 +168,6 @@ def newest_checkpoint(task_type: str) -> Path:
         f"there is no checkpoint for {task_type} under logs/ yet; "
         f"train one, in a few minutes: {command}"
     )
-
-
-def find_all(name: str) -> list[Path]:
-    """Returns the files of that name in all folders under logs/, also in linked ones."""
-    paths = []
-    visited = set()  # a link may lead back to where it is
-    for folder, subfolders, _ in os.walk(LOGS, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in visited:
-            subfolders.clear()
-            continue
-        visited.add(real)
-        path = Path(folder, name)
-        if path.is_file():
-            paths.append(path)
-    return paths
 
 
 def load_run(folder: Path, sharded: bool) -> dict:
@@ -222,8 +184,6 @@ def load_run(folder: Path, sharded: bool) -> dict:
             f"{path}: its weights are sharded, in {checkpoint['sharded']}/; resume it with "
             f"train_fsdp.py or train_tp.py, which without --sharded write a single file"
         )
-    if "optimizer" not in checkpoint and "sharded" not in checkpoint:
-        raise UserError(f"{path}: it has no optimizer state, so it cannot be resumed")
     return checkpoint
 
 

@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from support.common.checkpoint import Writer
 from support.common.errors import UserError, exit_on_user_error
 from support.common.hardware import available_cores, configure_backends
 from support.common.run_folder import remove_if_empty
@@ -115,7 +114,6 @@ def end_at_once():
         yield
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    Writer.finish()
     atexit._run_exitfuncs()
     with suppress(OSError):  # nobody reads them any more
         sys.stdout.flush()

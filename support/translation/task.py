@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from data import BPE, Batches, Pairs, evaluation_batches, prepare, read_bpe, read_text
 from model import ModelConfig, Transformer
-from support.common.checkpoint import check_corpus, load
+from support.common.checkpoint import check_corpus
 from support.common.errors import UserError, as_user_error
 from support.common.files import read_json
 from support.common.flops import transformer_flops
@@ -52,9 +52,13 @@ def model_config(args, vocab_size: int) -> ModelConfig:
         raise UserError(str(problem)) from problem
 
 
-def load_translator(path: Path) -> tuple[Transformer, BPE, dict[str, Any]]:
-    """Returns a checkpoint's model, ready to translate, its BPE, and what the task saved."""
-    checkpoint = load(path)
+def load_translator(
+    path: Path, checkpoint: dict[str, Any]
+) -> tuple[Transformer, BPE, dict[str, Any]]:
+    """Returns a checkpoint's model, ready to translate, its BPE, and what the task saved.
+
+    path, checkpoint: the file and its content. Raises UserError.
+    """
     saved = checkpoint["task"]
     with as_user_error(f"{path}: not a whole checkpoint of a translator"):
         model = Transformer(ModelConfig(**saved["config"]))

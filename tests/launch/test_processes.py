@@ -16,7 +16,6 @@ import torch.multiprocessing as mp
 from conftest import ROOT, run_script, skip_on_windows
 
 from support.common import run_folder
-from support.common.checkpoint import Writer
 from support.common.errors import UserError
 from support.distributed import launch as processes
 from support.distributed import liveness, rendezvous
@@ -141,19 +140,26 @@ def test_cores_that_are_no_number_are_refused_before_a_folder_is_made(monkeypatc
     assert ended.value.code == 2 and "SLURM_CPUS_PER_TASK" in capsys.readouterr().err
 
 
-def test_a_process_that_ends_finishes_the_checkpoint_that_its_thread_writes(
-    monkeypatch, tmp_path
-):
-    def write():
-        time.sleep(0.5)
-        (tmp_path / "last.pt").touch()
+ENDING = """
+import sys, time
+from pathlib import Path
+from support.common.checkpoint import Writer
+from support.distributed.launch import end_at_once
 
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    monkeypatch.setattr("atexit._run_exitfuncs", lambda: None)  # pytest needs them
-    with pytest.raises(SystemExit) as ended, processes.end_at_once():
-        Writer(in_background=True).write(write)
-        sys.exit(2)
-    assert ended.value.code == 2 and (tmp_path / "last.pt").exists()
+def write():
+    time.sleep(0.5)
+    Path(sys.argv[1]).touch()
+
+with end_at_once():
+    Writer(in_background=True).write(write)
+    sys.exit(2)
+"""
+
+
+def test_a_process_that_ends_finishes_the_checkpoint_that_its_thread_writes(tmp_path):
+    path = tmp_path / "last.pt"
+    ended = subprocess.run([sys.executable, "-c", ENDING, str(path)], cwd=ROOT)
+    assert ended.returncode == 2 and path.exists()
 
 
 def test_a_folder_with_a_lock_alone_is_empty(tmp_path):

@@ -28,6 +28,7 @@ import torch
 
 from data import BPE, EOS
 from model import Transformer
+from support.common.checkpoint import find_checkpoint
 from support.common.hardware import available_cores
 from support.corpora.pairs import read_parallel
 from support.ctranslate.engine import Engine
@@ -136,7 +137,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     sources, references = map(list, zip(*read_parallel(args.src, args.tgt)))
-    model, bpe, _ = load_translator(args.checkpoint)
+    model, bpe, _ = load_translator(*find_checkpoint(args.checkpoint, "translation"))
     print(
         f"{len(sources):,} sentences, {available_cores()} cores\n\n"
         f"| | beam | sentences/s | BLEU | ms for one sentence |\n|{' --- |' * 5}"

@@ -35,6 +35,7 @@ from support.classification.images import ImageTransform, shift_and_mirror
 from support.classification.labelled import find_labelled
 from support.classification.predict import Predictor
 from support.classification.splits import hold_out_labelled
+from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError
 from support.pretrained.export import export
 from support.training.command_line import parse_arguments
@@ -189,7 +190,7 @@ def test_a_run_leaves_predictions_that_agree_with_its_figures(table, learnt):
     )
     with open(table[3], newline="") as file:
         texts = [f"{row['title']} {row['text']}" for row in csv.DictReader(file)]
-    probabilities = Predictor(run / "best.pt", "cpu")(texts)
+    probabilities = Predictor(*find_checkpoint(run / "best.pt", "classification"), "cpu")(texts)
     shown = torch.tensor([[float(row[column]) for column in columns] for row in rows])
     assert (probabilities - shown).abs().max() < 1e-4
     assert {"epoch", "samples_per_second", "valid_accuracy", "memory_mib"} <= summary["epochs"][

@@ -28,6 +28,7 @@ from support.classification.metrics import metrics_table
 from support.classification.predict import Predictor
 from support.classification.splits import hold_out_labelled
 from support.common import checkpoint
+from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError
 from support.pretrained.load import load_pretrained
 
@@ -149,7 +150,9 @@ def answer(folder, monkeypatch, capsys):
 
 
 def probabilities(folder, texts):
-    return Predictor(folder / "logs" / "texts" / "best.pt", "cpu")(texts)
+    return Predictor(
+        *find_checkpoint(folder / "logs" / "texts" / "best.pt", "classification"), "cpu"
+    )(texts)
 
 
 # --- Texts ------------------------------------------------------------------------------------
@@ -272,7 +275,9 @@ def test_score_takes_the_examples_that_were_held_out(folder, answer, examples, t
     parts, count = hold_out_labelled(corpus)
     held_out = [*parts["valid"]()]
     assert 0 < len(held_out) < count / 10 and {*held_out} <= {*examples}
-    predictor = Predictor(folder / "logs" / "texts" / "best.pt", "cpu")
+    predictor = Predictor(
+        *find_checkpoint(folder / "logs" / "texts" / "best.pt", "classification"), "cpu"
+    )
     model, saved = predictor.model, predictor.saved
     flags = {
         "data": str(folder / "train.csv"),
@@ -382,7 +387,7 @@ def test_the_newest_classifier_is_taken(folder, tmp_path, monkeypatch, answer):
         {"new": "translation", "mid": "classification", "old": "classification"},
     )
     monkeypatch.chdir(tmp_path)
-    assert checkpoint.find_checkpoint(None, "classification") == Path("logs/mid/best.pt")
+    assert find_checkpoint(None, "classification")[0] == Path("logs/mid/best.pt")
     for path in ("logs/old", "logs/old/best.pt"):
         assert "animal" in answer("--checkpoint", path, "dog").out
     for script, path, other in (
@@ -409,7 +414,7 @@ def test_what_does_not_go_together_is_refused(folder, tmp_path, answer):
     torch.save(content | {"task": content["task"] | {"config": config}}, tmp_path / "shape.pt")
     for flags, expected in [
         (["dog", "--checkpoint", "no.pt"], "no.pt"),
-        (["dog", "--checkpoint", tmp_path], "it has no best.pt"),
+        (["dog", "--checkpoint", tmp_path], "best.pt: no such file"),
         (["dog", "--checkpoint", tmp_path / "zero.pt"], "zero.pt: not a whole checkpoint"),
         (
             ["dog", "--checkpoint", tmp_path / "shape.pt"],
@@ -487,7 +492,9 @@ def images(tmp_path, monkeypatch):
     (tmp_path / "broken.png").write_bytes((tmp_path / "red.png").read_bytes()[:45])
     red = np.zeros((3, 8, 8), np.uint8)
     red[0] = 250
-    predictor = Predictor(tmp_path / "logs" / "images" / "best.pt", "cpu")
+    predictor = Predictor(
+        *find_checkpoint(tmp_path / "logs" / "images" / "best.pt", "classification"), "cpu"
+    )
     [probabilities] = predictor([red])
     return tmp_path, CLASSES[probabilities.argmax()], float(probabilities.max())
 

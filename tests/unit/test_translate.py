@@ -234,7 +234,7 @@ def test_what_does_not_go_together_is_refused(trained, tmp_path, answer):
     for flags, expected in [
         (["Hallo", "--beam", "many"], "--help lists the flags"),
         (["Hallo", "--checkpoint", "no.pt"], "no.pt"),
-        (["Hallo", "--checkpoint", "logs"], "logs: it has no best.pt"),
+        (["Hallo", "--checkpoint", "logs"], "logs/best.pt: no such file"),
         (["Hallo", "--checkpoint", tmp_path / "zero.pt"], "zero.pt: not a whole checkpoint"),
         (
             ["Hallo", "--checkpoint", best, "--checkpoint", tmp_path / "other.pt"],
@@ -273,8 +273,8 @@ def test_the_newest_translator_is_taken(trained, tmp_path, monkeypatch):
         tmp_path, checkpoint, {"new": "other", "mid": "translation", "old": "translation"}
     )
     monkeypatch.chdir(tmp_path)
-    assert find_checkpoint(None, "translation") == Path("logs/mid/best.pt")
-    assert find_checkpoint(Path("logs/new"), "translation") == Path("logs/new/best.pt")
+    assert find_checkpoint(None, "translation")[0] == Path("logs/mid/best.pt")
+    assert find_checkpoint(Path("logs/old"), "translation")[0] == Path("logs/old/best.pt")
 
 
 def test_a_picture_of_what_each_word_attends_to(trained, answer):
