@@ -21,8 +21,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from model import ModelConfig
 from support.common.errors import UserError, make_parser, run_main
 from support.common.hardware import fast_precision
+from support.common.shape import make_config
 from support.common.text_table import aligned
 from support.planning.estimate import MAX_GPUS, MODE_NAMES, Estimate, best, can_run, fewest_gpus
 from support.planning.footprint import TrainingStep
@@ -31,7 +33,6 @@ from support.training.command_line import add_flag
 from support.training.config_file import read_config
 from support.training.settings import Settings, check_limits, flag, flags_of, option
 from support.training.tasks import CONFIGS
-from support.translation.task import model_config
 
 # Flags of the training scripts that decide what a step costs.
 SHAPE = ("layers", "d_model", "heads", "d_ff", "dropout", "norm", "vocab_size", "max_length")
@@ -245,7 +246,7 @@ def sbatch_command(estimate: Estimate, flags: str, total_tokens: float) -> str:
 def training_step(args: argparse.Namespace) -> TrainingStep:
     """Returns the step that the flags describe. Raises UserError."""
     return TrainingStep(
-        config=model_config(args, args.vocab_size),
+        config=make_config(ModelConfig, args, vocab_size=args.vocab_size),
         sentences=args.batch_size or max(1, args.batch_tokens // args.max_length),
         length=args.max_length,
         precision=choose_precision(args),

@@ -30,6 +30,7 @@ from support.common.files import read_json
 from support.common.hardware import autocast_dtype
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
+from support.common.shape import make_config
 from support.distributed.collectives import sum_over_data
 
 EVALUATION_TOKENS = 4096  # in a batch of an evaluation
@@ -149,22 +150,14 @@ class Classification:
             }
         else:
             vocab_size = Tokenizer.from_str(self.tokenizer).get_vocab_size()
-            kwargs = {"vocab_size": vocab_size, "max_length": args.max_length}
-        try:
-            return ClassifierConfig(
-                classes=len(self.classes),
-                layers=args.layers,
-                d_model=args.d_model,
-                heads=args.heads,
-                d_ff=args.d_ff,
-                dropout=args.dropout,
-                head_dropout=args.dropout,
-                label_smoothing=args.label_smoothing,
-                norm=args.norm,
-                **kwargs,
-            )
-        except ValueError as problem:
-            raise UserError(str(problem)) from problem
+            kwargs = {"vocab_size": vocab_size}
+        return make_config(
+            ClassifierConfig,
+            args,
+            classes=len(self.classes),
+            head_dropout=args.dropout,
+            **kwargs,
+        )
 
     def part(self, part: str) -> Texts | Images:
         """Returns the examples of train, valid or test, mapped from disk."""

@@ -168,7 +168,6 @@ def check_task(args: Settings) -> None:
             hint = "; to classify a table, name its column of classes with --label"
         raise UserError(f"{option(name)} is for {other}, but {args.data} is for {task}{hint}")
     if not args.pretrained:
-        # A classifier's layers have the same limits.
-        from support.translation.task import model_config
+        from support.common.shape import make_config
 
-        model_config(args, args.vocab_size)
+        make_config(LayerConfig, args)  # a task's own configuration has these limits, too

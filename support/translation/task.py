@@ -23,6 +23,7 @@ from support.common.flops import transformer_flops
 from support.common.hardware import autocast_dtype
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
+from support.common.shape import make_config
 from support.corpora.pairs import find_corpus
 from support.distributed.collectives import all_gather_objects, broadcast_object, sum_over_data
 from support.translation.beam import translate_batch
@@ -32,24 +33,6 @@ from support.translation.scores import Score, bleu, chrf
 BEAM = 4  # hypotheses of the last evaluations; those during training are greedy
 EVALUATION_TOKENS = 2048  # a side in a batch of an evaluation, whose logits are all kept
 EXAMPLES_SHOWN = 5  # at most, at the end of a run
-
-
-def model_config(args, vocab_size: int) -> ModelConfig:
-    """Returns the model's shape from the flags. Raises UserError for an impossible one."""
-    try:
-        return ModelConfig(
-            vocab_size,
-            layers=args.layers,
-            d_model=args.d_model,
-            heads=args.heads,
-            d_ff=args.d_ff,
-            dropout=args.dropout,
-            label_smoothing=args.label_smoothing,
-            norm=args.norm,
-            max_length=args.max_length,
-        )
-    except ValueError as problem:
-        raise UserError(str(problem)) from problem
 
 
 def load_translator(
@@ -85,7 +68,7 @@ class Translation:
         bpe = saved["bpe"] if saved else None
         self.folder = prepare(corpus, CACHE / "encoded", args.vocab_size, args.max_length, bpe)
         self.bpe = BPE(read_bpe(self.folder))
-        self.config = model_config(args, self.bpe.vocab_size)
+        self.config = make_config(ModelConfig, args, vocab_size=self.bpe.vocab_size)
         self.make_batches()
         # What the last evaluation has left for `report`: in all ranks the translations, by line
         # number; in rank 0 the scores.
