@@ -185,7 +185,7 @@ def read_run(folder: Path, names: list[str]) -> RunFiles:
         "samples_per_second": samples_per_second,
         "epoch_seconds": number(summary.get("training_examples")) / samples_per_second,
         "tokens_per_second": speed,
-        "train_loss": curve[-1]["train_loss"],
+        "train_loss": [math.nan, *values_of(curve, "train_loss")][-1],
         "valid_loss": min(values_of(curve, "valid_loss"), default=math.nan),
     }
     for valid in metric_columns(curve, "valid"):

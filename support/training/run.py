@@ -66,10 +66,9 @@ class Progress:
     scaler: dict[str, Any] = field(default_factory=dict)  # the state of GradScaler, with fp16
     growth: int = 1  # how many times as large its steps are for GPUs (step_size.py)
 
-    @staticmethod
-    def load(saved: dict[str, Any]) -> "Progress":
-        """Returns the progress that a checkpoint holds."""
-        return Progress(**saved | {"epoch": EpochSums(**saved["epoch"])})
+    def __post_init__(self):
+        if isinstance(self.epoch, dict):  # as a checkpoint holds it
+            self.epoch = EpochSums(**self.epoch)
 
     def count(self, examples: int, tokens: int, targets: int, seconds: float) -> None:
         """Counts a step; its nll is added when it is read back from the device."""
@@ -105,7 +104,7 @@ class Run:
         self.scaler = torch.amp.GradScaler(enabled=False)  # `start` sets the script's
         # The row of metrics.csv that a step has ended, until `log_step` writes it: after an
         # evaluation with its metrics (`save_best`), otherwise at once (`record`).
-        self.row: dict[str, Any] | None = None
+        self.row: dict[str, Any] = {}
         self.bar: Any = None  # tqdm's
         self.log: MetricsLog | None = None
         # On GPUs what is saved is a copy in main memory, which training does not change. With
@@ -154,7 +153,10 @@ class Run:
             self.bar = tqdm(total=self.last_step, initial=step, unit="step", dynamic_ncols=True)
         self.began = time.perf_counter() - self.progress.seconds
         if step == self.last_step and self.progress.last_evaluation < step:
-            self.evaluate_stopped_run(step, model)
+            self.say(f"evaluating the weights of step {step}")  # where the run was stopped
+            metrics = self.task.evaluate(model, "valid", self.data_rank, self.data_size)
+            self.end_row(step)
+            self.save_best(step, model, metrics)
         self.restart_clock()
         return step
 
@@ -175,7 +177,7 @@ class Run:
             shards = str(self.folder / saved["sharded"]) if "sharded" in saved else ""
             beginning = (step, progress, shards)
         step, progress, shards = broadcast_object(beginning)
-        self.progress = Progress.load(progress)
+        self.progress = Progress(**progress)
         weights.restore(model, optimizer, saved, shards)
         self.stop_if_patience_is_over(step)
         return step
@@ -194,12 +196,6 @@ class Run:
             path.unlink()
         beginning = dataclasses.asdict(Progress())
         return {name: beginning[name] for name in ("best", "since_best", "last_evaluation")}
-
-    def evaluate_stopped_run(self, step: int, model: nn.Module) -> None:
-        """Evaluates a run that was stopped at `step` and is resumed to end there."""
-        self.say(f"evaluating the weights of step {step}")
-        metrics = self.task.evaluate(model, "valid", self.data_rank, self.data_size)
-        self.save_best(step, model, metrics)
 
     def load_pretrained_weights(self, model: nn.Module, pretrained: dict[str, Tensor]) -> None:
         """Loads the weights that the task brings along. The others stay random."""
@@ -255,7 +251,8 @@ class Run:
         self.task.batches.seconds_waited = 0.0
         self.progress.count(examples, tokens, targets, seconds)
         if self.should_log(step):
-            self.end_row(step, float(norm))
+            self.end_row(step)
+            self.row["grad_norm"] = f"{float(norm):.6f}"
         if self.bar is not None:
             self.bar.update()
         if not self.should_evaluate(step):  # else `save_best` ends the step
@@ -316,33 +313,36 @@ class Run:
             f"Try a lower --lr, a longer --warmup or --precision fp32."
         )
 
-    def end_row(self, step: int, norm: float) -> None:
-        """Works out a row of metrics.csv, of the steps since the last one."""
+    def end_row(self, step: int) -> None:
+        """Works out a row of metrics.csv, of the steps since the last one.
+
+        There are none where a run is resumed to end at a step that has ended a row.
+        """
         self.writer.check()
         progress = self.progress
         progress.seconds = time.perf_counter() - self.began
-        speeds = self.throughput.end_row()
-        is_second_row = len(self.throughput.speeds) == 2  # the first steps are slower
-        if self.writes and is_second_row and step < self.last_step:
-            self.say(summary.forecast(self, step) + summary.advice(self))
-        loss = progress.nll / progress.targets
         self.row = {
             "step": step,
             "epoch": self.epoch_of(step),
             "seconds": f"{progress.seconds:.2f}",
             "tokens": progress.tokens,
-            "train_loss": f"{loss:.6f}",
             "learning_rate": f"{learning_rate(step, self.args, self.last_step):.4e}",
-            "grad_norm": f"{norm:.6f}",
-            **speeds,
             "memory_mib": round(peak_memory()),
             "reserved_mib": round(torch.cuda.max_memory_reserved() / 2**20),
+            **self.throughput.end_row(),
         }
-        progress.nll = 0.0
-        progress.targets = 0
-        if self.bar is not None:
-            speed = self.throughput.speeds[-1]
-            self.bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s", refresh=False)
+        speeds = self.throughput.speeds
+        if self.writes and len(speeds) == 2 and step < self.last_step:
+            # Not earlier, because the first steps are slower.
+            self.say(summary.forecast(self, step) + summary.advice(self))
+        if progress.targets:
+            loss = progress.nll / progress.targets
+            self.row["train_loss"] = f"{loss:.6f}"
+            progress.nll = 0.0
+            progress.targets = 0
+            if self.bar is not None and speeds:
+                text = f"loss {loss:.3f}, {speeds[-1]:,.0f} tokens/s"
+                self.bar.set_postfix_str(text, refresh=False)
 
     def epoch_of(self, step: int) -> int:
         """Returns the number of the epoch that a step is in, from 1."""
@@ -461,14 +461,13 @@ class Run:
                 self.progress.epochs.append(self.epoch_record(step))
             self.progress.epoch = EpochSums()
             self.progress.evaluated = {}
-        row = self.row
-        self.row = None
-        if not (row and self.log):
-            return
-        self.log.write(row | {name: f"{value:.6f}" for name, value in evaluated.items()})
-        is_shown = self.bar is None and step % (10 * self.args.log_every) == 0
-        if evaluated or is_shown:
-            self.show(row, evaluated)
+        if self.row and self.log:
+            row = self.row | {name: f"{value:.6f}" for name, value in evaluated.items()}
+            self.log.write(row)
+            is_shown = self.bar is None and step % (10 * self.args.log_every) == 0
+            if evaluated or is_shown:
+                self.show(row)
+        self.row = {}
 
     def epoch_record(self, step: int) -> dict[str, Any]:
         """Returns what summary.json says of the epoch that a step is in."""
@@ -486,20 +485,23 @@ class Run:
             "memory_mib": round(peak_memory()),
         }
 
-    def show(self, row: dict[str, Any], evaluated: dict[str, float]) -> None:
+    def show(self, row: dict[str, Any]) -> None:
         """Prints a line with the run's progress."""
         step = row["step"]
         seconds = self.progress.seconds
         remaining = (self.last_step - step) * seconds / step
-        loss = float(row["train_loss"])
-        parts = [f"step {step}/{self.last_step}, epoch {row['epoch']}: loss {loss:.3f}"]
-        columns = [f"valid_{name}" for name in ("loss", *self.task.metrics)]
-        shown = [name for name in columns if name in evaluated]
-        parts += [f"{name.replace('_', ' ')} {round(evaluated[name], 4):.4g}" for name in shown]
-        parts.append(f"{int(row['tokens_per_second']):,} tokens/s")
+        parts = []
+        if "train_loss" in row:
+            parts.append(f"loss {float(row['train_loss']):.3f}")
+        for name in ("loss", *self.task.metrics):
+            value = row.get(f"valid_{name}")
+            if value:
+                parts.append(f"valid {name.replace('_', ' ')} {round(float(value), 4):.4g}")
+        if "tokens_per_second" in row:
+            parts.append(f"{int(row['tokens_per_second']):,} tokens/s")
         parts.append(f"{summary.minutes(seconds)} elapsed")
         parts.append(f"{summary.minutes(remaining)} left")
-        self.say(", ".join(parts))
+        self.say(f"step {step}/{self.last_step}, epoch {row['epoch']}: {', '.join(parts)}")
 
     def say(self, text: str) -> None:
         """Prints a line from rank 0, above the progress bar."""

@@ -185,7 +185,7 @@ def median_speed(path: Path) -> dict[str, float]:
         rows = list(csv.DictReader(file))
     medians = {}
     for name in ("tokens_per_second", "mfu"):
-        values = [float(row[name]) for row in rows]
+        values = [float(row[name]) for row in rows if row[name]]
         medians[f"median_{name}"] = statistics.median(values or [0.0])
     return medians
 

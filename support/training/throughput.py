@@ -1,6 +1,5 @@
 """How fast a run is: tokens per second, and MFU, the share of the hardware's peak FLOP/s."""
 
-import contextlib
 import socket
 import statistics
 from pathlib import Path
@@ -29,6 +28,8 @@ class Throughput:
 
     def end_row(self) -> dict[str, str]:
         """Returns the columns of metrics.csv that tell the speed since the last call."""
+        if not self.steps:
+            return {}
         seconds, seconds_waited, tokens, flops = map(sum, zip(*self.steps))
         speed = tokens / seconds
         mfu = flops / seconds / self.peak
@@ -62,15 +63,14 @@ def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
         f"{world_size} x {torch.get_num_threads()} threads, "
         f"{args.precision}, torch {torch.__version__}"
     )
-    rate = world_size * known_rate(args)
-    rate = rate or read_rates(path).get(setup, 0.0)
+    rates = read_json(path) if path.is_file() else {}
+    rate = world_size * known_rate(args) or rates.get(setup, 0.0)
     rate = broadcast_object(rate)  # all ranks go the same way, whatever their caches hold
     if not rate:
         rate = sum(all_gather_objects(matrix_rate(args.device, args.precision)))
         if rank == 0:
-            with contextlib.suppress(OSError):  # else it is measured again
-                cache.mkdir(parents=True, exist_ok=True)
-                write_json(path, read_rates(path) | {setup: rate})
+            cache.mkdir(parents=True, exist_ok=True)
+            write_json(path, rates | {setup: rate})
     return rate
 
 
@@ -81,10 +81,3 @@ def known_rate(args) -> float:
     if args.device != "cuda" or not autocast_dtype(args.precision):
         return 0.0
     return PEAKS.get(device_name(args.device), 0.0)
-
-
-def read_rates(path: Path) -> dict[str, float]:
-    """Returns the rates that were measured before; none if the file cannot be read."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return dict(read_json(path))
-    return {}

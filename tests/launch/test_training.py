@@ -789,10 +789,6 @@ def test_the_peak_is_measured_by_all_processes_once_for_a_machine(monkeypatch, t
     assert (
         throughput.peak_rate(args, 0, 3, tmp_path) == 15e9
     )  # three processes are another case
-    (tmp_path / "matrix_rates.json").write_text("spoilt")
-    measured = iter([1e9])
-    processes = 2
-    assert throughput.peak_rate(args, 0, 2, tmp_path) == 2e9
 
 
 def test_the_measured_rate_is_one_that_products_reach():

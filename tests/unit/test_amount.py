@@ -235,7 +235,7 @@ def test_after_the_last_step_nothing_is_foretold(monkeypatch, last, expected):
         writer=Writer(in_background=False),
         writes=True,
     )
-    Run.end_row(run, step=20, norm=1.0)
+    Run.end_row(run, step=20)
     assert said == expected
 
 

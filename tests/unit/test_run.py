@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import SMALL
+from conftest import SMALL, read_metrics
 
 import train_cpu
 from support.classification.task import Classification
@@ -24,6 +24,7 @@ from support.common.errors import UserError
 from support.distributed import launch, weights
 from support.distributed.rendezvous import publish, store_on_loopback, wait_for_result
 from support.distributed.signals import STOPPING, Signals
+from support.studies.runs_table import read_run
 from support.training import summary as run_summary
 from support.training.command_line import parse_arguments
 from support.training.settings import CpuSettings
@@ -193,6 +194,23 @@ def test_a_stopped_run_may_end_where_it_is(train_here, capsys, step):
     was_evaluated = step == 8
     out = capsys.readouterr().out
     assert (f"evaluating the weights of step {step}" in out) == (not was_evaluated)
+
+
+@pytest.mark.parametrize("log_every", [1, 10])
+def test_the_evaluation_at_the_end_of_a_stopped_run_is_in_its_log(
+    tmp_path, train_here, log_every
+):
+    """In a row of its own; with --log-every 10 the run was stopped before it had one."""
+    flags = ("--log-every", log_every, "--eval-every", 8)
+    train_here("--steps", 20, *flags, stop=6)
+    summary = train_here("--resume", "logs/r", "--steps", 6)
+    rows = read_metrics(tmp_path / "logs/r")
+    assert float(rows[-1]["valid_loss"]) == pytest.approx(summary["valid_loss"], abs=1e-3)
+    losses = [float(row["train_loss"]) for row in rows if row["train_loss"]]
+    assert len(losses) == (6 if log_every == 1 else 1)
+    run = read_run(tmp_path / "logs/r", [])
+    assert run.row["train_loss"] > 0
+    assert run.row["valid_loss"] == float(rows[-1]["valid_loss"])
 
 
 @pytest.mark.parametrize("steps", [8, 12])
