@@ -1,7 +1,6 @@
 """The folder of a run, logs/NAME: its name, its lock, and nothing in it overwritten."""
 
 import contextlib
-import itertools
 import os
 import re
 import sys
@@ -41,35 +40,31 @@ def check_name(name: str) -> str:
 
 def make_folder(folder: Path, corpus: str) -> str:
     """Makes the folder of a new run; a run without a name gets the next free logs/CORPUS-N."""
-    try:
-        LOGS.mkdir(exist_ok=True)
-        if folder == LOGS:
-            return make_numbered_folder(corpus)
-        folder.mkdir(parents=True, exist_ok=True)
-        config = folder / "config.json"
-        was_saved = config.is_file() and read_json(config).get("saved", False)
-        if was_saved or (folder / "summary.json").is_file():
-            raise UserError(
-                f"{folder} is a run whose checkpoint last.pt is missing. It cannot be resumed, "
-                f"and is not overwritten: choose another --name"
-            )
-        return str(folder)
-    except OSError as problem:
-        path = problem.filename or folder
-        raise UserError(f"{path}: cannot be written ({problem.strerror})") from problem
-    except ValueError as problem:
-        raise UserError(f"{folder}/config.json is damaged; choose another --name") from problem
+    LOGS.mkdir(exist_ok=True)
+    if folder == LOGS:
+        return make_numbered_folder(corpus)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "config.json"
+    was_saved = config.is_file() and read_json(config)["saved"]
+    if was_saved or (folder / "summary.json").is_file():
+        raise UserError(
+            f"{folder} is a run whose checkpoint last.pt is missing. It cannot be resumed, "
+            f"and is not overwritten: choose another --name"
+        )
+    return str(folder)
 
 
 def make_numbered_folder(corpus: str) -> str:
     """Makes logs/CORPUS-1, or with the first number that is free, and returns it."""
     prefix = re.sub(r"[^\w.+=,@-]", "-", corpus) or "run"  # easy to type after --resume
-    for number in itertools.count(1):
+    number = 1
+    while True:
         folder = LOGS / f"{prefix}-{number}"
-        with contextlib.suppress(FileExistsError):
+        try:
             folder.mkdir()
             return str(folder)
-    raise AssertionError("unreachable")
+        except FileExistsError:
+            number += 1
 
 
 def lock_folder(folder: Path, is_new: bool) -> IO[str]:
@@ -77,14 +72,10 @@ def lock_folder(folder: Path, is_new: bool) -> IO[str]:
 
     The lock ends with the process, also if it is killed. A file system without locks has none.
     is_new: whether there was no checkpoint when the flags were read. Raises UserError if
-    another run is writing, if there is a checkpoint by now, or if the folder cannot be written.
+    another run is writing, or if there is a checkpoint by now.
     """
-    try:
-        # Open as long as the run. No text is written to it.
-        file = open(folder / LOCK, "w", encoding="utf-8")  # noqa: SIM115
-    except OSError as problem:
-        reason = problem.strerror or problem
-        raise UserError(f"{folder}: cannot be written ({reason})") from problem
+    # Open as long as the run. No text is written to it.
+    file = open(folder / LOCK, "w", encoding="utf-8")  # noqa: SIM115
     end = time.monotonic() + LOCK_TIMEOUT
     while not try_to_lock(file):
         if time.monotonic() > end:
@@ -102,11 +93,9 @@ def try_to_lock(file: IO) -> bool:
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # of one byte, the first
         else:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    except OSError:  # a file system without locks
-        pass
-    return True
+        return True
+    except OSError as problem:  # others: a file system without locks
+        return not isinstance(problem, BlockingIOError | PermissionError)
 
 
 def remove_if_empty(folder: str) -> None:

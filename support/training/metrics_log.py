@@ -36,15 +36,18 @@ COLUMNS = [
 
 
 class MetricsLog:
-    """The log of one run, written by rank 0. A resumed run appends to it."""
+    """The log of one run, written by rank 0. A resumed run appends to it.
+
+    After a crash, the steps since the checkpoint are repeated with the same values: TensorBoard
+    drops the first ones, W&B the second.
+    """
 
     def __init__(
         self, run, model: nn.Module, step: int, hosts_and_devices: list[tuple[str, str]]
     ):
         """Opens metrics.csv, and removes from the folder what comes after `step`.
 
-        step: the last one done; hosts_and_devices: of each rank. Raises UserError where the
-        folder cannot be written.
+        step: the last one done; hosts_and_devices: of each rank.
         """
         self.folder = run.folder
         self.columns = [*COLUMNS, *(f"valid_{name}" for name in run.task.metrics)]
@@ -63,18 +66,41 @@ class MetricsLog:
             "started": time.strftime("%Y-%m-%d %H:%M:%S"),
             "saved": step > 0,
         }
+        self.remove_later_files(step, run.last_step)
+        path = self.folder / "metrics.csv"
+        rows = self.rows_until(path, step)
+        write_text(path, "\n".join([",".join(self.columns), *rows]) + "\n")
+        self.metrics = path.open("a", buffering=1, encoding="utf-8", newline="\n")
+        write_json(self.folder / "config.json", self.about)
+        self.tensorboard: Any = None
+        self.wandb_run: Any = None
+        if run.args.tensorboard:
+            self.start_tensorboard(step)
+        if run.args.wandb:
+            self.start_wandb(run.args.wandb, run.progress.wandb_id)
+
+    def start_tensorboard(self, step: int) -> None:
+        """Opens TensorBoard's record of the run, which ends at `step`."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.tensorboard = SummaryWriter(str(self.folder), purge_step=step + 1)
+        self.tensorboard.add_text("config", json.dumps(self.about, indent=1), step)
+
+    def start_wandb(self, project: str, run_id: str) -> None:
+        """Starts or continues W&B's record, with its key from the environment or its login."""
+        import wandb
+
         try:
-            self.remove_later_files(step, run.last_step)
-            path = self.folder / "metrics.csv"
-            rows = self.rows_until(path, step)
-            write_text(path, "\n".join([",".join(self.columns), *rows]) + "\n")
-            self.metrics = path.open("a", buffering=1, encoding="utf-8", newline="\n")
-            write_json(self.folder / "config.json", self.about)
-        except OSError as problem:
-            reason = problem.strerror or problem
-            raise UserError(f"{self.folder}: cannot be written ({reason})") from problem
-        wandb_id = run.progress.wandb_id
-        self.trackers = Trackers(run.args, self.folder, self.about, wandb_id, step)
+            self.wandb_run = wandb.init(
+                project=project,
+                name=self.folder.name,
+                id=run_id,
+                resume="allow",
+                dir=str(self.folder),
+                config=self.about,
+            )
+        except wandb.Error as problem:
+            raise UserError(f"--wandb: {problem}") from problem
 
     def remove_later_files(self, step: int, last: int) -> None:
         """Removes half-written files, and what an interrupted run wrote after `step`."""
@@ -100,10 +126,13 @@ class MetricsLog:
     def write(self, row: dict[str, Any]) -> None:
         """Adds a row to metrics.csv; the trackers get the same numbers."""
         self.metrics.write(",".join(str(row.get(name, "")) for name in self.columns) + "\n")
-        values = {
-            name: float(row[name]) for name in self.columns[1:] if row.get(name, "") != ""
-        }
-        self.trackers.track(row["step"], values)
+        step = row["step"]
+        values = {name: float(row[name]) for name in self.columns[1:] if name in row}
+        if self.tensorboard:
+            for name, value in values.items():
+                self.tensorboard.add_scalar(name, value, step)
+        if self.wandb_run:
+            self.wandb_run.log(values, step=step)
 
     def note_saved(self) -> None:
         """Notes in config.json that there is a checkpoint, which no other run overwrites."""
@@ -114,51 +143,6 @@ class MetricsLog:
     def close(self) -> None:
         """Closes metrics.csv and the trackers."""
         self.metrics.close()
-        self.trackers.close()
-
-
-class Trackers:
-    """The trackers of a run. A resumed run continues the records that it began.
-
-    After a crash, the steps since the checkpoint are repeated with the same values: TensorBoard
-    drops the first ones, W&B the second. W&B takes its key from the environment or from its own
-    login.
-    """
-
-    def __init__(self, args, folder: Path, about: dict[str, Any], wandb_id: str, step: int):
-        """about: what config.json says; wandb_id: of the run; step: the last one done."""
-        self.tensorboard = None
-        self.wandb_run = None
-        if args.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.tensorboard = SummaryWriter(str(folder), purge_step=step + 1)
-            self.tensorboard.add_text("config", json.dumps(about, indent=1), step)
-        if args.wandb:
-            import wandb
-
-            try:
-                self.wandb_run = wandb.init(
-                    project=args.wandb,
-                    name=folder.name,
-                    id=wandb_id,
-                    resume="allow",
-                    dir=str(folder),
-                    config=about,
-                )
-            except wandb.Error as problem:
-                raise UserError(f"--wandb: {problem}") from problem
-
-    def track(self, step: int, values: dict[str, float]) -> None:
-        """Adds the values of a step, by name."""
-        if self.tensorboard:
-            for name, value in values.items():
-                self.tensorboard.add_scalar(name, value, step)
-        if self.wandb_run:
-            self.wandb_run.log(values, step=step)
-
-    def close(self) -> None:
-        """Ends the records."""
         if self.tensorboard:
             self.tensorboard.close()
         if self.wandb_run:

@@ -663,7 +663,7 @@ def test_logs_that_cannot_be_written(tmp_path, train):
     done = train(tmp_path, "--steps", "2", "--name", "new")
     assert (
         done.returncode == 2
-        and done.stderr.startswith("error: logs: cannot be written")
+        and done.stderr.startswith("error: logs: File exists")
         and done.stderr.count("\n") == 1
     )
 

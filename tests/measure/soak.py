@@ -86,7 +86,7 @@ KILLED = re.compile(
     r"resume with: python train_cpu.py --resume logs/run)$"
 )
 NOT_WRITTEN = re.compile(
-    r"error: logs/run\S*: (?:the checkpoint )?cannot be written .*?"
+    r"error: logs/run\S*: (?:the checkpoint cannot be written .*?|No space left on device)"
     r"(; the previous one is intact)?$"
 )
 STOPPED = re.compile(
@@ -331,7 +331,9 @@ class Soak:
                 path.read_bytes()[self.read.get(path, 0) :]
                 for path in self.place.glob("*/said/**/*.log")
             ]
-            return b"cannot be written" in b"".join(new) or not self.running()
+            said = b"".join(new)
+            is_said = b"cannot be written" in said or b"No space left" in said
+            return is_said or not self.running()
 
         try:
             self.wait("somebody to notice the full disk", noticed)
@@ -369,13 +371,16 @@ class Soak:
             if not self.is_true(out, line, kind, goes_on):
                 self.wrong.append(f"after {kind}, ranks {sorted(self.ranks)}: {line}")
             if found := re.search(
-                r"stopped and saved|has died|was killed|cannot be written|^Traceback", line
+                r"stopped and saved|has died|was killed|cannot be written|No space left|"
+                r"^Traceback",
+                line,
             ):
                 came = {
                     "has died": "names the process",
                     "was killed": "names the process",
                     "Traceback": "ends in a traceback",
                     "cannot be written": "says so",
+                    "No space left": "says so",
                 }.get(found[0], "saves and ends")
         return came
 
