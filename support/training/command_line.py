@@ -9,15 +9,15 @@ configs/; the default.
 """
 
 import argparse
+import inspect
 import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from support.common.checkpoint import load_run
-from support.common.errors import UserError
+from support.common.errors import UserError, exit_on_user_error, make_parser
 from support.common.hardware import (
     check_compiler,
     fast_precision,
@@ -26,7 +26,6 @@ from support.common.hardware import (
 )
 from support.common.packages import require
 from support.common.paths import LOGS
-from support.common.prompt import readable
 from support.common.run_folder import check_name, make_folder
 from support.common.streams import prepare_streams
 from support.training.config_file import read_config
@@ -36,9 +35,7 @@ from support.training.settings import (
     check_limits,
     defaults_of,
     flags_of,
-    groups_of,
     option,
-    type_of,
 )
 from support.training.tasks import base_config, check_task
 from support.training.throughput import known_rate
@@ -63,7 +60,6 @@ class CommandLine:
         """
         from support.corpora.pairs import own_name
 
-        check_encoding(self.given)
         given = self.with_config_file()
         folder = find_folder(given, restarted)
         checkpoint = self.read_checkpoint(folder, given)
@@ -116,11 +112,10 @@ class CommandLine:
         """Returns all flags of a resumed run. stored: those it began with."""
         if given.get("minutes"):
             raise UserError("--minutes is for a new run: --epochs says how long this one is")
-        known = flags_of(self.settings)
         kept = {
-            name: value
-            for name, value in stored.items()
-            if name in known and known[name].metadata["remembered"]
+            name: stored[name]
+            for name, field in flags_of(self.settings).items()
+            if name in stored and field.metadata["remembered"]
         }
         if "epochs" in given:
             kept["steps"] = 0
@@ -159,47 +154,43 @@ class CommandLine:
                 )
 
 
-def parse_arguments(doc: str | None, settings: type[Settings]) -> CommandLine:
+def parse_arguments(doc: str, settings: type[Settings]) -> CommandLine:
     """Parses the command line of a training script. doc: the script's docstring."""
     prepare_streams()
-    parser = Parser(
-        description=doc,
-        usage="%(prog)s [FLAGS]",
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Defaults are in brackets. A file in configs/, which depends on the corpus,\n"
-        "overrides them. The first line of a run names it.",
+    parser = make_parser(doc, "")
+    parser.allow_abbrev = False
+    parser.epilog = (
+        "Defaults are in brackets. A file in configs/, which depends on the corpus,\n"
+        "overrides them. The first line of a run names it."
     )
-    for heading, fields in groups_of(settings).items():
-        group = parser.add_argument_group(heading)
-        for field in fields:
-            add_flag(group, field)
-    return CommandLine(settings, vars(parser.parse_args()))
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that ends all processes on a wrong flag, rank 0 first."""
-
-    def error(self, message: str) -> NoReturn:
-        if os.environ.get("RANK", "0") != "0":
-            time.sleep(4)
-        print(f"error: {message}; --help lists the flags", file=sys.stderr)
-        sys.exit(2)
+    known = flags_of(settings)
+    groups: dict[str, Any] = {}
+    for base in reversed(settings.__mro__):
+        heading = str(base.__doc__)
+        group = groups.setdefault(heading, parser.add_argument_group(heading))
+        for name in inspect.get_annotations(base):
+            if name in known:
+                add_flag(group, known[name])
+    with exit_on_user_error():
+        try:
+            return CommandLine(settings, vars(parser.parse_args()))
+        except UserError:
+            if os.environ.get("RANK", "0") != "0":
+                time.sleep(4)  # rank 0 reports it, and torchrun ends the others
+            raise
 
 
 def add_flag(parser, field) -> None:
     """Adds a flag to a parser or to a group of one. What is not given is not in the result."""
-    text = field.metadata["help"]
-    value_type = type_of(field)
-    if value_type is not bool and field.default != "":
-        text += f" [{field.default}]"
-    kwargs: dict[str, Any] = {"help": text, "default": argparse.SUPPRESS}
-    if value_type is bool:
+    kwargs: dict[str, Any] = {"help": field.metadata["help"], "default": argparse.SUPPRESS}
+    if field.type is bool:
         kwargs["action"] = argparse.BooleanOptionalAction  # --no-FLAG undoes what is remembered
     elif field.metadata["choices"]:
         kwargs["choices"] = field.metadata["choices"]
     else:
-        kwargs |= {"type": value_type, "metavar": METAVARS[value_type]}
+        kwargs |= {"type": field.type, "metavar": METAVARS[field.type]}
+    if field.type is not bool and field.default != "":
+        kwargs["help"] += f" [{field.default}]"
     parser.add_argument(option(field.name), **kwargs)
 
 
@@ -211,13 +202,6 @@ def overridden_by(given: dict[str, Any]) -> dict[str, int]:
     if "batch_tokens" in given:
         zeros["batch_size"] = 0
     return zeros
-
-
-def check_encoding(given: dict[str, Any]) -> None:
-    """Raises UserError for text that is not UTF-8, which no file of the run could hold."""
-    for name, value in given.items():
-        if isinstance(value, str) and readable(value) != value:
-            raise UserError(f"{option(name)} {value!r}: not UTF-8")
 
 
 def find_folder(given: dict[str, Any], restarted: str) -> Path:
@@ -269,12 +253,12 @@ def settle(args: Settings) -> None:
 def settle_benchmark(args: Settings) -> None:
     """Settles --steps with --benchmark. Raises UserError for flags that it excludes."""
     args.steps = args.steps or 200
-    if args.resume:
-        raise UserError("--benchmark saves nothing, so it cannot --resume a run")
-    if args.minutes:
-        raise UserError("--benchmark times --steps, or 200 of them: leave out --minutes")
-    if args.profile:
-        raise UserError("--profile saves files, and --benchmark saves none: drop one")
+    for name in ("resume", "minutes", "profile"):
+        if getattr(args, name):
+            raise UserError(
+                f"--benchmark times --steps, or 200 of them, and saves nothing: "
+                f"leave out {option(name)}"
+            )
 
 
 def settle_precision(args: Settings) -> None:

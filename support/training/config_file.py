@@ -1,14 +1,12 @@
 """Flags from a file: configs/NAME.yaml, one's own YAML or JSON, or a run's config.json."""
 
 import dataclasses
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from support.common.errors import UserError, first_line
-from support.common.packages import require
-from support.training.settings import SCRIPT_FLAGS, Settings, flags_of, type_of
+from support.training.settings import SCRIPT_FLAGS, Settings, flags_of
 
 
 def read_config(path: str, settings: type[Settings], pretrained: str = "") -> dict[str, Any]:
@@ -19,15 +17,15 @@ def read_config(path: str, settings: type[Settings], pretrained: str = "") -> di
     the model's shape if the weights are pretrained. pretrained: what the command line names.
     """
     content = load_file(path)
-    known = flags_of(settings)
-    ignored = SCRIPT_FLAGS - known.keys()
-    if isinstance(content, dict) and {"mode", "flags"} <= content.keys():
-        content = content["flags"]
-        ignored |= {name for name, field in known.items() if not field.metadata["copied"]}
-        if isinstance(content, dict) and (pretrained or content.get("pretrained")):
-            ignored |= {name for name, field in known.items() if field.metadata["is_shape"]}
     if not isinstance(content, dict):
         raise UserError(f"--config {path}: it has no flags")
+    known = flags_of(settings)
+    ignored = SCRIPT_FLAGS - known.keys()
+    if {"mode", "flags"} <= content.keys():
+        content = content["flags"]
+        ignored |= {name for name, field in known.items() if not field.metadata["copied"]}
+        if pretrained or content.get("pretrained"):
+            ignored |= {name for name, field in known.items() if field.metadata["is_shape"]}
     flags: dict[str, Any] = {}
     for key, value in without_headings(content, known):
         name = str(key).replace("-", "_")
@@ -47,36 +45,25 @@ def read_config(path: str, settings: type[Settings], pretrained: str = "") -> di
 
 def load_file(path: str) -> Any:
     """Returns what a YAML or JSON file holds. Raises UserError, which names the line."""
-    require("pyyaml", f"--config {path}", module="yaml")
     import yaml
 
     class Loader(yaml.SafeLoader):
         """Refuses a name that is given twice, of which YAML would take the last."""
 
-    Loader.add_constructor(
-        "tag:yaml.org,2002:map",
-        lambda loader, node: unique(loader.construct_pairs(node, deep=True)),
-    )
+        def construct_mapping(self, node, deep=False):
+            names = [key.value for key, _ in node.value]
+            for name in names:
+                if names.count(name) > 1:
+                    raise ValueError(f"{name} is given twice")
+            return super().construct_mapping(node, deep)
+
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        if path.endswith(".json"):
-            return json.loads(text, object_pairs_hook=unique)
-        return yaml.load(text, Loader) or {}
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as problem:
+        return yaml.load(Path(path).read_text(encoding="utf-8"), Loader) or {}  # JSON is YAML
+    except (yaml.YAMLError, ValueError, TypeError) as problem:
         mark = getattr(problem, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         reason = getattr(problem, "problem", None) or first_line(problem, 200)
         raise UserError(f"--config {path}{line}: {reason}") from problem
-
-
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns the pairs as a dictionary. Raises ValueError for a name that is given twice."""
-    content: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in content:
-            raise ValueError(f"{name} is given twice")
-        content[name] = value
-    return content
 
 
 def without_headings(content: dict, known: dict[str, dataclasses.Field]):
@@ -91,7 +78,7 @@ def without_headings(content: dict, known: dict[str, dataclasses.Field]):
 def convert(path: str, field: dataclasses.Field, value: Any) -> Any:
     """Returns the value that a file gives to a flag, with the flag's type. Raises UserError."""
     choices = field.metadata["choices"]
-    expected = type_of(field)
+    expected: Any = field.type
     if choices:
         if isinstance(value, bool):  # YAML reads yes and no as true and false
             value = "yes" if value else "no"

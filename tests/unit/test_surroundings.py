@@ -14,7 +14,7 @@ from support.common import figures, files, fonts, packages, paths
 from support.common.errors import UserError
 from support.common.hardware import check_compiler
 from support.distributed.rendezvous import check_interface
-from support.training.command_line import CommandLine, check_encoding
+from support.training.command_line import CommandLine
 from support.training.settings import CpuSettings, FsdpSettings
 
 CHINESE = "你好"
@@ -263,10 +263,3 @@ def test_characters_that_no_font_has(tmp_path, monkeypatch, capsys, recwarn):
     assert not recwarn.list
     fonts.save(figure_of("Ä"), tmp_path / "figure.png")
     assert capsys.readouterr().err == ""
-
-
-def test_flags_that_are_not_utf_8():
-    """Python hands them over as surrogates."""
-    with pytest.raises(UserError, match="not UTF-8$"):
-        check_encoding({"name": b"K\xe4se".decode("ascii", "surrogateescape")})
-    check_encoding({"name": "Käse"})
