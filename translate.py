@@ -14,9 +14,12 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from data import BPE
+from model import Transformer
 from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError, make_parser, run_main
 from support.common.hardware import autocast_dtype, available_cores, fast_precision, find_device
@@ -74,8 +77,7 @@ def parse_arguments() -> argparse.Namespace:
         "bf16; fp32 on a CPU]",
     )
     args = parser.parse_args()
-    check_values(args)
-    check_combinations(args)
+    check_arguments(args)
     devices = ("cpu",) if args.engine == "ctranslate2" else ("cpu", "cuda")
     args.device = find_device(args.device, devices)
     if args.precision == "auto":
@@ -83,22 +85,16 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
-def check_values(args: argparse.Namespace) -> None:
-    """Raises UserError for a flag whose value is out of range."""
-    if args.beam < 1:
-        raise UserError(f"--beam {args.beam}: it must be at least 1")
+def check_arguments(args: argparse.Namespace) -> None:
+    """Raises UserError for a value that is out of range, and for flags that exclude others."""
+    for name, minimum in (("beam", 1), ("procs", 0)):
+        value = getattr(args, name)
+        if value < minimum:
+            raise UserError(f"--{name} {value}: it must be at least {minimum}")
     if not 1 <= args.n_best <= args.beam:
         raise UserError(
             f"--n-best {args.n_best} with --beam {args.beam}: it must be from 1 to the beam"
         )
-    if args.procs < 0:
-        raise UserError(
-            f"--procs {args.procs}: it must be a number of processes, or 0 for one per core"
-        )
-
-
-def check_combinations(args: argparse.Namespace) -> None:
-    """Raises UserError for flags that exclude each other."""
     is_ensemble = len(args.checkpoint) > 1
     if args.score and args.text is not None:
         raise UserError("--score translates a file: leave out the sentence")
@@ -135,10 +131,18 @@ class Translator:
         found = [find_checkpoint(path, "translation") for path in args.checkpoint or [None]]
         self.paths = [path for path, _ in found]
         models, bpes, tasks = zip(*(load_translator(*each) for each in found))
-        self.model = models[0]
-        self.bpe = bpes[0]
-        self.task = tasks[0]
-        check_ensemble(models, bpes, tasks)
+        self.model: Transformer = models[0]
+        self.bpe: BPE = bpes[0]
+        self.task: dict[str, Any] = tasks[0]
+        kinds = {
+            (bpe.serialized, model.config.max_length, task["src"], task["tgt"])
+            for model, bpe, task in zip(models, bpes, tasks)
+        }
+        if len(kinds) > 1:
+            raise UserError(
+                "--checkpoint: the models of an ensemble need one vocabulary, direction and "
+                "--max-length; these have different ones"
+            )
         vocab_size = self.model.config.vocab_size
         if 2 * args.beam > vocab_size:
             raise UserError(f"--beam {args.beam}: more than half the vocabulary, {vocab_size}")
@@ -159,26 +163,12 @@ class Translator:
         answers = translate_lines(self.bpe, lines, max_tokens, self.search, self.device)
         if self.n_best == 1:
             return [texts[0][1] for texts in answers]
-        return [self.format_n_best(texts) for texts in answers]
-
-    def format_n_best(self, texts: list[tuple[float, str]]) -> str:
-        """Returns n lines for each input line, also for one that has a single translation."""
-        if len(texts) == 1:  # of a blank line, or one that was translated in pieces
-            texts = texts * self.n_best
-        return "\n".join(f"{score:.3f}\t{text}" for score, text in texts)
-
-
-def check_ensemble(models: tuple, bpes: tuple, tasks: tuple) -> None:
-    """Raises UserError unless all models have one vocabulary, direction and maximum length."""
-    vocabularies = {bpe.serialized for bpe in bpes}
-    max_lengths = {model.config.max_length for model in models}
-    directions = [(task["src"], task["tgt"]) for task in tasks]
-    reversed_direction = directions[0][::-1]
-    if len(vocabularies) > 1 or len(max_lengths) > 1 or reversed_direction in directions:
-        raise UserError(
-            "--checkpoint: the models of an ensemble need one vocabulary, direction and "
-            "--max-length; these have different ones"
-        )
+        outputs = []
+        for texts in answers:
+            if len(texts) == 1:  # of a blank line, or one that was translated in pieces
+                texts *= self.n_best
+            outputs.append("\n".join(f"{score:.3f}\t{text}" for score, text in texts))
+        return outputs
 
 
 # --- What is translated -----------------------------------------------------------------------
@@ -207,17 +197,6 @@ def score_file(args: argparse.Namespace, translator: Translator) -> None:
         print(f"not scored: {len(pairs) - len(scored):,} lines with an empty side")
 
 
-def plot_attention(args: argparse.Namespace, translator: Translator) -> None:
-    """Translates a sentence and plots its attention."""
-    from support.translation.attention_plot import draw_attention
-
-    text = readable(args.text)
-    translation = draw_attention(
-        translator.model, translator.bpe, text, args.beam, args.attention
-    )
-    print(f"{args.attention}: {translation}")
-
-
 def start_prompt(translator: Translator) -> None:
     """Translates what is typed at a prompt."""
     src = translator.task["src"]
@@ -237,7 +216,12 @@ def main() -> None:
     if args.score:
         score_file(args, translator)
     elif args.attention:
-        plot_attention(args, translator)
+        from support.translation.attention_plot import draw_attention
+
+        text = readable(args.text)
+        model, bpe = translator.model, translator.bpe
+        translation = draw_attention(model, bpe, text, args.beam, args.attention)
+        print(f"{args.attention}: {translation}")
     elif args.text is not None:
         print(translator([readable(args.text)])[0])
     elif sys.stdin.isatty():

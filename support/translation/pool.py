@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from multiprocessing.process import BaseProcess
+from typing import cast
 
 import torch
 
@@ -51,6 +53,8 @@ class Pool:
         models = [speed_up(model.to(device), device, dtype).eval() for model in models]
         self.search_batch = partial(search_batch, models, beam, n_best, dtype)
         self.procs = procs if device == "cpu" else 1
+        if sys.platform == "win32":
+            self.procs = min(self.procs, 61)  # a process cannot wait for more there
         self.executor: ProcessPoolExecutor | None = None
 
     def search(self, batches: list[Batch]) -> Iterator[list[list[Hypothesis]]]:
@@ -63,7 +67,13 @@ class Pool:
             yield from map(self.search_batch, batches)
             return
         if self.executor is None:
-            self.executor = start_processes(procs, self.search_batch)
+            # A fork has the models at once; but macOS's matrix library does not survive one.
+            method = "fork" if sys.platform == "linux" else "spawn"
+            context = multiprocessing.get_context(method)
+            self.executor = ProcessPoolExecutor(
+                procs, context, set_up_process, (self.search_batch,)
+            )
+            atexit.register(self.executor.shutdown)  # also keeps it until then
         try:
             yield from self.executor.map(run_in_process, batches)
         except BrokenProcessPool:
@@ -87,13 +97,11 @@ def keep_freed_memory() -> None:
     """Makes glibc keep the memory of freed tensors instead of returning it to the system.
 
     Without it decoding a file on two busy cores took a quarter longer, for its page faults.
-    Training is no faster with it. Other C libraries are left as they are.
+    Training is no faster with it.
     """
     if sys.platform != "linux":
         return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # not glibc
-        return
+    mallopt = ctypes.CDLL(None).mallopt
     # Tensors of less than a GiB come from the heap; an old glibc allows 32 MiB at most.
     if not mallopt(M_MMAP_THRESHOLD, 2**30):
         mallopt(M_MMAP_THRESHOLD, 2**25)
@@ -107,18 +115,6 @@ def keep_freed_memory() -> None:
 process_search: Callable  # in each process of the pool: what it calls with a batch
 
 
-def start_processes(procs: int, search: Callable) -> ProcessPoolExecutor:
-    """Returns an executor whose processes call `search` in `run_in_process`."""
-    # A fork has the models at once; but macOS's matrix library does not survive one.
-    method = "fork" if sys.platform == "linux" else "spawn"
-    context = multiprocessing.get_context(method)
-    if sys.platform == "win32":
-        procs = min(procs, 61)  # a process cannot wait for more there
-    executor = ProcessPoolExecutor(procs, context, set_up_process, (search,))
-    atexit.register(executor.shutdown)  # also keeps it from being collected before
-    return executor
-
-
 def set_up_process(search: Callable) -> None:
     """Prepares a process of the pool: one thread, Ctrl-C left to the parent."""
     global process_search
@@ -130,9 +126,7 @@ def set_up_process(search: Callable) -> None:
 
 def exit_with_parent() -> None:
     """Ends this process when its parent is gone, which SIGKILL may have ended."""
-    parent = multiprocessing.parent_process()
-    if parent:
-        parent.join()
+    cast(BaseProcess, multiprocessing.parent_process()).join()
     os._exit(1)
 
 

@@ -12,16 +12,8 @@ from itertools import chain
 from unicodedata import name, normalize
 
 # sacreBLEU's tokenizers of languages in which spaces do not separate words, or not all of them.
-TOKENIZERS = {
-    "zh": "zh",
-    "ja": "ja-mecab",
-    "ko": "ko-mecab",
-    "th": "char",
-    "lo": "char",
-    "km": "char",
-    "my": "char",
-    "bo": "char",
-}
+TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
+TOKENIZERS |= dict.fromkeys(("th", "lo", "km", "my", "bo"), "char")
 # These languages by their letters: by the first word of a letter's name in Unicode.
 LANGUAGES = {
     "CJK": "zh",
