@@ -198,7 +198,6 @@ def score_file(args: argparse.Namespace, translator: Translator) -> None:
 
 
 def start_prompt(translator: Translator) -> None:
-    """Translates what is typed at a prompt."""
     src = translator.task["src"]
     tgt = translator.task["tgt"]
     names = ", ".join(map(str, translator.paths))

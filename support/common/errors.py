@@ -66,18 +66,15 @@ def exit_on_user_error():
     """
     try:
         yield
-        return
-    except UserError as problem:
-        message = error_message(problem)
-    except OSError as problem:
-        disk_is_full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
-        if not problem.filename and not disk_is_full:
-            raise
-        message = error_message(problem)
     except KeyboardInterrupt:
         sys.exit(130)
-    print(f"error: {message}", file=sys.stderr, flush=True)
-    sys.exit(2)
+    except (UserError, OSError) as problem:
+        if isinstance(problem, OSError):
+            disk_is_full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
+            if not problem.filename and not disk_is_full:
+                raise
+        print(f"error: {error_message(problem)}", file=sys.stderr, flush=True)
+        sys.exit(2)
 
 
 def run_main(main: Callable[[], None]) -> None:

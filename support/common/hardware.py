@@ -223,16 +223,14 @@ def check_compiler(device: str) -> None:
 
     device: "cpu", for which it generates C++, or "cuda", for which Triton compiles some C.
     """
-    variable, compiler, language = "CXX", "g++", "c++"
     if device == "cuda":
-        variable, compiler, language = "CC", "gcc", "c"
-        if not shutil.which("gcc"):
-            compiler = "clang"
-    elif sys.platform == "darwin":
-        compiler = "clang++"
-    elif sys.platform == "win32":
-        compiler = "cl"
-    compiler = os.environ.get(variable) or compiler
+        language = "c"
+        default = "gcc" if shutil.which("gcc") else "clang"
+        compiler = os.environ.get("CC") or default
+    else:
+        language = "c++"
+        default = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+        compiler = os.environ.get("CXX") or default
     command = [compiler]
     if sys.platform != "win32":  # compile nothing but an include of the headers
         headers = sysconfig.get_path("include")
@@ -242,11 +240,11 @@ def check_compiler(device: str) -> None:
         done = subprocess.run(command, input=program, capture_output=True, text=True)
         if done.returncode == 0:
             return
-        lines = [line for line in done.stderr.splitlines() if "error" in line]
-        reason = "\n".join(lines) or f"{compiler} ends with status {done.returncode}"
+        errors = [line for line in done.stderr.splitlines() if "error" in line]
+        reason = errors[0] if errors else f"{compiler} ends with status {done.returncode}"
     except OSError as problem:
         reason = f"{compiler}: {problem.strerror}"
     raise UserError(
-        f"--compile needs a compiler and Python's headers ({reason.splitlines()[0][:200]}): "
+        f"--compile needs a compiler and Python's headers ({reason[:200]}): "
         f"apt install g++ python3-dev, or what your system calls them"
     )

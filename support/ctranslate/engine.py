@@ -138,7 +138,6 @@ class Engine:
         return results
 
     def read_hypotheses(self, result: ctranslate2.TranslationResult) -> list[Hypothesis]:
-        """Returns the (score, ids) of a sentence's translations."""
         return [
             (score, [int(name) for name in names])
             for score, names in zip(result.scores, result.hypotheses)

@@ -141,7 +141,6 @@ class MetricsLog:
             write_json(self.folder / "config.json", self.about)
 
     def close(self) -> None:
-        """Closes metrics.csv and the trackers."""
         self.metrics.close()
         if self.tensorboard:
             self.tensorboard.close()

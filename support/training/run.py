@@ -106,7 +106,7 @@ class Run:
         # evaluation with its metrics (`save_best`), otherwise at once (`record`).
         self.row: dict[str, Any] = {}
         self.bar: Any = None  # tqdm's
-        self.log: MetricsLog | None = None
+        self.log: Any = None  # a MetricsLog, in the rank that writes
         # On GPUs what is saved is a copy in main memory, which training does not change. With
         # --sharded the ranks write their shards themselves, and last.pt is small.
         in_background = args.device == "cuda" and not args.sharded
@@ -194,8 +194,8 @@ class Run:
             if best["step"] <= step:
                 return {"best": best["progress"]["best"]}
             path.unlink()
-        beginning = dataclasses.asdict(Progress())
-        return {name: beginning[name] for name in ("best", "since_best", "last_evaluation")}
+        new = Progress()
+        return {"best": new.best, "since_best": 0, "last_evaluation": 0}
 
     def load_pretrained_weights(self, model: nn.Module, pretrained: dict[str, Tensor]) -> None:
         """Loads the weights that the task brings along. The others stay random."""
@@ -243,10 +243,15 @@ class Run:
         ends_epoch = step % self.epoch_steps == 0
         if self.should_log(step) or ends_epoch or self.should_save(step, stopping=False):
             self.read_back(step)
-        if self.profile:
-            seconds = self.end_profiled_step(step)
-        else:
-            seconds = time.perf_counter() - self.step_began
+        if self.profile and self.args.device == "cuda":
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - self.step_began
+        if self.profile and self.profile.end_step(step, seconds):
+            self.profile = None
+            self.say(
+                f"{self.folder}: step.png, memory.png; "
+                f"open trace-rank*.json.gz with https://ui.perfetto.dev"
+            )
         self.throughput.add(seconds, self.task.batches.seconds_waited, tokens, flops)
         self.task.batches.seconds_waited = 0.0
         self.progress.count(examples, tokens, targets, seconds)
@@ -260,19 +265,6 @@ class Run:
         if self.args.trial:
             self.stop_if_trial_is_over(step, self.args.trial.max_seconds)
         self.restart_clock()
-
-    def end_profiled_step(self, step: int) -> float:
-        """Returns the seconds of a step, and ends the recording if it is the last one."""
-        if self.args.device == "cuda":
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - self.step_began
-        if self.profile.end_step(step, seconds):
-            self.profile = None
-            self.say(
-                f"{self.folder}: step.png, memory.png; "
-                f"open trace-rank*.json.gz with https://ui.perfetto.dev"
-            )
-        return seconds
 
     def add_unread(self, nll: Tensor, norm: Tensor) -> None:
         """Adds a step's nll and norm to the sums that stay on the device until `read_back`.
@@ -292,9 +284,8 @@ class Run:
         nll, norms = self.unread.tolist()
         self.unread = None
         # The scale begins at 2**16, and each overflow halves it. Below 1 the gradient itself
-        # is too large.
-        is_scale_used_up = self.scaler.is_enabled() and self.scaler.get_scale() < 1
-        if not math.isfinite(nll + norms) or is_scale_used_up:
+        # is too large. Without a scaler it is 1.
+        if not math.isfinite(nll + norms) or self.scaler.get_scale() < 1:
             quantity = "gradient" if math.isfinite(nll) else "loss"
             self.end_diverged_run(step, quantity)
         self.progress.nll += nll
@@ -421,26 +412,23 @@ class Run:
         self.writer.wait()
         model_state, optimizer_state = weights.state_dicts(model, optimizer, self.args.sharded)
         self.read_back(step)
-        shards = ""
+        self.progress.seconds = time.perf_counter() - self.began
+        self.progress.scaler = self.scaler.state_dict()
         if self.args.sharded:
             shards = f"sharded-{step:07d}"
             weights.save_sharded(self.folder, shards, model_state, optimizer_state)
-        if self.log:
-            self.progress.seconds = time.perf_counter() - self.began
-            self.progress.scaler = self.scaler.state_dict()
-            if shards:
-                content = self.content(step, {}) | {"sharded": shards}
-            else:
-                content = self.content(step, model_state) | {"optimizer": optimizer_state}
-            self.writer.write(lambda: self.write_last(content, shards))
+            content = self.content(step, {}) | {"sharded": shards}
+        else:
+            content = self.content(step, model_state) | {"optimizer": optimizer_state}
+        if self.writes:
+            self.writer.write(lambda: self.write_last(content))
         self.restart_clock()
 
-    def write_last(self, content: dict[str, Any], shards: str) -> None:
-        """Writes last.pt. shards: the folder of its shards, which replaces earlier ones."""
+    def write_last(self, content: dict[str, Any]) -> None:
+        """Writes last.pt, and removes the shards of earlier ones."""
         checkpoint.save(self.folder / "last.pt", content)
-        checkpoint.remove_sharded(self.folder, shards)
-        if self.log:
-            self.log.note_saved()
+        checkpoint.remove_sharded(self.folder, content.get("sharded", ""))
+        self.log.note_saved()
 
     def content(self, step: int, model_state: dict[str, Tensor]) -> dict[str, Any]:
         """Returns what the checkpoint files of every script hold."""
@@ -486,7 +474,6 @@ class Run:
         }
 
     def show(self, row: dict[str, Any]) -> None:
-        """Prints a line with the run's progress."""
         step = row["step"]
         seconds = self.progress.seconds
         remaining = (self.last_step - step) * seconds / step
@@ -514,7 +501,6 @@ class Run:
                 self.bar.write(text)
 
     def close(self) -> None:
-        """Closes the log and the progress bar."""
         if self.bar is not None:
             self.bar.close()
         if self.log:

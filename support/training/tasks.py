@@ -141,13 +141,12 @@ def config_for_amount(kind: str, examples: Iterable) -> Path | None:
     kind: pairs, texts, images, pretrained-texts or pretrained-images. examples: the training
     set, of which at most one more than the largest N is read.
     """
-    limits = {}  # the file for at most so many examples
-    for path in CONFIGS.glob(f"{kind}-to-*.yaml"):
-        limits[int(path.stem.removeprefix(f"{kind}-to-"))] = path
+    prefix = f"{kind}-to-"
+    limits = [int(path.stem.removeprefix(prefix)) for path in CONFIGS.glob(f"{prefix}*.yaml")]
     count = sum(1 for _ in islice(examples, max(limits, default=0) + 1))
     for limit in sorted(limits):
         if count <= limit:
-            return limits[limit]
+            return CONFIGS / f"{prefix}{limit}.yaml"
     path = CONFIGS / f"{kind}.yaml"
     return path if path.is_file() else None
 

@@ -92,17 +92,14 @@ def find_words(bpe: BPE, ids: list[int]) -> list[Word]:
     for position, token in enumerate(ids):
         subword = bpe.tokenizer.id_to_token(token) or ""
         starts_word = token == EOS or subword.startswith("Ġ")  # a space
-        if not words or starts_word or is_whole(words[-1].text):
+        before = words[-1].text if words else ""
+        is_whole = UNSPACED.search(before) and PART_OF_CHARACTER not in before
+        if not words or starts_word or is_whole:
             words.append(Word("", []))
         word = words[-1]
         word.positions.append(position)
         word.text = "end" if token == EOS else bpe.decode([ids[i] for i in word.positions])
     return words
-
-
-def is_whole(text: str) -> bool:
-    """Returns whether a text is of whole characters of a script without spaces."""
-    return bool(UNSPACED.search(text)) and PART_OF_CHARACTER not in text
 
 
 def plot_weights(weights: Tensor, rows: list[Word], columns: list[Word], path: Path) -> None:

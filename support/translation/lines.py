@@ -65,20 +65,17 @@ def translate_lines(
     batches = sort_into_batches(pieces, max_sentences, MAX_TOKENS[device])
     results = search([[pieces[i] for i in batch] for batch in batches])
     order = chain.from_iterable(batches)  # the numbers of the pieces
-    hypotheses = dict(zip(order, chain.from_iterable(results)))
     translations: list[list[list[Text]]] = [[] for _ in lines]  # of the pieces of each line
-    for i, number in enumerate(line_numbers):
-        texts = [(score, printable(bpe.decode(ids))) for score, ids in hypotheses[i]]
-        translations[number].append(texts)
+    for i, hypotheses in sorted(zip(order, chain.from_iterable(results))):
+        texts = [(score, printable(bpe.decode(ids))) for score, ids in hypotheses]
+        translations[line_numbers[i]].append(texts)
     return [join_pieces(each) for each in translations]
 
 
 def split_line(bpe: BPE, line: str, max_tokens: int) -> list[Ids]:
     """Splits a line into its sentences, and these into pieces of at most `max_tokens`."""
-    pieces = []
-    for sentence in SENTENCE_END.sub(r"\g<0>\n", line).split("\n"):
-        pieces += halve(bpe, sentence.strip(), max_tokens)
-    return [ids for ids in pieces if ids]
+    sentences = SENTENCE_END.sub(r"\g<0>\n", line).split("\n")
+    return [ids for text in sentences for ids in halve(bpe, text.strip(), max_tokens)]
 
 
 def halve(bpe: BPE, text: str, max_tokens: int) -> list[Ids]:
@@ -88,7 +85,7 @@ def halve(bpe: BPE, text: str, max_tokens: int) -> list[Ids]:
     """
     ids = bpe.encode([text])[0]
     if len(ids) <= max_tokens:
-        return [ids]
+        return [ids] if ids else []
     cuts = [i for i, char in enumerate(text) if char.isspace()]
     if not cuts:
         # Accents and vowel signs, "M", belong to the character before them.

@@ -131,5 +131,4 @@ def exit_with_parent() -> None:
 
 
 def run_in_process(batch: Batch) -> list[list[Hypothesis]]:
-    """Calls the `search` that `set_up_process` was given."""
     return process_search(batch)

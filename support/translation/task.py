@@ -77,13 +77,11 @@ class Translation:
         self.chrf_score: Score
 
     def make_batches(self) -> None:
-        """Divides the training set into batches of the size that the flags say."""
         args = self.args
-        pairs = Pairs(self.folder, "train")
-        self.batches = Batches(pairs, args.batch_tokens, args.seed, args.batch_size)
+        train = Pairs(self.folder, "train")
+        self.batches = Batches(train, args.batch_tokens, args.seed, args.batch_size)
 
     def __str__(self) -> str:
-        """Returns what each part of the corpus holds, a line for each."""
         meta = read_json(self.folder / "meta.json")
         lines = []
         for part, counts in meta["parts"].items():
@@ -107,7 +105,6 @@ class Translation:
         return len(rows), tokens, transformer_flops(self.config, src_lengths, tgt_lengths)
 
     def model(self) -> Transformer:
-        """Returns the model to train, with its fast parts, its weights not yet initialized."""
         args = self.args
         dtype = autocast_dtype(args.precision)
         model = Transformer(self.config)
@@ -117,13 +114,12 @@ class Translation:
     def evaluate(
         self, model: nn.Module, part: str, data_rank: int, data_size: int, final: bool = False
     ) -> dict[str, float]:
-        """Returns the loss and the metrics of the part "valid" or "test", equal in all ranks.
+        """Returns the loss and the metrics of a part; see `Task.evaluate`.
 
         loss: the negative log-likelihood per target token, in nats; token_accuracy: how often
         the most likely token is the right one; bleu: of greedy translations of
         --bleu-sentences, or if `final`, with chrf, of beam search over all. Pairs with an empty
-        side or more than --max-length tokens do not count. A collective: each sentence is
-        scored once, by one rank. If the loss is not finite, nothing is translated.
+        side or more than --max-length tokens do not count.
         """
         model.eval()
         nll, correct, targets = self.count(model, part, data_rank, data_size)
@@ -213,22 +209,20 @@ class Translation:
         text = "".join(self.translations.get(i, "") + "\n" for i in range(count))
         (folder / "translations.txt").write_text(text, encoding="utf-8")
         scored = self.scored_lines(part)
-        lines = [
+        text = (
             f"BLEU {self.bleu_score.value:.1f}, chrF {self.chrf_score.value:.1f} "
-            f"on {len(scored):,} sentences of the {part} set, beam {BEAM}",
-            f"BLEU's signature: {self.bleu_score.signature}",
-            f"chrF's signature: {self.chrf_score.signature}",
-            "",
-        ]
+            f"on {len(scored):,} sentences of the {part} set, beam {BEAM}\n"
+            f"BLEU's signature: {self.bleu_score.signature}\n"
+            f"chrF's signature: {self.chrf_score.signature}\n\n"
+        )
         stride = math.ceil(len(scored) / EXAMPLES_SHOWN)
         for source, translation, reference in scored[::stride]:
-            lines += [
-                f"  source       {source}",
-                f"  translation  {translation}",
-                f"  reference    {reference}",
-                "",
-            ]
-        lines += ["Now talk to it:", "", "  python translate.py", ""]
+            text += (
+                f"  source       {source}\n"
+                f"  translation  {translation}\n"
+                f"  reference    {reference}\n\n"
+            )
+        text += "Now talk to it:\n\n  python translate.py\n"
         summary = {
             "beam": BEAM,
             f"{part}_bleu": round(self.bleu_score.value, 2),
@@ -236,10 +230,9 @@ class Translation:
             f"{part}_chrf": round(self.chrf_score.value, 2),
             "chrf_signature": self.chrf_score.signature,
         }
-        return summary, "\n".join(lines)
+        return summary, text
 
     def saved(self) -> dict[str, Any]:
-        """Returns what translate.py, and a resumed run, need besides the weights."""
         return {
             "kind": "translation",
             "config": asdict(self.config),
