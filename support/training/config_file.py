@@ -79,11 +79,9 @@ def convert(path: str, field: dataclasses.Field, value: Any) -> Any:
     """Returns the value that a file gives to a flag, with the flag's type. Raises UserError."""
     choices = field.metadata["choices"]
     expected: Any = field.type
-    if choices:
-        if isinstance(value, bool):  # YAML reads yes and no as true and false
-            value = "yes" if value else "no"
-        if value in choices:
-            return value
+    if choices and isinstance(value, bool):  # YAML reads yes and no as true and false
+        value = "yes" if value else "no"
+    if choices and value not in choices:
         raise UserError(
             f"--config {path}: {field.name} is {value!r}, not one of {', '.join(choices)}"
         )

@@ -193,18 +193,14 @@ def median_speed(path: Path) -> dict[str, float]:
 def how_to_resume(run, step: int) -> str:
     """Returns the command that resumes a stopped run, and what it does not remember."""
     is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-    defaults = {"replicas": 1, "device": "cuda" if is_torchrun else "cpu"}
-    finished = ("profile", "minutes")  # the resumed run does not do them again
+    # What the script would do anyway, and what the resumed run does not do again.
+    unsaid = {"replicas": 1, "device": "cuda" if is_torchrun else "cpu"}
+    unsaid |= {"profile": True, "minutes": run.args.minutes}
     flags = ""
     for name, field in sorted(flags_of(type(run.args)).items()):
         value = getattr(run.args, name)
-        if field.metadata["remembered"] or name in finished:
-            continue
-        if not value or value == defaults.get(name):
-            continue
-        flags += f" {option(name)}"
-        if value is not True:
-            flags += f" {value}"
+        if value and value != unsaid.get(name) and not field.metadata["remembered"]:
+            flags += f" {option(name)}" if value is True else f" {option(name)} {value}"
     command = "python"
     if is_torchrun:
         command = f"torchrun --standalone --nproc-per-node {run.world_size}"
