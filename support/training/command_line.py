@@ -196,12 +196,8 @@ def add_flag(parser, field) -> None:
 
 def overridden_by(given: dict[str, Any]) -> dict[str, int]:
     """Returns flags, as zeros, that ask for the same as one of `given` in different words."""
-    zeros = {}
-    if "epochs" in given:
-        zeros["steps"] = 0
-    if "batch_tokens" in given:
-        zeros["batch_size"] = 0
-    return zeros
+    others = {"epochs": "steps", "batch_tokens": "batch_size"}
+    return {other: 0 for name, other in others.items() if name in given}
 
 
 def find_folder(given: dict[str, Any], restarted: str) -> Path:

@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
+from model import ModelConfig
 from support.common.errors import UserError
+from support.common.shape import make_config
 from support.training.command_line import parse_arguments
 from support.training.config_file import read_config
 from support.training.settings import CpuSettings, FsdpSettings, Settings
@@ -183,3 +185,14 @@ def test_the_command_line_goes_before_the_file_also_in_other_words(tmp_path, mon
             1.0,
             "logs/mine",
         )
+
+
+def test_the_flags_of_the_shape_reach_the_model():
+    args = Settings(layers=2, d_model=64, heads=2, norm="post", max_length=50)
+    config = make_config(ModelConfig, args, vocab_size=9, dropout=0.0)
+    expected = ModelConfig(
+        9, layers=2, d_model=64, heads=2, norm="post", max_length=50, dropout=0.0
+    )
+    assert config == expected
+    with pytest.raises(UserError, match="d_model 256 cannot be split over 3 heads"):
+        make_config(ModelConfig, Settings(heads=3), vocab_size=9)
