@@ -40,7 +40,7 @@ class Labelled:
     classes: list[str] = field(default_factory=list)  # in their order; [] if that is unknown
     files: list[Path] = field(default_factory=list)
     layout: list = field(default_factory=list)  # for each part: columns of a table, or folders
-    without_header: File | None = None  # the training set's table, if perhaps it has no header
+    tables: dict[str, File] = field(default_factory=dict)  # of the parts that are tables
     left_out: Counter[str] = field(default_factory=Counter)  # files, by ending or by folder
     transform: ImageTransform | None = None  # how images are read
 
@@ -106,7 +106,6 @@ def classes_of(corpus: Labelled) -> list[str]:
         )
     counts = Counter(corpus.labels["train"]())
     check_classes(corpus, counts)
-    check_header(corpus, counts)
     names = set(counts)
     for part in corpus.parts.keys() - {"train"}:
         names_of_part = set(corpus.labels[part]())
@@ -124,35 +123,25 @@ def classes_of(corpus: Labelled) -> list[str]:
 
 
 def check_classes(corpus: Labelled, counts: Counter) -> None:
-    """Raises UserError for too few or too many classes. counts: training examples of each."""
+    """Raises UserError if the training examples, so many of each class, show a mistake."""
     if not counts:
         raise UserError(f"{corpus.name}: the training set has no example")
+    first = next(iter(counts))  # the class of the first example
     if len(counts) == 1:
         raise UserError(
-            f"{corpus.name}: the training set has only the class {min(counts)!r}; at least "
-            f"two classes are needed"
+            f"{corpus.name}: the training set has only the class {first!r}; at least two "
+            f"classes are needed"
         )
     if len(counts) > MAX_CLASSES:
         raise UserError(
             f"{corpus.name}: {len(counts):,} classes; does --label name the right column?"
         )
-
-
-def check_header(corpus: Labelled, counts: Counter) -> None:
-    """Raises UserError if the first row of a table seems to be a header, not an example.
-
-    It seems to be one if its class occurs only once and another class more often. counts: the
-    examples of each class in the training set.
-    """
-    if not corpus.without_header:
-        return
-    first = next(iter(counts))  # the class of the first example
     only_first_is_unique = counts[first] == 1 and max(counts.values()) > 1
-    if not only_first_is_unique:
-        return
-    names = column_names(corpus.without_header)
-    if column_name(first) in names:  # otherwise a header was skipped already
-        raise UserError(
-            f"{corpus.name}: the class {first!r} occurs in the first row only. If that row is "
-            f"a header, pass --label {shlex.quote(first)}; if not, put a header above it"
-        )
+    if "train" in corpus.tables and only_first_is_unique:
+        names = column_names(corpus.tables["train"])
+        if column_name(first) in names:  # otherwise a header was skipped already
+            raise UserError(
+                f"{corpus.name}: the class {first!r} occurs in the first row only. If that "
+                f"row is a header, pass --label {shlex.quote(first)}; if not, put a header "
+                f"above it"
+            )

@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from support.classification import named
-from support.classification.corpus import Labelled, Reader
+from support.classification.corpus import Labelled
 from support.classification.images import (
     ImageTransform,
     idx_shape,
@@ -24,7 +23,7 @@ from support.classification.images import (
 from support.classification.labelled_tables import read_labelled_table, read_numbered
 from support.common.errors import UserError
 from support.corpora import phrasebook
-from support.corpora.archives import File, TarMember
+from support.corpora.archives import File
 from support.corpora.class_folders import (
     files_beside,
     find_class_folders,
@@ -42,6 +41,7 @@ from support.corpora.tables import (
     find_table,
     one_line,
     read_lines,
+    read_rows,
 )
 from support.corpora.task_type import CLASSIFICATION_CORPORA, find_idx, find_numbered
 
@@ -68,10 +68,10 @@ def find_labelled(
     for part, path in (("valid", valid), ("test", test)):
         if path:
             add_part(corpus, part, Path(path), text, label)
-    has_table = any(find_table(Path(path)) for path in (data, valid, test))
-    if (text or label) and not has_table and not find_part_tables(Path(data)):
+    if (text or label) and not corpus.tables:
         raise UserError(
-            f"--text and --label name columns of a table, but {data} is not a table"
+            f"--text and --label name columns of a table, but {data} is not a table; if it is "
+            f"a folder with tables, add --label"
         )
     return corpus
 
@@ -80,22 +80,18 @@ def find_data(
     data: str, text: str, label: str, size: int, transform: ImageTransform | None
 ) -> Labelled:
     """Returns the corpus that --data names, without what --valid and --test add."""
-    if data == "kinds":
-        return find_kinds()
     folder = Path(data)
     name = data if data in CLASSIFICATION_CORPORA else own_name(folder, CLASSIFICATION_CORPORA)
+    corpus = Labelled(name, transform=transform)
     if data in named.FILES:
         folder = named.fetch(data)
-    corpus = Labelled(name, transform=transform)
-    if data == "imdb":
-        add_imdb(corpus, folder / named.IMDB_ARCHIVE)
-    elif data == "amazon-polarity":
-        add_amazon_reviews(corpus, folder / named.AMAZON_ARCHIVE)
+    if data == "kinds":
+        add_kinds(corpus)
+    elif data in named.ARCHIVE_READERS:
+        add_archive(corpus, folder)
     elif find_idx(folder):
         add_idx(corpus, folder, size)
     elif not label and find_numbered(folder):
-        if text:
-            raise UserError("--text names columns of a table; add --label, which names another")
         add_numbered(corpus, folder)
     else:
         if size and not transform:
@@ -107,38 +103,32 @@ def find_data(
 # --- The forms of corpora ---------------------------------------------------------------------
 
 
-def find_kinds() -> Labelled:
-    """Returns the German sentences of the phrasebook's grammar, labelled by their kind."""
-    corpus = Labelled("kinds", classes=phrasebook.KINDS, files=[phrasebook.DATA])
+def add_kinds(corpus: Labelled) -> None:
+    """Adds the German sentences of the phrasebook's grammar, labelled by their kind."""
+    corpus.classes = phrasebook.KINDS
     for part in PARTS:
-        corpus.add(part, "text", partial(phrasebook.labelled, part), [])
-    return corpus
+        corpus.add(part, "text", partial(phrasebook.labelled, part), [phrasebook.DATA])
 
 
-def add_imdb(corpus: Labelled, archive: Path) -> None:
-    """Adds the texts in IMDB's archive."""
+def add_archive(corpus: Labelled, folder: Path) -> None:
+    """Adds the two parts in the archive of a corpus with a name, which is not unpacked."""
+    corpus.classes = named.CLASSES.get(corpus.name, [])
+    (file,) = named.FILES[corpus.name]
     for part in ("train", "test"):
-        corpus.add(part, "text", partial(named.read_imdb, archive, part), [archive])
-
-
-def add_amazon_reviews(corpus: Labelled, archive: Path) -> None:
-    """Adds the two tables in the archive of Amazon's reviews."""
-    corpus.classes = named.CLASSES["amazon-polarity"]
-    for part in ("train", "test"):
-        table = TarMember(archive, f"amazon_review_polarity_csv/{part}.csv")
-        read = partial(read_numbered, table, corpus.classes, line_end="\\n")
-        corpus.add(part, "text", read, [archive])
+        read = partial(named.ARCHIVE_READERS[corpus.name], folder / file, part)
+        corpus.add(part, "text", read, [folder / file])
 
 
 def add_idx(corpus: Labelled, folder: Path, size: int) -> None:
     """Adds IDX files. Raises UserError."""
+    scale: dict[str, Any] = {}
     # One small file shows whether the folder holds Fashion-MNIST.
     test_labels = find_file(f"{folder}/t10k-labels-idx1-ubyte")
-    _, checksum = named.FILES["fashion-mnist"]["t10k-labels-idx1-ubyte.gz"]
-    is_fashion_mnist = test_labels and sha256(test_labels, unpacked=True) == checksum
-    if is_fashion_mnist:
+    checksum = named.FILES["fashion-mnist"]["t10k-labels-idx1-ubyte.gz"]
+    if test_labels and sha256(test_labels, unpacked=True) == checksum:
         corpus.name = "fashion-mnist"
         corpus.classes = named.CLASSES["fashion-mnist"]
+        scale = named.FASHION_PIXELS
     for part, (images, labels) in find_idx(folder).items():
         if not images or not labels:
             raise UserError(
@@ -146,10 +136,8 @@ def add_idx(corpus: Labelled, folder: Path, size: int) -> None:
                 f"labels are needed"
             )
         if not corpus.transform:
-            corpus.transform = ImageTransform(size or idx_shape(images, 3)[1], channels=1)
-            if is_fashion_mnist:
-                corpus.transform.mean = [named.FASHION_MEAN]
-                corpus.transform.std = [named.FASHION_STD]
+            pixels = size or idx_shape(images, 3)[1]
+            corpus.transform = ImageTransform(pixels, channels=1, **scale)
         corpus.add(
             part,
             "image",
@@ -165,7 +153,7 @@ def add_numbered(corpus: Labelled, folder: Path) -> None:
     if class_names.is_file():
         lines = read_lines(class_names)
         corpus.classes = [class_name(line) for line in lines if line.strip()]
-    elif sha256(folder / "test.csv") == named.FILES["agnews"]["test.csv"][1]:
+    elif sha256(folder / "test.csv") == named.FILES["agnews"]["test.csv"]:
         corpus.classes = named.CLASSES["agnews"]
     elif folder.resolve().name == "amazon_review_polarity_csv":  # the archive, unpacked
         corpus.name = "amazon-polarity"
@@ -179,8 +167,12 @@ def add_numbered(corpus: Labelled, folder: Path) -> None:
     if corpus.classes == named.CLASSES["agnews"]:
         corpus.name = "agnews"
         line_end = "\\"
+
+    def read(path: Path) -> Iterator[tuple[str, str]]:
+        return read_numbered(read_rows(path), str(path), corpus.classes, line_end)
+
     for part, path in find_numbered(folder).items():
-        corpus.add(part, "text", partial(read_numbered, path, corpus.classes, line_end), [path])
+        corpus.add(part, "text", partial(read, path), [path])
 
 
 def add_parts(corpus: Labelled, path: Path, text: str, label: str) -> None:
@@ -212,19 +204,13 @@ def add_table(
     """Adds a table. path: its file, or the archive that it is in. Raises UserError."""
     if not label:
         raise UserError(f"{path}: --label must name the column that has the classes")
-    if part == "train":
-        columns = [label, *text.split(",")]
-        by_position = all(column.strip().isdigit() for column in columns)
-        corpus.without_header = table if by_position else None
-    elif (
-        part == "test"
-        and not label.isdecimal()
-        and column_name(label) not in column_names(table)
-    ):
+    is_position = label.isdecimal()
+    if part == "test" and not is_position and column_name(label) not in column_names(table):
         raise UserError(
             f"{path}: no column {label!r}; a test set without labels cannot be scored: move it "
             f"away, and use classify.py for it after training"
         )
+    corpus.tables[part] = table
     read = partial(read_labelled_table, table, text, label)
     corpus.add(part, "text", read, [path], layout=[text, label])
 
@@ -245,25 +231,17 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
             if class_name(folder.name) not in with_examples and visible(folder):
                 raise UserError(f"{folder}: a class without any {modality}")
     corpus.left_out += left_out
-    read: Reader
-    if modality == "image":
-        corpus.transform = corpus.transform or ImageTransform()
-        read = partial(read_image_files, files, corpus.transform)
-    else:
-        read = partial(read_text_files, files)
+    corpus.transform = corpus.transform or ImageTransform()
+    read_file = partial(read_image, transform=corpus.transform)
+
+    def read() -> Iterator[tuple[Any, str]]:
+        return zip(map(read_file, files) if modality == "image" else read_texts(files), names)
+
     corpus.add(part, modality, read, files, layout=Counter(names).items(), labels=lambda: names)
 
 
-def read_image_files(
-    paths: list[Path], transform: ImageTransform
-) -> Iterator[tuple[np.ndarray, str]]:
-    """Yields (image, class name) of each file; its folder names the class."""
-    for path in paths:
-        yield read_image(path, transform), class_name(path.parent.name)
-
-
-def read_text_files(paths: list[Path]) -> Iterator[tuple[str, str]]:
-    """Yields (text, class name) of each file; its folder names the class."""
+def read_texts(paths: list[Path]) -> Iterator[str]:
+    """Yields the text of each file."""
     other = []  # files in another encoding
     for path in paths:
         content = path.read_bytes()
@@ -273,7 +251,7 @@ def read_text_files(paths: list[Path]) -> Iterator[tuple[str, str]]:
             other.append(path)
             encoding = "utf-16" if content.startswith(UTF_16) else "cp1252"
             text = content.decode(encoding, errors="replace")
-        yield one_line(text), class_name(path.parent.name)
+        yield one_line(text)
     if other:
         warn_once(
             f"{len(other):,} of {len(paths):,} texts, such as {other[0]}, are not UTF-8; they "

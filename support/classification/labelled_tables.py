@@ -1,6 +1,6 @@
 """Rows of labelled tables: texts with their classes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from support.common.errors import UserError
 from support.corpora.archives import File
@@ -10,7 +10,6 @@ from support.corpora.tables import (
     column_names,
     one_line,
     read_columns,
-    read_rows,
 )
 
 TEXT_COLUMNS = ("text", "content", "sentence", "review", "body")  # the first found has the text
@@ -51,16 +50,19 @@ def find_text_column(path: File, label: str) -> str:
     )
 
 
-def read_numbered(path: File, classes: list[str], line_end: str) -> Iterator[tuple[str, str]]:
+def read_numbered(
+    rows: Iterable[tuple[int, list[str]]], name: str, classes: list[str], line_end: str
+) -> Iterator[tuple[str, str]]:
     """Yields (title and description, class) of each row of a file like AG News's.
 
-    line_end: what the texts write for a line end, "\\" or "\\n". Raises UserError.
+    rows: numbered, of the file `name`; line_end: what the texts write for a line end, "\\" or
+    "\\n". Raises UserError.
     """
-    class_of = {str(number): name for number, name in enumerate(classes, 1)}
-    for number, (label, *texts) in read_rows(path):
+    class_of = {str(number): class_name for number, class_name in enumerate(classes, 1)}
+    for number, (label, *texts) in rows:
         if label not in class_of or not texts:
             raise UserError(
-                f"{path}, row {number}: {label[:40]!r} is no class from 1 to {len(classes)} "
+                f"{name}, row {number}: {label[:40]!r} is no class from 1 to {len(classes)} "
                 f"with a text after it; to use a table with a header: "
                 f"--data FILE --label COLUMN"
             )

@@ -2,49 +2,22 @@
 
 Example:
     for member in zip_members(Path("deu-eng.zip")): ...  # zipfile.Path, without __MACOSX
-    with TarMember(Path("a.tar.gz"), "a/train.csv").open() as file: ...
 """
 
 import gzip
-import tarfile
 import zipfile
 import zlib
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
+from typing import IO
 
 from support.common.errors import UserError
 
 SYSTEM_FILES = ("__MACOSX", "Thumbs.db", "desktop.ini")  # of macOS and Windows
 # What reading raises. RuntimeError: the archive is encrypted.
-UNREADABLE = (
-    EOFError, zlib.error, OSError, zipfile.BadZipFile, tarfile.TarError, RuntimeError
-)  # fmt: skip
+UNREADABLE = (EOFError, zlib.error, OSError, zipfile.BadZipFile, RuntimeError)
 
 
-@dataclass(frozen=True)
-class TarMember:
-    """A file in a .tar.gz archive: what zipfile.Path is for a .zip archive."""
-
-    archive: Path
-    at: str  # its name in the archive
-
-    def __str__(self) -> str:
-        return f"{self.archive}/{self.at}"
-
-    @property
-    def name(self) -> str:
-        """The last part of its name."""
-        return PurePosixPath(self.at).name
-
-    def open(self, mode: str = "rb") -> IO[bytes]:
-        """Returns the file, open to be read as bytes, once and from its beginning."""
-        tar = tarfile.open(self.archive, "r|gz")  # noqa: SIM115  (open as long as the file is)
-        member = next(member for member in tar if member.name == self.at)
-        return cast(IO[bytes], tar.extractfile(member))
-
-
-File = Path | zipfile.Path | TarMember
+File = Path | zipfile.Path
 
 
 def open_bytes(path: File) -> gzip.GzipFile | IO[bytes]:

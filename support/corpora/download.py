@@ -32,23 +32,26 @@ def sha256(path: Path, unpacked: bool = False) -> str:
         raise UserError(f"{path}: cannot be read ({problem.strerror})") from problem
 
 
-def download(
-    name: str, files: dict[str, tuple[int, str]], url: str, unpacked: bool = False
-) -> Path:
+def parse_checksums(lines: str) -> dict[str, str]:
+    """Returns {file: SHA-256} of lines such as `sha256sum` prints."""
+    return {file: checksum for checksum, file in map(str.split, lines.strip().splitlines())}
+
+
+def download(name: str, files: dict[str, str], url: str, unpacked: bool = False) -> Path:
     """Returns the folder with a corpus's files, which are fetched if they are not there.
 
-    files: of each its size in bytes and its SHA-256, which is checked each time; unpacked: see
-    `sha256`. The environment variable NAME_URL replaces `url`. Raises UserError.
+    files: {file: SHA-256}, which is checked each time; unpacked: see `sha256`. The environment
+    variable NAME_URL replaces `url`. Raises UserError.
     """
     folder = CACHE / name
     variable = name.upper().replace("-", "_") + "_URL"
     base = os.environ.get(variable, url).rstrip("/")
-    for file, (size, checksum) in files.items():
+    for file, checksum in files.items():
         if sha256(folder / file, unpacked) == checksum:
             continue
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            fetch(f"{base}/{file}", folder / file, size, checksum, unpacked)
+            fetch(f"{base}/{file}", folder / file, checksum, unpacked)
         except (OSError, http.client.HTTPException, ValueError) as problem:
             raise UserError(
                 f"{name} cannot be fetched ({problem}); if you have its files, "
@@ -57,16 +60,14 @@ def download(
     return folder
 
 
-def fetch(url: str, path: Path, size: int, checksum: str, unpacked: bool) -> None:
+def fetch(url: str, path: Path, checksum: str, unpacked: bool) -> None:
     """Fetches a file. It gets its name only when it is whole and as expected."""
-    print(f"fetching {url}, {size / 1e6:,.1f} MB", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         partial = Path(folder) / path.name
         with urllib.request.urlopen(url, timeout=30) as response, partial.open("wb") as file:
+            size = int(response.headers["Content-Length"] or 0)
+            print(f"fetching {url}, {size / 1e6:,.1f} MB", file=sys.stderr)
             shutil.copyfileobj(response, file)
         if sha256(partial, unpacked) != checksum:
-            raise UserError(
-                f"{url}: not the expected file (another SHA-256, of {partial.stat().st_size} "
-                f"bytes); nothing was kept"
-            )
+            raise UserError(f"{url}: not the expected file (another SHA-256); nothing was kept")
         replace(partial, path)

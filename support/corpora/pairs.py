@@ -16,7 +16,7 @@ from pathlib import Path
 from support.common.errors import UserError
 from support.corpora import phrasebook
 from support.corpora.archives import File, zip_members
-from support.corpora.download import download, sha256
+from support.corpora.download import download, parse_checksums, sha256
 from support.corpora.tables import TABLES, is_table, read_columns, read_lines, suffix_of
 
 # The names of files that hold each part, without their endings.
@@ -26,25 +26,19 @@ PARTS = {
     "test": ["test_2016_flickr", "test", "testing"],
 }
 
-# Elliott et al., 2016, for non-commercial research: size in bytes and SHA-256 of each file.
+# Elliott et al., 2016, for non-commercial research.
 MULTI30K_URL = (
     "https://raw.githubusercontent.com/multi30k/dataset/"
     "a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/"
 )
-MULTI30K = {
-    "train.de.gz": (637044, "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6"),
-    "train.en.gz": (568929, "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f"),
-    "val.de.gz": (24681, "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a"),
-    "val.en.gz": (21650, "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28"),
-    "test_2016_flickr.de.gz": (
-        22890,
-        "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8",
-    ),
-    "test_2016_flickr.en.gz": (
-        21077,
-        "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9",
-    ),
-}
+MULTI30K = parse_checksums("""
+    726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6  train.de.gz
+    d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f  train.en.gz
+    f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a  val.de.gz
+    14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28  val.en.gz
+    9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8  test_2016_flickr.de.gz
+    611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9  test_2016_flickr.en.gz
+""")
 
 Pair = tuple[str, str]
 Reader = Callable[[], Iterator[Pair]]

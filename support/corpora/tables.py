@@ -142,7 +142,7 @@ def read_rows(path: File) -> Iterator[tuple[int, list[str]]]:
     quotes are text: see `unquoted`. Raises UserError.
     """
     if suffix_of(path) == ".csv":
-        yield from read_csv_rows(path)
+        yield from read_csv_rows(table_lines(path), str(path))
         return
     quoted = quoted_columns(table_lines(path))
     for number, line in enumerate(table_lines(path), 1):
@@ -151,11 +151,11 @@ def read_rows(path: File) -> Iterator[tuple[int, list[str]]]:
             yield number, [unquoted(cell, i in quoted) for i, cell in enumerate(cells)]
 
 
-def read_csv_rows(path: File) -> Iterator[tuple[int, list[str]]]:
-    """Does what `read_rows` does, for a .csv file."""
+def read_csv_rows(lines: Iterator[str], name: str) -> Iterator[tuple[int, list[str]]]:
+    """Does what `read_rows` does, for the lines of a .csv file. name: its name, for errors."""
     csv.field_size_limit(1 << 30)  # a text may be long
     # Carriage returns within a line would end the row.
-    lines = (line.replace("\r", " ") + "\n" for line in table_lines(path))
+    lines = (line.replace("\r", " ") + "\n" for line in lines)
     first_lines = list(islice(lines, FIRST_LINES))
     delimiter = find_delimiter(first_lines)
     rows = csv.reader(chain(first_lines, lines), strict=True, delimiter=delimiter)
@@ -164,7 +164,7 @@ def read_csv_rows(path: File) -> Iterator[tuple[int, list[str]]]:
             if any(row):
                 yield number, [cell.replace("\n", " ") for cell in row]
     except csv.Error as problem:
-        raise UserError(f"{path}, line {rows.line_num}: {problem}") from problem
+        raise UserError(f"{name}, line {rows.line_num}: {problem}") from problem
 
 
 def find_delimiter(lines: list[str]) -> str:
