@@ -182,7 +182,7 @@ def read_part(corpus: Labelled, part: str, checksum: str) -> Reader:
 
     checksum: that of the corpus when the model was trained. Raises UserError.
     """
-    parts, _ = hold_out_labelled(corpus)
+    parts = hold_out_labelled(corpus)
     if part not in parts:
         raise UserError(f"--score {part}: {corpus.name} has only the parts {', '.join(parts)}")
     # The choice of the held-out examples depends on all examples.

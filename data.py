@@ -32,10 +32,11 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from support.common.errors import UserError
 
 PAD, BOS, EOS = 0, 1, 2
-FORMAT = 3  # of the encoded corpus: increase it when the same text is stored differently
+FORMAT = 4  # of the encoded corpus: increase it when the same text is stored differently
 ENCODED_AT_ONCE = 20_000  # pairs, so that a large corpus needs no more memory
 BPE_PAIRS = 1_000_000  # enough to learn a BPE from
 SIDES = ("src", "tgt")
+NFC = normalizers.NFC()  # Unicode can write é in two ways; this makes their bytes equal
 
 
 # --- Byte-level BPE ---------------------------------------------------------------------------
@@ -51,17 +52,15 @@ class BPE:
         self.vocab_size = self.tokenizer.get_vocab_size()
 
     @staticmethod
-    def train(texts: Iterator[str], vocab_size: int, lower: bool = False) -> "BPE":
+    def train(
+        texts: Iterator[str], vocab_size: int, normalizer: normalizers.Normalizer = NFC
+    ) -> "BPE":
         """Learns at most `vocab_size` tokens, at least the 256 bytes and 3 special ones.
 
-        lower: converts every text to lower case first, also those that it encodes later.
+        normalizer: what every text goes through first, also those that are encoded later.
         """
         tokenizer = Tokenizer(models.BPE())
-        # Unicode can write é in two ways. NFC makes their bytes equal.
-        steps: list[normalizers.Normalizer] = [normalizers.NFC()]
-        if lower:
-            steps.append(normalizers.Lowercase())
-        tokenizer.normalizer = normalizers.Sequence(steps)
+        tokenizer.normalizer = normalizer
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
@@ -87,29 +86,36 @@ class BPE:
 
 
 def prepare(
-    corpus, cache: Path, vocab_size: int = 8000, max_length: int = 128, bpe: str | None = None
+    corpus, cache: Path, vocab_size: int = 8000, max_length: int = 128, bpe: str = ""
 ) -> Path:
     """Encodes a corpus into a folder that any number of processes can map, and returns it.
 
     corpus: has a `name`, a `checksum()`, and `parts`, readers of sentence pairs for train,
-    valid and test. bpe: a serialized one, or None to train one of `vocab_size` tokens. The
-    folder, in `cache`, is named by a hash of all this, so that a later call finds it. Without a
-    validation set, some pairs are held out of training: see `hold_out`. Raises UserError.
+    valid and test. bpe: a serialized one, or "" to train one of `vocab_size` tokens. Without a
+    validation set, some pairs are held out of training: see `hold_out_pairs`. Raises UserError.
     """
     description = [FORMAT, corpus.name, corpus.checksum(), vocab_size, max_length]
-    trained = name_folder(cache, corpus.name, [*description, None])
-    # A new run passes no BPE, and its folder is named without one. When the run is resumed, it
-    # passes the BPE that was trained then: it finds the same folder, and encodes nothing again.
-    if is_encoded(trained) and bpe in (None, read_bpe(trained)):
-        return trained
-    folder = name_folder(cache, corpus.name, [*description, bpe])
+    folder = encoded_folder(cache, description, bpe)
     return make_once(folder, lambda new: encode(corpus, new, vocab_size, max_length, bpe))
 
 
-def name_folder(cache: Path, name: str, description: list) -> Path:
-    """Returns the folder of an encoded corpus; a hash of its description is in the name."""
-    digest = hashlib.sha256(json.dumps(description).encode()).hexdigest()
-    return cache / f"{name}-{digest[:16]}"
+def encoded_folder(cache: Path, description: list, tokenizer: str) -> Path:
+    """Returns the folder in `cache` that a corpus is encoded in, now or earlier.
+
+    description: the version of the files, the name of the corpus, and all that decides what
+    they hold, except the tokenizer, which is serialized, or "" if one is to be trained.
+    """
+
+    def folder_for(tokenizer: str) -> Path:
+        digest = hashlib.sha256(json.dumps([*description, tokenizer]).encode()).hexdigest()
+        return cache / f"{description[1]}-{digest[:16]}"
+
+    # A new run passes no tokenizer, and its folder is named without one. When the run is
+    # resumed, it passes the one that was trained then, and finds the same folder.
+    trained = folder_for("")
+    if tokenizer and is_encoded(trained) and read_tokenizer(trained) == tokenizer:
+        return trained
+    return folder_for(tokenizer)
 
 
 def is_encoded(folder: Path) -> bool:
@@ -155,32 +161,23 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
     return folder
 
 
-def encode(
-    corpus, folder: Path, vocab_size: int, max_length: int, bpe: str | None
-) -> dict[str, Any]:
-    """Writes bpe.json and the encoded parts; returns counts of what is in them."""
+def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> dict[str, Any]:
+    """Writes tokenizer.json and the encoded parts; returns counts of what is in them."""
     # All parts are read, so that errors in a file come at the start.
     num_pairs = {part: sum(1 for _ in read()) for part, read in corpus.parts.items()}
     for part, count in num_pairs.items():
         if not count:
             files = ", ".join(map(str, corpus.files))
             raise UserError(f"the {part} set of {corpus.name} is empty: {files}")
-    parts = dict(corpus.parts)
-    if "valid" not in parts:
-        parts |= hold_out(corpus.parts["train"])
+    is_held_out = "valid" not in corpus.parts
+    parts = hold_out_pairs(corpus.parts) if is_held_out else corpus.parts
     stride = math.ceil(num_pairs["train"] / BPE_PAIRS)
     some_pairs = islice(parts["train"](), 0, None, stride)
     texts = (text.strip() for pair in some_pairs for text in pair)
     encoder = BPE(bpe) if bpe else BPE.train(texts, vocab_size)
-    (folder / "bpe.json").write_text(encoder.serialized, encoding="utf-8")
-    meta: dict[str, Any] = {
-        "name": corpus.name,
-        "held_out": "valid" not in corpus.parts,
-        "parts": {},
-    }
-    for part in ("train", "valid", "test"):
-        if part not in parts:
-            continue
+    (folder / "tokenizer.json").write_text(encoder.serialized, encoding="utf-8")
+    meta: dict[str, Any] = {"name": corpus.name, "held_out": is_held_out, "parts": {}}
+    for part in in_order(parts):
         counts = encode_part(parts[part](), encoder, folder / part, max_length)
         if not counts["pairs"]:
             hint = " (--valid names another)" if part == "valid" else ""
@@ -193,33 +190,35 @@ def encode(
     return meta
 
 
-def hold_out(read: Callable[[], Iterator[tuple[str, str]]]) -> dict:
-    """Returns readers of "train" and "valid" that divide the pairs of `read`.
+def in_order(parts: Iterable[str]) -> list[str]:
+    """Returns the parts of a corpus in the order in which they are listed."""
+    return [part for part in ("train", "valid", "test") if part in parts]
 
-    About 1,000 pairs are held out to validate on, at most one in 20, but at least one. A hash
-    of the source chooses them, so that equal sentences stay together. Pairs with an empty side
-    do not count.
+
+def hold_out_pairs(parts: dict) -> dict:
+    """Returns the readers of a corpus of pairs, with a validation set held out of training.
+
+    It has about 1,000 pairs, at most one in 20, but at least one. A hash of the source chooses
+    them, so that equal sentences stay together. Pairs with an empty side do not count.
     """
-    sources = (source for source, target in read() if source.strip() and target.strip())
+    sources = (
+        source for source, target in parts["train"]() if source.strip() and target.strip()
+    )
     hashes = np.fromiter(map(hash_text, sources), np.uint32)
     held_out = choose_held_out(hashes, size=min(1000, len(hashes) // 20))
-    return split_readers(read, lambda source: hash_text(source) in held_out)
+    return hold_out(parts, lambda source: hash_text(source) in held_out)
 
 
-def split_readers(
-    read: Callable[[], Iterable[tuple]], is_held_out: Callable[[Any], bool]
-) -> dict:
-    """Returns readers of "train" and "valid" that divide the tuples of `read`.
+def hold_out(parts: dict, is_held_out: Callable[[Any], bool]) -> dict:
+    """Returns the readers of a corpus, its training set divided into "train" and "valid".
 
     is_held_out: returns whether a tuple is in "valid", given the first of its values.
     """
 
-    def select(part: str) -> Iterator[tuple]:
-        for values in read():
-            if is_held_out(values[0]) == (part == "valid"):
-                yield values
+    def select(held_out: bool) -> Iterator[tuple]:
+        return (values for values in parts["train"]() if is_held_out(values[0]) == held_out)
 
-    return {"train": lambda: select("train"), "valid": lambda: select("valid")}
+    return parts | {"train": partial(select, False), "valid": partial(select, True)}
 
 
 def hash_text(text: str) -> int:
@@ -299,9 +298,9 @@ def append(path: str, content: bytes) -> None:
         file.write(content)
 
 
-def read_bpe(folder: Path) -> str:
-    """Returns the serialized BPE of an encoded corpus."""
-    return (folder / "bpe.json").read_text(encoding="utf-8")
+def read_tokenizer(folder: Path) -> str:
+    """Returns the serialized tokenizer of an encoded corpus of texts."""
+    return (folder / "tokenizer.json").read_text(encoding="utf-8")
 
 
 def read_text(folder: Path, part: str, side: str) -> list[str]:

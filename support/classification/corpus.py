@@ -13,6 +13,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,11 @@ class Labelled:
         self.layout += [part, *layout]
         self.labels[part] = labels or (lambda: (name for _, name in read()))
 
+    @cached_property
+    def class_counts(self) -> Counter[str]:
+        """The number of training examples of each class, in the order of their first ones."""
+        return Counter(self.labels["train"]())
+
     def left_out_line(self) -> str:
         """Returns a line that counts the files that are not examples; "" if there are none."""
         if not self.left_out:
@@ -104,12 +110,11 @@ def classes_of(corpus: Labelled) -> list[str]:
             f"{corpus.name}: no training set, only {', '.join(corpus.parts)}; it is train.csv, "
             f"or the folder train/ with a folder of files for each class"
         )
-    counts = Counter(corpus.labels["train"]())
-    check_classes(corpus, counts)
-    names = set(counts)
+    check_classes(corpus)
+    names = set(corpus.class_counts)
     for part in corpus.parts.keys() - {"train"}:
         names_of_part = set(corpus.labels[part]())
-        if names_of_part and names_of_part.isdisjoint(counts):
+        if names_of_part and names_of_part.isdisjoint(corpus.class_counts):
             raise UserError(
                 f"{corpus.name}: the {part} set shares no class with the training set; one of "
                 f"its classes is {min(names_of_part)!r}"
@@ -122,8 +127,9 @@ def classes_of(corpus: Labelled) -> list[str]:
     return sorted(names)
 
 
-def check_classes(corpus: Labelled, counts: Counter) -> None:
-    """Raises UserError if the training examples, so many of each class, show a mistake."""
+def check_classes(corpus: Labelled) -> None:
+    """Raises UserError if the classes of the training set show a mistake."""
+    counts = corpus.class_counts
     if not counts:
         raise UserError(f"{corpus.name}: the training set has no example")
     first = next(iter(counts))  # the class of the first example

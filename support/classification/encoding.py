@@ -6,7 +6,7 @@ Example:
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -15,15 +15,16 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from data import BPE, append, append_ids, is_encoded, make_once, name_folder
+from data import BPE, NFC, append, append_ids, encoded_folder, in_order, make_once
 from support.classification.corpus import Labelled, Reader, classes_of
 from support.classification.splits import hold_out_labelled
 from support.common.errors import UserError
 
-FORMAT = 11  # version of the files; increase it when the same examples are stored differently
+FORMAT = 12  # version of the files; increase it when the same examples are stored differently
 BLOCK = 1000  # texts encoded at once; a long one takes about 5 KiB per token of max_length
 TRAINING_TEXTS = 200_000  # enough to train a tokenizer; each distinct word takes about 1 KB
 SAMPLE_TEXTS = 1000  # enough to estimate how many words are unknown
+LOWER_CASE = normalizers.Sequence([NFC, normalizers.Lowercase()])
 UNKNOWN = "<unk>"
 MAX_UNKNOWN = 0.2  # of the words; in 18 corpora it is at most 0.15, in a Korean one 0.36
 # A character of a script that does not separate words by spaces.
@@ -46,34 +47,19 @@ def prepare_labelled(
     this kind: see `train_tokenizer`. Without a validation set some examples are held out
     (support/classification/splits.py). Raises UserError.
     """
-
-    def encoded_folder(tokenizer: str) -> Path:
-        description = [FORMAT, corpus.name, checksum, tokenizer, max_length, vocab_size, kind]
-        return name_folder(cache, corpus.name, description)
-
-    def train_on(read: Reader, count: int) -> str:
-        return tokenizer or train_tokenizer(read, count, kind, vocab_size)
-
-    # `tokenizer` may be the one that was trained on this corpus: then it is encoded already.
-    own_folder = encoded_folder("")
-    if tokenizer and is_encoded(own_folder) and read_tokenizer(own_folder) == tokenizer:
-        return own_folder
+    description = [FORMAT, corpus.name, checksum, max_length, vocab_size, kind]
+    folder = encoded_folder(cache, description, tokenizer)
     return make_once(
-        encoded_folder(tokenizer),
-        lambda partial: encode_corpus(corpus, partial, train_on, max_length),
+        folder, lambda new: encode(corpus, new, tokenizer, max_length, vocab_size, kind)
     )
 
 
-def encode_corpus(
-    corpus: Labelled,
-    folder: Path,
-    make_tokenizer: Callable[[Reader, int], str],
-    max_length: int,
+def encode(
+    corpus: Labelled, folder: Path, serialized: str, max_length: int, vocab_size: int, kind: str
 ) -> dict[str, Any]:
     """Writes tokenizer.json and a few flat files for each part. Raises UserError.
 
-    make_tokenizer: returns a serialized tokenizer for a reader of so many texts. Returns a
-    description of the files, which meta.json gets.
+    Returns a description of the files, which meta.json gets.
     """
     classes = classes_of(corpus)
     numbers = {name: i for i, name in enumerate(classes)}
@@ -81,20 +67,15 @@ def encode_corpus(
     decoded = folder / "decoded"
     if corpus.modality == "image" and is_held_out:
         corpus = decode_once(corpus, decoded)
-    parts, count = hold_out_labelled(corpus)
-    meta: dict[str, Any] = {
-        "name": corpus.name,
-        "modality": corpus.modality,
-        "classes": classes,
-        "held_out": is_held_out,
-        "parts": {},
-    }
+    parts = hold_out_labelled(corpus)
     if corpus.modality == "text":
-        serialized = make_tokenizer(parts["train"], count)
+        count = corpus.class_counts.total()
+        serialized = serialized or train_tokenizer(parts["train"], count, kind, vocab_size)
         (folder / "tokenizer.json").write_text(serialized, encoding="utf-8")
         tokenizer = Tokenizer.from_str(serialized)
-    for part, read in parts.items():
-        examples = ((example, numbers[name]) for example, name in read())
+    counts_of_parts = {}
+    for part in in_order(parts):
+        examples = ((example, numbers[name]) for example, name in parts[part]())
         if corpus.modality == "text":
             counts = write_texts(examples, folder / part, tokenizer, max_length)
         else:
@@ -102,9 +83,15 @@ def encode_corpus(
         if not counts["examples"]:
             hint = "; pass one with --valid" if is_held_out and part == "valid" else ""
             raise UserError(f"{corpus.name}: the {part} set has no example{hint}")
-        meta["parts"][part] = counts
+        counts_of_parts[part] = counts
     decoded.unlink(missing_ok=True)
-    return meta
+    return {
+        "name": corpus.name,
+        "modality": corpus.modality,
+        "classes": classes,
+        "held_out": is_held_out,
+        "parts": counts_of_parts,
+    }
 
 
 def decode_once(corpus: Labelled, path: Path) -> Labelled:
@@ -126,11 +113,6 @@ def decode_once(corpus: Labelled, path: Path) -> Labelled:
     return replace(corpus, parts=corpus.parts | {"train": read})
 
 
-def read_tokenizer(folder: Path) -> str:
-    """Returns the serialized tokenizer of an encoded corpus of texts."""
-    return (folder / "tokenizer.json").read_text(encoding="utf-8")
-
-
 def train_tokenizer(read: Reader, count: int, kind: str, vocab_size: int) -> str:
     """Returns a serialized tokenizer, trained on lower case: "Oil" and "oil" are one word.
 
@@ -145,7 +127,7 @@ def train_tokenizer(read: Reader, count: int, kind: str, vocab_size: int) -> str
         words = train_words(some_texts(TRAINING_TEXTS), vocab_size)
         if kind == "words" or share_unknown(words, some_texts(SAMPLE_TEXTS)) <= MAX_UNKNOWN:
             return words
-    return BPE.train(some_texts(TRAINING_TEXTS), vocab_size, lower=True).serialized
+    return BPE.train(some_texts(TRAINING_TEXTS), vocab_size, LOWER_CASE).serialized
 
 
 def train_words(texts: Iterator[str], vocab_size: int) -> str:
@@ -154,7 +136,7 @@ def train_words(texts: Iterator[str], vocab_size: int) -> str:
     A word that occurs once in the texts, or not at all, is the token "<unk>".
     """
     tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    tokenizer.normalizer = LOWER_CASE
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Whitespace(), pre_tokenizers.Split(Regex(UNSPACED), "isolated")]
     )

@@ -1,7 +1,7 @@
 """Holds out examples of a labelled corpus for validation.
 
 Example:
-    readers, count = hold_out_labelled(corpus)  # of all parts; of training examples
+    readers = hold_out_labelled(corpus)  # of all parts
 """
 
 import zlib
@@ -9,24 +9,21 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from data import choose_held_out, hash_text, split_readers
+from data import choose_held_out, hash_text, hold_out
 from support.classification.corpus import Labelled, Reader
 
 VALID_EXAMPLES = 2000  # held out if there is no validation set,
 ONE_IN = 20  # but at most one of so many examples
 
 
-def hold_out_labelled(corpus: Labelled) -> tuple[dict[str, Reader], int]:
-    """Returns the readers of all parts, and how many examples the training set has.
+def hold_out_labelled(corpus: Labelled) -> dict[str, Reader]:
+    """Returns the readers of all parts, with some training examples held out for validation.
 
-    Without a validation set, some of these examples are held out as one; they are counted, too.
-    A hash of the example chooses them, so that equal examples stay together (`choose_held_out`
-    in data.py).
+    If there is a validation set, none are. A hash of the example chooses them, so that equal
+    examples stay together (`choose_held_out` in data.py).
     """
-    if "train" not in corpus.parts:
-        return corpus.parts, 0
-    if "valid" in corpus.parts:
-        return corpus.parts, sum(1 for _ in corpus.labels["train"]())
+    if "train" not in corpus.parts or "valid" in corpus.parts:
+        return corpus.parts
     first_of_class: dict[str, int] = {}
 
     def read_hashes() -> Iterator[int]:
@@ -36,15 +33,12 @@ def hold_out_labelled(corpus: Labelled) -> tuple[dict[str, Reader], int]:
             yield code
 
     hashes = np.fromiter(read_hashes(), np.uint32)
-    # The first example of each class is trained on, so that every class is known.
-    others = hashes[~np.isin(hashes, list(first_of_class.values()))]
+    # The first example of each class is trained on, so that every class is known. An empty text
+    # would be chosen before others, since its hash is 0.
+    trained = [hash_text(""), *first_of_class.values()]
+    others = hashes[~np.isin(hashes, trained)]
     held_out = choose_held_out(others, min(VALID_EXAMPLES, len(hashes) // ONE_IN))
-    parts: dict[str, Reader] = split_readers(
-        corpus.parts["train"], lambda example: hash_example(example) in held_out
-    )
-    if "test" in corpus.parts:
-        parts["test"] = corpus.parts["test"]
-    return parts, len(hashes)
+    return hold_out(corpus.parts, lambda example: hash_example(example) in held_out)
 
 
 def hash_example(example: str | np.ndarray) -> int:

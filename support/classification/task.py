@@ -15,10 +15,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor, nn
 
-from data import evaluation_batches
+from data import evaluation_batches, read_tokenizer
 from support.classification.classifier import Classifier, ClassifierConfig, classifier_flops
 from support.classification.corpus import Labelled
-from support.classification.encoding import prepare_labelled, read_tokenizer
+from support.classification.encoding import prepare_labelled
 from support.classification.examples import ExampleBatches, Images, Texts, class_weights
 from support.classification.images import ImageTransform
 from support.classification.labelled import find_labelled

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data import BPE, Batches, Pairs, evaluation_batches, prepare, read_bpe, read_text
+from data import BPE, Batches, Pairs, evaluation_batches, prepare, read_text, read_tokenizer
 from model import ModelConfig, Transformer
 from support.common.checkpoint import check_corpus
 from support.common.errors import UserError, as_user_error
@@ -65,9 +65,9 @@ class Translation:
         self.checksum = corpus.checksum()
         if saved:
             check_corpus(self.checksum, saved, args.data, args.folder)
-        bpe = saved["bpe"] if saved else None
+        bpe = saved["bpe"] if saved else ""
         self.folder = prepare(corpus, CACHE / "encoded", args.vocab_size, args.max_length, bpe)
-        self.bpe = BPE(read_bpe(self.folder))
+        self.bpe = BPE(read_tokenizer(self.folder))
         self.config = make_config(ModelConfig, args, vocab_size=self.bpe.vocab_size)
         self.make_batches()
         # What the last evaluation has left for `report`: in all ranks the translations, by line

@@ -771,17 +771,26 @@ def test_no_single_example_decides_what_is_held_out(tmp_path):
     """Not even one whose hash is small, as that of an empty text is."""
     rows = [f"text {i},{i % 2}" for i in range(300)] + [",0", "often,1"] * 60
     (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    parts, count = hold_out_labelled(find_labelled(str(tmp_path / "a.csv"), label="label"))
+    parts = hold_out_labelled(find_labelled(str(tmp_path / "a.csv"), label="label"))
     held_out = [text for text, _ in parts["valid"]()]
-    assert count == 420 and len(held_out) == 21
+    assert len(held_out) == 21
     assert not {"", "often"} & set(held_out)
+
+
+def test_the_only_empty_text_is_not_the_validation_set(tmp_path):
+    """Of few examples a single one is held out, and an empty text has the smallest hash."""
+    rows = [f"text {i},{i % 2}" for i in range(30)] + [",0"]
+    (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    parts = hold_out_labelled(find_labelled(str(tmp_path / "a.csv"), label="label"))
+    assert [bool(text) for text, _ in parts["valid"]()] == [True]
+    assert "" in {text for text, _ in parts["train"]()}
 
 
 def test_texts_that_differ_in_case_alone_stay_together(tmp_path):
     """The tokenizer that is trained here takes them for one text."""
     rows = [f"{text} day {i},{i % 2}" for i in range(300) for text in ("Good", "GOOD", "good")]
     (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    parts, _ = hold_out_labelled(find_labelled(str(tmp_path / "a.csv"), label="label"))
+    parts = hold_out_labelled(find_labelled(str(tmp_path / "a.csv"), label="label"))
     train, valid = ({text.lower() for text, _ in parts[part]()} for part in ("train", "valid"))
     assert valid and not train & valid
 

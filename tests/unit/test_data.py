@@ -18,7 +18,8 @@ import torch
 from conftest import write_pairs
 
 import data
-from data import BPE, Batches, Pairs, prepare, read_bpe, read_text
+from data import BPE, NFC, Batches, Pairs, prepare, read_tokenizer, read_text
+from support.classification.encoding import LOWER_CASE
 from support.common.errors import UserError
 from support.common.hardware import available_cores
 from support.corpora import download
@@ -42,9 +43,9 @@ def read(path, **how):
 
 def test_a_tokenizer_of_lower_case_knows_a_word_however_it_is_written():
     texts = ["Oil OIL oil"] * 9
-    for lower in (True, False):
-        oil, capital = BPE.train(iter(texts), 300, lower=lower).encode(["oil", "OIL"])
-        assert (oil == capital) == lower
+    for normalizer in (LOWER_CASE, NFC):
+        oil, capital = BPE.train(iter(texts), 300, normalizer).encode(["oil", "OIL"])
+        assert (oil == capital) == (normalizer == LOWER_CASE)
 
 
 def test_parallel_files_plain_and_gz_with_bom_and_crlf(tmp_path):
@@ -218,11 +219,11 @@ def test_bpe_is_the_same_every_time_and_keeps_its_size(pairs):
     assert BPE(one.serialized).encode(texts[:50]) == one.encode(texts[:50])
 
 
-@pytest.mark.parametrize("lower", [False, True])
-def test_equal_text_has_equal_tokens_however_its_accents_are_encoded(lower):
+@pytest.mark.parametrize("normalizer", [NFC, LOWER_CASE])
+def test_equal_text_has_equal_tokens_however_its_accents_are_encoded(normalizer):
     composed = normalize("NFC", "Ein schönes Café, ÄÖÜ, Å")
     decomposed = normalize("NFD", composed)
-    bpe = BPE.train(iter([composed]), 300, lower)
+    bpe = BPE.train(iter([composed]), 300, normalizer)
     bpe = BPE(bpe.serialized)  # as a checkpoint brings it
     assert decomposed != composed
     assert bpe.encode([decomposed]) == bpe.encode([composed])
@@ -238,7 +239,7 @@ def sentences(bpe: BPE, rows) -> list[str]:
 def test_the_encoded_corpus_is_the_text(small_corpus, pairs, tmp_path):
     corpus = find_corpus(str(small_corpus), valid=f"{small_corpus}-valid")
     folder = prepare(corpus, tmp_path, 300, 256)
-    bpe, train = BPE(read_bpe(folder)), Pairs(folder, "train")
+    bpe, train = BPE(read_tokenizer(folder)), Pairs(folder, "train")
     src, tgt_in, tgt_out, token_indices = train.batch(np.arange(len(train)))
     assert len(train) == 600
     assert sentences(bpe, src) == [
@@ -261,10 +262,10 @@ def test_a_resumed_run_encodes_with_its_own_bpe(small_corpus, tmp_path):
     """That may be the one that was trained here, or another, as of a run from elsewhere."""
     corpus = find_corpus(str(small_corpus))
     folder = prepare(corpus, tmp_path, 300)
-    assert prepare(corpus, tmp_path, 300, bpe=read_bpe(folder)) == folder
+    assert prepare(corpus, tmp_path, 300, bpe=read_tokenizer(folder)) == folder
     other = BPE.train(iter(["ein anderer Text"]), 270)
     again = prepare(corpus, tmp_path, 300, bpe=other.serialized)
-    assert again != folder and read_bpe(again) == other.serialized
+    assert again != folder and read_tokenizer(again) == other.serialized
     assert prepare(corpus, tmp_path, 300, bpe=other.serialized) == again
 
 
@@ -300,7 +301,7 @@ def test_without_a_validation_part_one_is_held_out_by_source(tmp_path, pairs):
     assert 100 < len(valid) < 300
     held = {" ".join(line.split()) for line in read_text(folder, "valid", "src")}
     src = train.batch(np.arange(len(train)))[0]
-    assert not held & set(sentences(BPE(read_bpe(folder)), src))
+    assert not held & set(sentences(BPE(read_tokenizer(folder)), src))
 
 
 def test_no_single_text_decides_what_is_held_out(tmp_path, pairs):
