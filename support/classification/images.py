@@ -4,7 +4,6 @@ Example:
     read_image(Path("shirt.png"), ImageTransform(size=28, channels=1))  # (1, 28, 28)
 """
 
-import math
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from support.common.errors import UserError, first_line
+from support.common.errors import UserError, as_user_error
 from support.common.packages import require
 from support.corpora.archives import read_bytes
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # of a GIF, only the first image
 MAX_PIXELS = 50_000_000
+MAX_RATIO = 16  # of an image's edges, of which a crop keeps a square
 
 
 @dataclass
@@ -41,14 +41,12 @@ class ImageTransform:
     def __post_init__(self):
         self.mean = list(self.mean) or [0.5] * self.channels
         self.std = list(self.std) or [0.5] * self.channels
-        if not 1 <= self.size <= 4096:
-            raise UserError(f"images of {self.size} pixels a side: it must be from 1 to 4096")
-        if not 0 <= self.crop <= self.size:
-            raise UserError(
-                f"a crop of {self.crop} pixels does not fit into images of {self.size} pixels"
-            )
         if self.channels not in (1, 3):
             raise UserError(f"images of {self.channels} channels: it must be 1 or 3")
+        if not self.crop <= self.size <= 4096:
+            raise UserError(
+                f"images of {self.size} pixels a side: it must be from {self.crop} to 4096"
+            )
 
     @property
     def output_size(self) -> int:
@@ -59,21 +57,14 @@ class ImageTransform:
 def read_image(path: Path, transform: ImageTransform) -> np.ndarray:
     """Returns an image file as (channels, n, n) bytes; n is output_size. Raises UserError."""
     image_module = load_pillow()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with image_module.open(path, formats=FORMATS) as image:
-                return to_array(rotate_as_exif_says(image), transform)
-    except image_module.DecompressionBombError:
-        raise UserError(
-            f"{path}: more than {MAX_PIXELS // 10**6} megapixels; make it smaller"
-        ) from None
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except Exception as problem:  # a damaged file makes Pillow raise exceptions of many types
-        raise UserError(
-            f"{path}: not a readable image of type {', '.join(FORMATS)} ({first_line(problem)})"
-        ) from problem
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    with (
+        as_user_error(f"{path}: not a readable image of type {', '.join(FORMATS)}"),
+        warnings.catch_warnings(action="ignore"),
+        image_module.open(path, formats=FORMATS) as image,
+    ):
+        return to_array(rotate_as_exif_says(image), transform)
 
 
 def load_pillow():
@@ -104,18 +95,23 @@ def to_array(image, transform: ImageTransform) -> np.ndarray:
         white = image_module.new("RGBA", image.size, "white")
         image = image_module.alpha_composite(white, image)
     image = image.convert("L" if transform.channels == 1 else "RGB")
+    width = height = transform.size
     if transform.crop and not transform.square:
         shorter = min(image.size)
+        # The ends of a long thin image are cut off before they are enlarged.
+        image = cut_centre(image, *(min(edge, MAX_RATIO * shorter) for edge in image.size))
         width, height = (edge * transform.size // shorter for edge in image.size)
-    else:
-        width = height = transform.size
     image = image.resize((width, height), image_module.Resampling[transform.resample.upper()])
     n = transform.output_size
-    left = (width - n) // 2
-    top = (height - n) // 2
-    pixels = np.asarray(image.crop((left, top, left + n, top + n)))
-    pixels = pixels.reshape(n, n, transform.channels).transpose(2, 0, 1)
-    return np.ascontiguousarray(pixels)
+    pixels = np.asarray(cut_centre(image, n, n)).reshape(n, n, transform.channels)
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def cut_centre(image, width: int, height: int):
+    """Returns the centre of a Pillow image."""
+    left = (image.width - width) // 2
+    top = (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
 
 
 def to_8_bits(pixels: np.ndarray) -> np.ndarray:
@@ -131,12 +127,8 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """Returns the bytes of an IDX file (.gz too), in its shape. Raises UserError."""
     shape = idx_shape(path, dimensions)
     pixels = np.frombuffer(read_bytes(path), np.uint8, offset=4 + 4 * dimensions)
-    if len(pixels) != math.prod(shape):
-        raise UserError(
-            f"{path}: {len(pixels):,} bytes after its header, which says "
-            f"{' x '.join(map(str, shape))} = {math.prod(shape):,}"
-        )
-    return pixels.reshape(shape)
+    with as_user_error(f"{path}: not a whole IDX file"):
+        return pixels.reshape(shape)
 
 
 def idx_shape(path: Path, dimensions: int) -> list[int]:
@@ -154,14 +146,7 @@ def idx_shape(path: Path, dimensions: int) -> list[int]:
 
 def read_idx_labels(path: Path, classes: list[str]) -> list[str]:
     """Returns the labels of an IDX file as class names; without `classes`, as numbers."""
-    labels = read_idx(path, 1)
-    if not classes:
-        return [str(label) for label in labels]
-    if labels.max(initial=0) >= len(classes):
-        raise UserError(
-            f"{path}: the label {labels.max()}, but there are {len(classes)} classes"
-        )
-    return [classes[label] for label in labels]
+    return [classes[label] if classes else str(label) for label in read_idx(path, 1)]
 
 
 def read_idx_pair(

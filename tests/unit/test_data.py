@@ -18,7 +18,7 @@ import torch
 from conftest import write_pairs
 
 import data
-from data import BPE, NFC, Batches, Pairs, prepare, read_tokenizer, read_text
+from data import BPE, NFC, Batches, Pairs, prepare, read_text, read_tokenizer
 from support.classification.encoding import LOWER_CASE
 from support.common.errors import UserError
 from support.common.hardware import available_cores
