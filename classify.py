@@ -47,11 +47,24 @@ def parse_arguments() -> argparse.Namespace:
     """Returns the command line's arguments. Raises UserError."""
     parser = make_parser(__doc__, "[TEXT]")
     add = parser.add_argument
-    add(
+    add_action = parser.add_mutually_exclusive_group().add_argument
+    add_action(
         "example",
         nargs="?",
         metavar="TEXT",
         help="a text, or the path of an image [a prompt, or standard input]",
+    )
+    add_action(
+        "--score",
+        metavar="FILE",
+        help="labelled examples to classify: a .csv, .tsv or .jsonl file, a folder of class "
+        "folders, or valid, test or train for this part of the training corpus",
+    )
+    add_action(
+        "--export",
+        type=Path,
+        metavar="FOLDER",
+        help="write for Hugging Face's transformers, which cuts the end of long texts",
     )
     add(
         "--checkpoint",
@@ -59,51 +72,18 @@ def parse_arguments() -> argparse.Namespace:
         metavar="PATH",
         help="a .pt file or a run's folder [best.pt of the newest classifier in logs/]",
     )
-    add(
-        "--score",
-        metavar="FILE",
-        help="labelled examples to classify: a .csv, .tsv or .jsonl file, a folder of class "
-        "folders, or valid, test or train for this part of the training corpus",
-    )
-    add(
-        "--text", metavar="COLUMN", help="column of the text in --score's file [as in training]"
-    )
-    add(
-        "--label",
-        metavar="COLUMN",
-        help="column of the classes in --score's file [as in training]",
-    )
-    add(
-        "--export",
-        metavar="FOLDER",
-        help="write for Hugging Face's transformers, which cuts the end of long texts",
-    )
+    for flag, content in (("--text", "text"), ("--label", "classes")):
+        hint = f"column of the {content} in --score's file [as in training]"
+        add(flag, default="", metavar="COLUMN", help=hint)
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run [auto]")
     add("--threads", type=int, default=0, help="CPU cores to use; 0 means all [0]")
     args = parser.parse_args()
-    check_arguments(args)
-    args.device = find_device(args.device)
-    return args
-
-
-def check_arguments(args: argparse.Namespace) -> None:
-    """Raises UserError for arguments that cannot be combined, or have impossible values."""
-    actions = [args.example, args.score, args.export]
-    given = [action for action in actions if action is not None]
-    if len(given) > 1:
-        raise UserError("pass only one of a text or image, --score and --export")
     if (args.text or args.label) and not args.score:
         raise UserError(
             "--text and --label name columns of --score's file, so pass --score, too"
         )
-    if args.score == "":  # it would name the current folder
-        raise UserError("--score needs the name of a file or folder, or of a part")
-    if args.export == "":
-        raise UserError("--export needs the name of a folder")
-    if args.export and (Path(args.export) / "config.json").exists():
-        raise UserError(f"--export {args.export}: the folder has a model already")
-    if args.threads < 0:
-        raise UserError(f"--threads {args.threads}: it must not be negative")
+    args.device = find_device(args.device)
+    return args
 
 
 # --- Predictions ------------------------------------------------------------------------------
@@ -154,8 +134,8 @@ def find_examples(args: argparse.Namespace, predictor: Predictor) -> tuple[Reade
     sources = {"data": args.score}
     if is_part:
         sources = {name: flags[name] for name in ("data", "valid", "test")}
-    text = args.text or ""
-    label = args.label or ""
+    text = args.text
+    label = args.label
     if is_part or find_table(path) or find_part_tables(path):  # elsewhere there are no columns
         text = text or flags["text"]
         label = label or flags["label"]
@@ -252,11 +232,30 @@ def classify_labelled(
 # --- Actions ----------------------------------------------------------------------------------
 
 
+def classify_line(predictor: Predictor, line: str) -> None:
+    """Prints the classes of a text, or of the image whose path it is."""
+    if predictor.modality == "text" and Path(line).is_file():
+        print(
+            f"warning: the name {line} is classified as a text; to classify the lines of the "
+            f"file: < {line}",
+            file=sys.stderr,
+        )
+    print(bar_chart(predictor, readable(line)))
+
+
 def classify_at_prompt(predictor: Predictor) -> None:
     """Classifies what is typed at a prompt."""
     expected = "a text" if predictor.modality == "text" else "the path of an image"
     greeting = f"{predictor.path}: {len(predictor.classes)} classes. Type {expected}; q ends."
     prompt(greeting, "> ", partial(bar_chart, predictor))
+
+
+def classify_stdin(predictor: Predictor) -> None:
+    """Classifies the lines of standard input; an empty line stays empty."""
+    lines = decode_lines(sys.stdin.buffer, "standard input")
+    examples = (read_example(predictor, line) if line.strip() else None for line in lines)
+    for block in blocks(examples, BLOCK):
+        print("\n".join(label_lines(predictor, block)), flush=True)
 
 
 def main() -> None:
@@ -267,24 +266,14 @@ def main() -> None:
     if args.score is not None:
         score(args, predictor)
     elif args.export is not None:
-        export(Path(args.export), predictor.model, predictor.saved)
+        export(args.export, predictor.model, predictor.saved)
         print(f"{args.export}: {predictor.path} in the format of transformers")
     elif args.example is not None:
-        if predictor.modality == "text" and Path(args.example).is_file():
-            print(
-                f"warning: the name {args.example} is classified as a text; to classify the "
-                f"lines of the file: < {args.example}",
-                file=sys.stderr,
-            )
-        print(bar_chart(predictor, readable(args.example)))
+        classify_line(predictor, args.example)
     elif sys.stdin.isatty():
         classify_at_prompt(predictor)
     else:
-        lines = decode_lines(sys.stdin.buffer, "standard input")
-        # An empty line stays empty.
-        examples = (read_example(predictor, line) if line.strip() else None for line in lines)
-        for block in blocks(examples, BLOCK):
-            print("\n".join(label_lines(predictor, block)), flush=True)
+        classify_stdin(predictor)
     if predictor.num_cut:
         print(
             f"warning: {predictor.num_cut:,} of {predictor.num_examples:,} texts were cut to "
