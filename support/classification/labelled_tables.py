@@ -21,21 +21,12 @@ def read_labelled_table(path: File, text: str, label: str) -> Iterator[tuple[str
     text: the columns with the text, separated by commas; "": the first of TEXT_COLUMNS that
     exists. label: the column with the class.
     """
-    columns = [name.strip() for name in text.split(",")]
-    if text and "" in columns:
-        raise UserError(f"--text {text}: a name between two commas is missing")
-    if not text:
-        columns = [find_text_column(path, label)]
-    is_empty = True
-    for number, (*texts, name) in read_columns(path, [*columns, label], "--text, --label"):
-        example = one_line(" ".join(texts))
+    columns = text.split(",") if text else [find_text_column(path, label)]
+    columns = [name.strip() for name in [*columns, label]]
+    for number, (*texts, name) in read_columns(path, columns, "--text, --label"):
         if not name.strip():
             raise UserError(f"{path}, row {number}: it has no label")
-        if example:
-            is_empty = False
-        yield example, class_name(name)
-    if is_empty:
-        raise UserError(f"{path}: the text column ({', '.join(columns)}) is empty")
+        yield one_line(" ".join(texts)), class_name(name)
 
 
 def find_text_column(path: File, label: str) -> str:

@@ -167,12 +167,11 @@ def add_part(corpus: Corpus, part: str, source: str, src: str, tgt: str) -> None
             f"{source}: neither a table (.csv, .jsonl, or each line with tabs) nor one of two "
             f"files NAME.{src} and NAME.{tgt} (--src, --tgt); save other tables as .csv"
         )
-    elif suffix_of(path) in (*TABLES, ".zip"):
-        raise UserError(f"{source}: no such file")
     else:
         missing = f"{prefix}.{tgt if src_file else src}"
-        reason = f", the other side of {source}" if path.is_file() else ""
-        raise UserError(f"{missing}: no such file, nor {missing}.gz{reason}")
+        if suffix_of(path) in (*TABLES, ".zip"):
+            missing = source
+        raise UserError(f"{missing}: no such file")
 
 
 def find_prefix(source: str, src: str, tgt: str) -> str:
@@ -230,8 +229,5 @@ def read_parallel(src: File, tgt: File) -> Iterator[Pair]:
         if source is None or target is None:
             src_lines = sum(1 for _ in read_lines(src))
             tgt_lines = sum(1 for _ in read_lines(tgt))
-            raise UserError(
-                f"{src} has {src_lines:,} lines, {tgt} has {tgt_lines:,}: the sides differ by "
-                f"{abs(src_lines - tgt_lines):,}"
-            )
+            raise UserError(f"{src} has {src_lines:,} lines, but {tgt} has {tgt_lines:,}")
         yield source, target

@@ -54,15 +54,9 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
             # A file may begin with a byte order mark.
             yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as problem:
-            byte = problem.object[problem.start]
-            other = "CP1252"
-            hint = ", or -f GBK, SHIFT-JIS, CP1251: as it was saved"
-            if line.startswith(UTF_16):
-                other = "UTF-16"
-                hint = ""
             raise UserError(
-                f"{name}, line {number}: not UTF-8 (byte {byte:#04x}); convert it: "
-                f"iconv -f {other} -t UTF-8{hint}"
+                f"{name}, line {number}: not UTF-8; convert it: iconv -f CP1252 -t UTF-8, or "
+                f"-f UTF-16, GBK, SHIFT-JIS, CP1251: as it was saved"
             ) from problem
 
 
@@ -227,7 +221,19 @@ def read_objects(path: File) -> Iterator[tuple[int, dict[str, Any]]]:
 
     The file has an object a line, or a list of objects; then they are numbered.
     """
-    for number, row in read_json(path):
+    lines = read_lines(path)
+    first_line = next(lines, "")
+    lines = chain([first_line], lines)
+    rows: Iterable[tuple[int, Any]]
+    if first_line.lstrip().startswith("["):
+        rows = enumerate(parse_json("\n".join(lines), str(path)), 1)
+    else:
+        rows = (
+            (number, parse_json(line, f"{path}, line {number}"))
+            for number, line in enumerate(lines, 1)
+            if line.strip()
+        )
+    for number, row in rows:
         if not isinstance(row, dict):
             raise UserError(f'{path}, line {number}: no JSON object, as {{"text": ...}}')
         yield number, columns_of(row)
@@ -239,31 +245,16 @@ def columns_of(row: dict[str, Any]) -> dict[str, Any]:
     The entries of an object within it are columns, too: {"translation": {"de": ..., "en": ...}}
     has `translation.de`, and `de` as well, unless another entry is called so.
     """
-    outer = {}
-    inner = {}
-    names: Counter[str] = Counter()
+    columns = {}
+    inner = []
     for name, value in row.items():
-        if not isinstance(value, dict):
-            outer[column_name(name)] = value
-            continue
-        for key, entry in value.items():
-            inner[column_name(key)] = entry
-            inner[column_name(f"{name}.{key}")] = entry
-            names[column_name(key)] += 1
-    unique = {name: entry for name, entry in inner.items() if names[name] < 2}
-    return unique | outer
-
-
-def read_json(path: File) -> Iterator[tuple[int, Any]]:
-    """Yields the values in a JSON file, numbered from 1. Raises UserError."""
-    lines = read_lines(path)
-    first_line = next(lines, "")
-    if first_line.lstrip().startswith("["):
-        yield from enumerate(parse_json("\n".join([first_line, *lines]), str(path)), 1)
-        return
-    for number, line in enumerate(chain([first_line], lines), 1):
-        if line.strip():
-            yield number, parse_json(line, f"{path}, line {number}")
+        if isinstance(value, dict):
+            inner += [(column_name(key), entry) for key, entry in value.items()]
+            columns |= {column_name(f"{name}.{key}"): value[key] for key in value}
+        else:
+            columns[column_name(name)] = value
+    names = Counter([*columns, *(name for name, _ in inner)])
+    return columns | {name: entry for name, entry in inner if names[name] == 1}
 
 
 def parse_json(text: str, place: str) -> Any:
@@ -299,28 +290,21 @@ def read_columns(
     if first is None:
         return
     _, first_row = first
-    positions = find_columns(path, columns, first_row, flags)
-    by_position = all_positions(columns)
+    width = len(first_row)
+    by_position = all(name.isdecimal() for name in columns)
+    positions = find_columns(path, columns, [] if by_position else first_row, flags)
     if by_position and not is_header(first_row, positions):
         rows = chain([first], rows)
     # A longer row may have a text with a comma and without quotes. By position, the rows of a
     # table with tabs may differ.
-    is_csv = suffix_of(path) == ".csv"
-    has_equal_rows = not by_position or is_csv
-    hint = "" if is_csv else "; save texts with line ends as .csv, where quotes keep them whole"
-    width = len(first_row)
+    has_equal_rows = not by_position or suffix_of(path) == ".csv"
     for number, row in rows:
-        if has_equal_rows and any(cell.strip() for cell in row[width:]):
+        is_longer = has_equal_rows and any(cell.strip() for cell in row[width:])
+        if is_longer or len(row) <= max(positions):
             raise UserError(
-                f"{path}, row {number}: {len(row)} columns, but the first row has {width}; in "
-                f"a .csv file, a text with a comma needs quotes around it"
+                f"{path}, row {number}: {len(row)} columns, but the first row has {width}; "
+                f"save texts with commas or line ends as .csv, with quotes around them"
             )
-        for position in positions:
-            if position >= len(row):
-                raise UserError(
-                    f"{path}, row {number}: {len(row)} columns, "
-                    f"column {position + 1} was asked for{hint}"
-                )
         yield number, [row[position] for position in positions]
 
 
@@ -350,24 +334,19 @@ def text_of(value: str | float | bool | None) -> str:
     return json.dumps(value)
 
 
-def all_positions(columns: list[str]) -> bool:
-    """Returns whether all columns are given by position."""
-    return all(name.isdecimal() for name in columns)
-
-
-def find_columns(path: File, columns: list[str], row: list[str], flags: str) -> list[int]:
-    """Returns the positions of columns, from 0. row: the table's first. Raises UserError."""
-    names = [column_name(cell) for cell in row]
+def find_columns(path: File, columns: list[str], header: list[str], flags: str) -> list[int]:
+    """Returns the positions of columns, from 0, by their names or positions from 1."""
+    names = [column_name(cell) for cell in header]
     positions = []
     for name in columns:
-        if column_name(name) in names and not all_positions(columns):
+        if column_name(name) in names:
             positions.append(names.index(column_name(name)))
         elif name.isdecimal() and int(name) > 0:
             positions.append(int(name) - 1)
         else:
             raise UserError(
                 f"{path}: no column {name!r} ({flags}: a name in the first row, or a position "
-                f"from 1); its columns: {', '.join(row)[:120]}"
+                f"from 1); its columns: {', '.join(header)[:120]}"
             )
     if len(set(positions)) < len(positions):
         raise UserError(f"{path}: {', '.join(columns)} ({flags}) name the same column twice")

@@ -95,7 +95,7 @@ def test_a_zip_that_cannot_be_read_is_refused_in_one_line(tmp_path):
     two_pairs = MOSES | {"b.de": "", "b.en": ""}
     assert "one pair of files NAME.de and NAME.en, but has 2" in refusal(two_pairs)
     shorter = MOSES | {"MultiUN.de-en.en": "Yes.\n"}
-    assert "a.zip/MultiUN.de-en.en has 1: the sides differ" in refusal(shorter)
+    assert "a.zip/MultiUN.de-en.en has 1" in refusal(shorter)
     latin = refusal(MOSES | {"MultiUN.de-en.de": b"gut\nsch\xf6n\n"})
     assert "a.zip/MultiUN.de-en.de, line 2: not UTF-8" in latin
     for content in (b"", b"PK\x03\x04 and no more", b"<html>"):
@@ -134,7 +134,7 @@ def test_one_of_two_files_stands_for_both(tmp_path):
     (tmp_path / "p.de.gz").write_bytes(gzip.compress(b"Ja.\n"))
     for name in ("p", "p.de.gz"):
         assert read(tmp_path / name) == [("Ja.", "Yes.")]
-    with pytest.raises(UserError, match=r"alone.en: no such file, .* other side of .*alone.de"):
+    with pytest.raises(UserError, match="alone.en: no such file"):
         find_corpus(str(tmp_path / "alone.de"))
 
 

@@ -268,7 +268,7 @@ def test_numbers_that_pandas_has_put_above_columns_are_a_header(tmp_path):
 def test_a_column_is_not_text_and_class_at_once(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\nGood,pos\nBad,neg\n")
     assert "name the same column twice" in refusal(read_all, tmp_path / "a.csv", label="1")
-    assert "is missing" in refusal(read_all, tmp_path / "a.csv", text="text,", label="label")
+    assert "no column ''" in refusal(read_all, tmp_path / "a.csv", text="text,", label="label")
 
 
 def test_rows_and_lines_without_anything_are_skipped(tmp_path):
@@ -281,9 +281,7 @@ def test_rows_and_lines_without_anything_are_skipped(tmp_path):
 
 def test_a_row_that_ends_within_quotes_is_refused_with_advice(tmp_path):
     (tmp_path / "a.tsv").write_text('text\tlabel\n"Good\nfilm"\tpos\n')
-    assert "save texts with line ends as .csv" in refusal(
-        read_all, tmp_path / "a.tsv", label="label"
-    )
+    assert "line ends as .csv" in refusal(read_all, tmp_path / "a.tsv", label="label")
 
 
 def test_a_table_may_be_packed_within_an_archive(tmp_path):
@@ -332,7 +330,7 @@ def test_what_is_no_text_is_no_table(tmp_path):
     )
     answer = refusal(find_labelled, str(tmp_path / "a.parquet"), label="label")
     assert "neither a table" in answer and "save other tables as .csv" in answer
-    assert "iconv -f UTF-16 -t UTF-8" in refusal(
+    assert "not UTF-8; convert it: iconv" in refusal(
         read_all, tmp_path / "b.txt", label="1", text="2"
     )
 
@@ -347,11 +345,10 @@ TABLES = {  # name: (content, what the answer says)
     "label.csv": ("text,x\na,b\n", "no column 'label'", "--text, --label", "text, x"),
     "text.csv": ("phrase,label\na,b\n", "no column text, content", "--text", "phrase, label"),
     "named.jsonl": ('{"phrase": "a", "label": 1}', "no column text", "phrase, label"),
-    "empty.csv": ("text,label\n,1\n ,2\n", "the text column (text) is empty"),
-    "none.csv": ("text,label\n", "the text column (text) is empty"),
+    "none.csv": ("text,label\n", "the training set has no example"),
     "nolabel.csv": ("text,label\na,1\nb,\n", "row 3: it has no label"),
     "one.csv": ("text,label\na,1\nb,1\n", "only the class '1'"),
-    "short.tsv": ("text\tlabel\na\tb\nc\n", "row 3: 1 columns, column 2"),
+    "short.tsv": ("text\tlabel\na\tb\nc\n", "row 3: 1 columns, but the first row has 2"),
     "broken.jsonl": ('{"text": "a", "label": 1}\n{"text": \n', "line 2: broken JSON"),
     "deep.jsonl": ("[" * 100_000, "broken JSON"),
     "list.jsonl": ('{"text": "a", "label": 1}\n["a", 1]\n', "line 2: no JSON object"),
@@ -452,7 +449,6 @@ def test_a_folder_with_the_files_of_agnews(tmp_path, train):
     assert is_labelled(str(folder)) and corpus.name == "agnews"
     assert corpus.classes == ["World", "Sports", "Business", "Sci/Tech"]
     assert read(corpus) == NEWS_READ and read(corpus, "test") == [("Cup won", "Sports")]
-    assert "one of its classes is 'Sports'" in refusal(classes_of, corpus)
 
 
 def test_other_corpora_of_that_form_have_their_own_classes(tmp_path):
@@ -805,10 +801,6 @@ def test_class_folders_without_parts_and_others_to_validate_on(tmp_path):
     )
     corpus = find_labelled(f"{tmp_path}/all", valid=f"{tmp_path}/dev")
     assert read(corpus) == [("x", "a"), ("y", "b")] and read(corpus, "valid") == [("z", "b")]
-    assert (
-        "the test set shares no class with the training set; one of its classes is 'c'"
-        in refusal(read_all, tmp_path / "all", test=f"{tmp_path}/t")
-    )
     answer = refusal(find_labelled, f"{tmp_path}/all", valid=f"{tmp_path}/p")
     assert "images for the valid set, but all has texts" in answer
     assert "both/a: a class without any image" in refusal(find_labelled, f"{tmp_path}/both")
