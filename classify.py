@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from support.classification.corpus import MAX_CLASSES, Labelled, Reader
+from support.classification.encoding import hold_out_labelled
 from support.classification.images import read_image
 from support.classification.labelled import find_labelled
 from support.classification.metrics import metrics_table
 from support.classification.predict import Predictor
-from support.classification.splits import hold_out_labelled
 from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError, make_parser, run_main
 from support.common.hardware import available_cores, configure_backends, find_device

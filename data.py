@@ -134,28 +134,23 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
     their sizes in bytes are added. The folder gets its name when it is complete, so that no
     process sees it before. A folder that has been damaged since is made again.
     """
-    existed = folder.exists()  # asked first, because another run may make it meanwhile
-    if is_encoded(folder):
-        return folder
-    if existed:
+    if folder.exists():
+        if is_encoded(folder):
+            return folder
         shutil.rmtree(folder, ignore_errors=True)
-    cache = folder.parent
-    partial = cache / f"partial-{uuid.uuid4().hex}"
+    partial = folder.with_name(f"partial-{uuid.uuid4().hex}")
     try:
         partial.mkdir(parents=True)
         meta = write(partial)
         meta["sizes"] = {file.name: file.stat().st_size for file in partial.iterdir()}
         (partial / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
-        try:
-            partial.rename(folder)
-        except OSError:
-            if not is_encoded(folder):  # else another run has made it meanwhile
-                raise
+        partial.rename(folder)
     except OSError as problem:
-        raise UserError(
-            f"the encoded corpus cannot be written to {cache} ({problem}); XDG_CACHE_HOME "
-            f"names another place"
-        ) from problem
+        if not is_encoded(folder):  # else another run has made it meanwhile
+            raise UserError(
+                f"the encoded corpus cannot be written to {folder.parent} ({problem}); "
+                f"XDG_CACHE_HOME names another place"
+            ) from problem
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
@@ -165,14 +160,10 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> 
     """Writes tokenizer.json and the encoded parts; returns counts of what is in them."""
     # All parts are read, so that errors in a file come at the start.
     num_pairs = {part: sum(1 for _ in read()) for part, read in corpus.parts.items()}
-    for part, count in num_pairs.items():
-        if not count:
-            files = ", ".join(map(str, corpus.files))
-            raise UserError(f"the {part} set of {corpus.name} is empty: {files}")
     is_held_out = "valid" not in corpus.parts
     parts = hold_out_pairs(corpus.parts) if is_held_out else corpus.parts
     stride = math.ceil(num_pairs["train"] / BPE_PAIRS)
-    some_pairs = islice(parts["train"](), 0, None, stride)
+    some_pairs = islice(parts["train"](), 0, None, stride or 1)
     texts = (text.strip() for pair in some_pairs for text in pair)
     encoder = BPE(bpe) if bpe else BPE.train(texts, vocab_size)
     (folder / "tokenizer.json").write_text(encoder.serialized, encoding="utf-8")

@@ -1,11 +1,7 @@
-"""Labelled examples, texts or images, encoded on disk once.
-
-Example:
-    checksum = corpus.checksum()
-    folder = prepare_labelled(corpus, checksum, cache, tokenizer, max_length, vocab_size=8000)
-"""
+"""Labelled examples, texts or images: held out of training, and encoded on disk once."""
 
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -15,9 +11,19 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from data import BPE, NFC, append, append_ids, encoded_folder, in_order, make_once
+from data import (
+    BPE,
+    NFC,
+    append,
+    append_ids,
+    choose_held_out,
+    encoded_folder,
+    hash_text,
+    hold_out,
+    in_order,
+    make_once,
+)
 from support.classification.corpus import Labelled, Reader, classes_of
-from support.classification.splits import hold_out_labelled
 from support.common.errors import UserError
 
 FORMAT = 12  # version of the files; increase it when the same examples are stored differently
@@ -29,6 +35,8 @@ UNKNOWN = "<unk>"
 MAX_UNKNOWN = 0.2  # of the words; in 18 corpora it is at most 0.15, in a Korean one 0.36
 # A character of a script that does not separate words by spaces.
 UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
+VALID_EXAMPLES = 2000  # held out if there is no validation set,
+ONE_IN = 20  # but at most one of so many examples
 CHARACTERS_PER_TOKEN = 100  # hardly any token has more than a dozen
 
 
@@ -45,7 +53,7 @@ def prepare_labelled(
 
     tokenizer: a serialized one, or "": then one of at most `vocab_size` tokens is trained, of
     this kind: see `train_tokenizer`. Without a validation set some examples are held out
-    (support/classification/splits.py). Raises UserError.
+    (`hold_out_labelled`). Raises UserError.
     """
     description = [FORMAT, corpus.name, checksum, max_length, vocab_size, kind]
     folder = encoded_folder(cache, description, tokenizer)
@@ -113,6 +121,38 @@ def decode_once(corpus: Labelled, path: Path) -> Labelled:
     return replace(corpus, parts=corpus.parts | {"train": read})
 
 
+def hold_out_labelled(corpus: Labelled) -> dict[str, Reader]:
+    """Returns the readers of all parts, with some training examples held out for validation.
+
+    If there is a validation set, none are. A hash of the example chooses them, so that equal
+    examples stay together (`choose_held_out` in data.py).
+    """
+    if "train" not in corpus.parts or "valid" in corpus.parts:
+        return corpus.parts
+    first_of_class: dict[str, int] = {}
+
+    def read_hashes() -> Iterator[int]:
+        for example, name in corpus.parts["train"]():
+            code = hash_example(example)
+            first_of_class.setdefault(name, code)
+            yield code
+
+    hashes = np.fromiter(read_hashes(), np.uint32)
+    # The first example of each class is trained on, so that every class is known. An empty text
+    # would be chosen before others, since its hash is 0.
+    trained = [hash_text(""), *first_of_class.values()]
+    others = hashes[~np.isin(hashes, trained)]
+    held_out = choose_held_out(others, min(VALID_EXAMPLES, len(hashes) // ONE_IN))
+    return hold_out(corpus.parts, lambda example: hash_example(example) in held_out)
+
+
+def hash_example(example: str | np.ndarray) -> int:
+    """Returns a 32-bit hash of an image or a text. Upper and lower case count as equal."""
+    if isinstance(example, str):
+        return hash_text(example.lower())
+    return zlib.crc32(example.tobytes())
+
+
 def train_tokenizer(read: Reader, count: int, kind: str, vocab_size: int) -> str:
     """Returns a serialized tokenizer, trained on lower case: "Oil" and "oil" are one word.
 
@@ -170,16 +210,12 @@ def encode_texts(
     """
     tokenizer.encode_special_tokens = True  # a "[PAD]" in a text is text
     encodings = tokenizer.encode_batch([shorten(text.strip(), max_length) for text in texts])
+    all_ids = [encoding.ids for encoding in encodings]
+    longer = [ids for ids in all_ids if len(ids) > max_length]
     num_last = max_length // 2
-    num_cut = 0
-    ids_of_texts = []
-    for encoding in encodings:
-        ids = encoding.ids
-        if len(ids) > max_length:
-            num_cut += 1
-            ids = ids[: max_length - num_last] + ids[len(ids) - num_last :]
-        ids_of_texts.append(ids)
-    return ids_of_texts, num_cut
+    for ids in longer:
+        del ids[max_length - num_last : len(ids) - num_last]
+    return all_ids, len(longer)
 
 
 def shorten(text: str, max_length: int) -> str:

@@ -20,7 +20,6 @@ from support.classification.images import (
     read_idx_pair,
     read_image,
 )
-from support.classification.labelled_tables import read_labelled_table, read_numbered
 from support.common.errors import UserError
 from support.corpora import phrasebook
 from support.corpora.archives import File
@@ -40,10 +39,13 @@ from support.corpora.tables import (
     column_names,
     find_table,
     one_line,
+    read_columns,
     read_lines,
     read_rows,
 )
 from support.corpora.task_type import CLASSIFICATION_CORPORA, find_idx, find_numbered
+
+TEXT_COLUMNS = ("text", "content", "sentence", "review", "body")  # the first found has the text
 
 
 def find_labelled(
@@ -169,7 +171,7 @@ def add_numbered(corpus: Labelled, folder: Path) -> None:
         line_end = "\\"
 
     def read(path: Path) -> Iterator[tuple[str, str]]:
-        return read_numbered(read_rows(path), str(path), corpus.classes, line_end)
+        return named.read_numbered(read_rows(path), str(path), corpus.classes, line_end)
 
     for part, path in find_numbered(folder).items():
         corpus.add(part, "text", partial(read, path), [path])
@@ -213,6 +215,32 @@ def add_table(
     corpus.tables[part] = table
     read = partial(read_labelled_table, table, text, label)
     corpus.add(part, "text", read, [path], layout=[text, label])
+
+
+def read_labelled_table(path: File, text: str, label: str) -> Iterator[tuple[str, str]]:
+    """Yields (text, class) of each row. Raises UserError.
+
+    text: the columns with the text, separated by commas; "": the first of TEXT_COLUMNS that
+    exists. label: the column with the class.
+    """
+    columns = text.split(",") if text else [find_text_column(path, label)]
+    columns = [name.strip() for name in [*columns, label]]
+    for number, (*texts, name) in read_columns(path, columns, "--text, --label"):
+        if not name.strip():
+            raise UserError(f"{path}, row {number}: it has no label")
+        yield one_line(" ".join(texts)), class_name(name)
+
+
+def find_text_column(path: File, label: str) -> str:
+    """Returns the name of the column with the text. Raises UserError."""
+    names = column_names(path)
+    for name in TEXT_COLUMNS:
+        if name in names and name != column_name(label):
+            return name
+    raise UserError(
+        f"{path}: no column {', '.join(TEXT_COLUMNS)}: --text says which it is; its columns: "
+        f"{', '.join(names)[:120]}"
+    )
 
 
 def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:

@@ -7,12 +7,12 @@ Example:
 
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, cast
 
-from support.classification.labelled_tables import read_numbered
+from support.common.errors import UserError
 from support.corpora.download import download, parse_checksums
 from support.corpora.tables import decode_lines, one_line, read_csv_rows
 
@@ -66,6 +66,26 @@ IMDB_TEXT = re.compile(r"aclImdb/(train|test)/(neg|pos)/[^/]+\.txt")  # others h
 def fetch(name: str) -> Path:
     """Returns the folder with a corpus's files, downloaded if necessary. Raises UserError."""
     return download(name, FILES[name], URLS[name], unpacked=name == "fashion-mnist")
+
+
+def read_numbered(
+    rows: Iterable[tuple[int, list[str]]], name: str, classes: list[str], line_end: str
+) -> Iterator[tuple[str, str]]:
+    """Yields (title and description, class) of each row of a file like AG News's.
+
+    rows: numbered, of the file `name`; line_end: what the texts write for a line end, "\\" or
+    "\\n". Raises UserError.
+    """
+    class_of = {str(number): class_name for number, class_name in enumerate(classes, 1)}
+    for number, (label, *texts) in rows:
+        if label not in class_of or not texts:
+            raise UserError(
+                f"{name}, row {number}: {label[:40]!r} is no class from 1 to {len(classes)} "
+                f"with a text after it; to use a table with a header: "
+                f"--data FILE --label COLUMN"
+            )
+        text = " ".join(texts).replace(line_end, " ").replace("\\", " ")
+        yield one_line(text), class_of[label]
 
 
 def read_amazon(archive: Path, part: str) -> Iterator[tuple[str, str]]:

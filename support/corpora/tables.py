@@ -245,8 +245,8 @@ def columns_of(row: dict[str, Any]) -> dict[str, Any]:
     The entries of an object within it are columns, too: {"translation": {"de": ..., "en": ...}}
     has `translation.de`, and `de` as well, unless another entry is called so.
     """
-    columns = {}
-    inner = []
+    columns: dict[str, Any] = {}
+    inner: list[tuple[str, Any]] = []
     for name, value in row.items():
         if isinstance(value, dict):
             inner += [(column_name(key), entry) for key, entry in value.items()]

@@ -25,6 +25,7 @@ from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.corpus import classes_of
 from support.classification.encoding import (
     encode_texts,
+    hold_out_labelled,
     prepare_labelled,
     train_tokenizer,
     train_words,
@@ -34,7 +35,6 @@ from support.classification.examples import ExampleBatches, Images, Texts
 from support.classification.images import ImageTransform, shift_and_mirror
 from support.classification.labelled import find_labelled
 from support.classification.predict import Predictor
-from support.classification.splits import hold_out_labelled
 from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError
 from support.pretrained.export import export
@@ -718,7 +718,7 @@ def test_fsdp_has_post_norm_in_bf16(tmp_path):
 
 
 def test_the_label_is_not_the_text(tmp_path):
-    from support.classification.labelled_tables import read_labelled_table
+    from support.classification.labelled import read_labelled_table
 
     (tmp_path / "a.csv").write_text("comment,review\nfine,good\n")
     with pytest.raises(
