@@ -1,9 +1,8 @@
 """A labelled corpus: its parts, its files, and its classes.
 
-Example:
-    corpus = find_labelled("agnews")  # in support/classification/labelled.py
-    classes = classes_of(corpus)
-    for text, name in corpus.parts["train"](): ...      # of images: (array, name)
+corpus = find_labelled("agnews")  # in support/classification/labelled.py
+classes = classes_of(corpus)
+for text, name in corpus.parts["train"](): ...      # of images: (array, name)
 """
 
 import hashlib

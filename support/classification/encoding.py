@@ -231,7 +231,7 @@ def write_texts(
 ) -> dict:
     """Writes PATH.ids, .offsets and .labels. Returns what it counted.
 
-    Raises UserError if all texts of the training set are empty.
+    Raises UserError if all texts are empty.
     """
     counts = {"examples": 0, "empty": 0, "cut": 0, "tokens": 0}
     append(f"{path}.offsets", np.zeros(1, np.int64).tobytes())
@@ -243,8 +243,8 @@ def write_texts(
         counts["cut"] += cut
         counts["tokens"] += append_ids(str(path), encoded, np.dtype(np.int32), counts["tokens"])
         append(f"{path}.labels", np.array(labels, np.int32).tobytes())
-    if path.name == "train" and 0 < counts["examples"] == counts["empty"]:
-        raise UserError("the texts of the training set are all empty")
+    if counts["examples"] and not counts["tokens"]:
+        raise UserError(f"the texts of the {path.name} set are all empty")
     return counts
 
 

@@ -45,7 +45,7 @@ class Examples:
         return self.inputs(rows, width), label, weight
 
     def inputs(self, rows: np.ndarray, width: int) -> torch.Tensor:
-        """Returns the examples `rows` without their labels."""
+        """Returns the examples `rows` without their labels: see `Texts` and `Images`."""
         raise NotImplementedError
 
 
@@ -56,8 +56,6 @@ class Texts(Examples):
         super().__init__(folder, part)
         self.pad = pad
         self.ids = map_file(folder / f"{part}.ids", np.int32)
-        if not len(self.ids):  # all texts are empty
-            self.ids = np.zeros(1, np.int32)
         self.offsets = map_file(folder / f"{part}.offsets", np.int64)
 
     def lengths(self, rows: np.ndarray) -> list[np.ndarray]:
@@ -74,8 +72,7 @@ class Images(Examples):
 
     def __init__(self, folder: Path, part: str, tokens: int):
         super().__init__(folder, part)
-        meta = read_json(folder / "meta.json")
-        shape = meta["parts"][part]["shape"]
+        shape = read_json(folder / "meta.json")["parts"][part]["shape"]
         self.pixels = map_file(folder / f"{part}.pixels", np.uint8).reshape(-1, *shape)
         self.tokens = tokens
 
@@ -133,9 +130,7 @@ class ExampleBatches(Batches):
         # No block of Batches has this number, so the draws differ from those that shuffle.
         rng = np.random.default_rng([self.seed, epoch, 1 << 20])
         shift = rng.integers(-self.crop, self.crop + 1, (len(self.examples), 2))
-        mirror = rng.integers(0, 2, (len(self.examples), 1))
-        if not self.flip:
-            mirror[:] = 0
+        mirror = rng.integers(0, 2 if self.flip else 1, (len(self.examples), 1))
         return np.concatenate([shift, mirror], axis=1)
 
     def collate(

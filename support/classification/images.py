@@ -1,8 +1,4 @@
-"""Images as arrays of bytes: from files that Pillow reads, and from IDX files.
-
-Example:
-    read_image(Path("shirt.png"), ImageTransform(size=28, channels=1))  # (1, 28, 28)
-"""
+"""Images as arrays of bytes: from files that Pillow reads, and from IDX files."""
 
 import warnings
 from collections.abc import Iterator
@@ -64,7 +60,7 @@ def read_image(path: Path, transform: ImageTransform) -> np.ndarray:
         warnings.catch_warnings(action="ignore"),
         image_module.open(path, formats=FORMATS) as image,
     ):
-        return to_array(rotate_as_exif_says(image), transform)
+        return to_array(image, transform)
 
 
 def load_pillow():
@@ -76,20 +72,22 @@ def load_pillow():
     return Image
 
 
-def rotate_as_exif_says(image):
-    """Returns a Pillow image, upright by its EXIF data; unchanged if these are broken."""
+def to_array(image, transform: ImageTransform) -> np.ndarray:
+    """Returns a Pillow image as (channels, n, n) bytes, upright by its EXIF data.
+
+    Transparent parts become white.
+    """
+    image_module = load_pillow()
     from PIL import ImageOps
 
     with suppress(Exception):  # broken EXIF data raise exceptions of many types
-        return ImageOps.exif_transpose(image)
-    return image
-
-
-def to_array(image, transform: ImageTransform) -> np.ndarray:
-    """Returns a Pillow image as (channels, n, n) bytes. Transparent parts become white."""
-    image_module = load_pillow()
-    if image.mode.startswith("I"):  # 16 bits a pixel: convert() would clip values over 255
-        image = image_module.fromarray(to_8_bits(np.asarray(image)))
+        image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):
+        # Of 16-bit pixels, which often use 10, 12 or 14 bits, convert() would clip values over
+        # 255. These are the upper 8 of the bits in use.
+        pixels = np.asarray(image)
+        used_bits = int(pixels.max()).bit_length()
+        image = image_module.fromarray((pixels >> max(0, used_bits - 8)).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = image_module.new("RGBA", image.size, "white")
@@ -112,12 +110,6 @@ def cut_centre(image, width: int, height: int):
     left = (image.width - width) // 2
     top = (image.height - height) // 2
     return image.crop((left, top, left + width, top + height))
-
-
-def to_8_bits(pixels: np.ndarray) -> np.ndarray:
-    """Returns the upper 8 of the bits that 16-bit pixels use, often 10, 12 or 14 of the 16."""
-    used_bits = int(pixels.max()).bit_length()
-    return (pixels >> max(0, used_bits - 8)).astype(np.uint8)
 
 
 # --- IDX --------------------------------------------------------------------------------------

@@ -1,8 +1,4 @@
-"""Files as they lie on the disk: plain, packed, or in archives, which are read in place.
-
-Example:
-    for member in zip_members(Path("deu-eng.zip")): ...  # zipfile.Path, without __MACOSX
-"""
+"""Files as they lie on the disk: plain, packed, or in a .zip archive, read in place."""
 
 import gzip
 import zipfile

@@ -1,8 +1,7 @@
 """Folders with a folder for each class: where they are, and which files in them are examples.
 
-Example:
-    parts = find_class_folders(Path("photos"))  # {"train": photos/train, "test": photos/test}
-    modality, examples, left_out = find_examples(parts["train"])
+parts = find_class_folders(Path("photos"))  # {"train": photos/train, "test": photos/test}
+modality, examples, left_out = find_examples(parts["train"])
 """
 
 import re
@@ -28,14 +27,12 @@ FIRST_BYTES = 8192  # of a file, which tell whether it is a text
 
 
 def visible(folder: Path) -> list[Path]:
-    """Returns what is in a folder, sorted, without hidden files and folders."""
-    return [path for path in sorted(folder.iterdir()) if not is_hidden(path.name)]
+    """Returns what is in a folder, if it is one, sorted, without hidden files and folders."""
+    return [path for path in sorted(folder.glob("*")) if not is_hidden(path.name)]
 
 
 def inner_folders(folder: Path) -> list[Path]:
     """Returns the folders in a folder, except hidden ones, IMDB's `unsup`, and logs/."""
-    if not folder.is_dir():
-        return []
     return [
         path
         for path in visible(folder)
@@ -44,13 +41,9 @@ def inner_folders(folder: Path) -> list[Path]:
 
 
 def modality_of(path: Path) -> str:
-    """Returns "text" or "image"; of a table, of other files, and of folders "".
-
-    The ending decides, if MODALITY has it; else what the file begins with.
-    """
-    suffix = path.suffix.lower()
-    if suffix in MODALITY:
-        return MODALITY[suffix]
+    """Returns "text" or "image", by a file's ending or beginning; of tables and folders ""."""
+    if path.suffix.lower() in MODALITY:
+        return MODALITY[path.suffix.lower()]
     if suffix_of(path) in TABLES or not path.is_file():
         return ""
     with path.open("rb") as file:
@@ -107,13 +100,12 @@ def find_class_folders(folder: Path) -> dict[str, Path]:
     them the folder itself is the training set, but if it has train.de and train.en, too, it
     is a corpus to translate.
     """
-    parts = {}
+    parts: dict[str, Path] = {}
     for part, names in PARTS.items():
         for name in names:
             inner = find_part(folder, name)
             if inner and has_examples(inner):
-                parts[part] = inner
-                break
+                parts.setdefault(part, inner)
     if parts:
         return parts
     train_files = [path for path in folder.glob("train.*") if suffix_of(path) not in TABLES]
@@ -147,9 +139,6 @@ def files_beside(folder: Path, parts: Iterable[Path]) -> Counter[str]:
 
 def find_part(folder: Path, name: str) -> Path | None:
     """Returns the folder `name` in a folder, or else the only one named SOMETHING-name."""
-    folders = inner_folders(folder)
-    same = [path for path in folders if path.name.lower() == name]
-    longer = [path for path in folders if re.fullmatch(f".+[-_.]{name}", path.name.lower())]
-    if same:
-        return same[0]
-    return longer[0] if len(longer) == 1 else None
+    folders = {path.name.lower(): path for path in inner_folders(folder)}
+    longer = [path for key, path in folders.items() if re.fullmatch(f".+[-_.]{name}", key)]
+    return folders.get(name) or (longer[0] if len(longer) == 1 else None)

@@ -51,14 +51,13 @@ class Corpus:
     name: str
     parts: dict[str, Reader]  # of train, valid, test
     languages: tuple[str, str]  # of the source and of the target
-    files: list[Path] = field(default_factory=list)  # what it is made from
-    replaced: list[str] = field(default_factory=list)  # parts that --valid and --test replaced
+    files: dict[str, list[Path]] = field(default_factory=dict)  # of each part
 
     def checksum(self) -> str:
         """Returns a checksum of what the files hold, and of how they are read."""
-        reading = [*self.languages, *self.replaced]
-        content = [sorted(self.parts), reading, [sha256(file) for file in self.files]]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        content = {part: [sha256(file) for file in files] for part, files in self.files.items()}
+        description = [self.languages, sorted(content.items())]
+        return hashlib.sha256(json.dumps(description).encode()).hexdigest()
 
 
 def find_corpus(
@@ -72,7 +71,12 @@ def find_corpus(
     has. valid and test: a PREFIX, a table or a .zip.
     """
     if data == "phrasebook":
-        corpus = phrasebook_corpus(src, tgt)
+        if {src, tgt} != {"de", "en"}:
+            raise UserError(f"--src {src} --tgt {tgt}: the phrasebook has de and en")
+        corpus = Corpus(data, {}, (src, tgt))
+        for part in PARTS:
+            corpus.parts[part] = partial(phrasebook.pairs, part, src)
+            corpus.files[part] = [phrasebook.DATA]
     elif data == "multi30k":
         corpus = folder_corpus(download(data, MULTI30K, MULTI30K_URL), src, tgt)
     elif Path(data).is_dir():
@@ -80,19 +84,10 @@ def find_corpus(
     else:
         corpus = Corpus(own_name(Path(data), ("phrasebook",)), {}, (src, tgt))
         add_part(corpus, "train", data, src, tgt)
-    if valid:
-        add_part(corpus, "valid", valid, src, tgt)
-    if test:
-        add_part(corpus, "test", test, src, tgt)
+    for part, source in (("valid", valid), ("test", test)):
+        if source:
+            add_part(corpus, part, source, src, tgt)
     return corpus
-
-
-def phrasebook_corpus(src: str, tgt: str) -> Corpus:
-    """Returns the built-in corpus, in either direction. Raises UserError."""
-    if {src, tgt} != {"de", "en"}:
-        raise UserError(f"--src {src} --tgt {tgt}: the phrasebook has de and en")
-    readers: dict[str, Reader] = {part: partial(phrasebook.pairs, part, src) for part in PARTS}
-    return Corpus("phrasebook", readers, (src, tgt), [phrasebook.DATA])
 
 
 def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
@@ -147,20 +142,17 @@ def own_name(path: Path, built_in: tuple[str, ...]) -> str:
 
 def add_part(corpus: Corpus, part: str, source: str, src: str, tgt: str) -> None:
     """Adds a PREFIX, a table or a .zip to the corpus. Raises UserError."""
-    if part in corpus.parts:
-        corpus.replaced.append(part)
     path = Path(source)
+    corpus.files[part] = [path]
     prefix = find_prefix(source, src, tgt)
     src_file = find_file(f"{prefix}.{src}")
     tgt_file = find_file(f"{prefix}.{tgt}")
     if src_file and tgt_file:
-        corpus.files += [src_file, tgt_file]
+        corpus.files[part] = [src_file, tgt_file]
         corpus.parts[part] = partial(read_parallel, src_file, tgt_file)
     elif suffix_of(path) == ".zip" and path.is_file():
-        corpus.files.append(path)
         corpus.parts[part] = find_in_zip(path, src, tgt)
     elif is_table(path):
-        corpus.files.append(path)
         corpus.parts[part] = partial(read_table, path, src, tgt)
     elif path.is_file() and prefix == source:
         raise UserError(

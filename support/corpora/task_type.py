@@ -42,11 +42,8 @@ def find_idx(folder: Path) -> dict[str, tuple[Path | None, Path | None]]:
 
 def find_numbered(folder: Path) -> dict[str, Path]:
     """Returns the .csv file of each part, as in AG News: the class's number comes first."""
-    parts = {}
-    names = {"train_part.csv": "train", "train.csv": "train", "test.csv": "test"}
-    for name, part in names.items():
-        if (folder / name).is_file():
-            parts[part] = folder / name
+    paths = {part: folder / f"{part}.csv" for part in ("train", "test")}
+    parts = {part: path for part, path in paths.items() if path.is_file()}
     if "train" not in parts:
         return {}
     # The table's first cell is a number, perhaps in quotes, as it has no header.

@@ -79,7 +79,7 @@ def test_columns_by_name_several_are_joined(tmp_path):
 
 def test_texts_that_are_all_empty_are_refused(tmp_path):
     write_tree(tmp_path, {f"all/{name}/{i}.txt": "" for name in "ab" for i in range(3)})
-    with pytest.raises(UserError, match="the texts of the training set are all empty"):
+    with pytest.raises(UserError, match="the texts of the train set are all empty"):
         corpus = find_labelled(str(tmp_path / "all"))
         prepare_labelled(corpus, corpus.checksum(), tmp_path, "", 16, 100)
 
@@ -435,12 +435,11 @@ def test_the_checksum_is_of_what_is_read_and_how(tmp_path):
 # --- AG News
 
 
-@pytest.mark.parametrize("train", ["train.csv", "train_part.csv"])
-def test_a_folder_with_the_files_of_agnews(tmp_path, train):
+def test_a_folder_with_the_files_of_agnews(tmp_path):
     folder = write_tree(
         tmp_path / "news",
         {
-            train: NEWS,
+            "train.csv": NEWS,
             "test.csv": '"2","Cup","won"\n',
             "classes.txt": "World\nSports\nBusiness\nSci/Tech\n",
         },
