@@ -82,6 +82,8 @@ def parse_arguments() -> argparse.Namespace:
         raise UserError(
             "--text and --label name columns of --score's file, so pass --score, too"
         )
+    if args.export and (args.export / "config.json").exists():
+        raise UserError(f"--export {args.export}: the folder has a model already")
     args.device = find_device(args.device)
     return args
 

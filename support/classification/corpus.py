@@ -20,7 +20,7 @@ from support.classification.images import ImageTransform
 from support.common.errors import UserError
 from support.corpora.archives import File
 from support.corpora.download import sha256
-from support.corpora.tables import column_name, column_names
+from support.corpora.tables import has_column
 
 MAX_CLASSES = 5000
 LARGE_CORPUS = 4 << 30  # bytes of images; above it the checksum is of names and sizes
@@ -135,11 +135,9 @@ def check_classes(corpus: Labelled) -> None:
             f"{corpus.name}: {len(counts):,} classes; does --label name the right column?"
         )
     only_first_is_unique = counts[first] == 1 and max(counts.values()) > 1
-    if "train" in corpus.tables and only_first_is_unique:
-        names = column_names(corpus.tables["train"])
-        if column_name(first) in names:  # otherwise a header was skipped already
-            raise UserError(
-                f"{corpus.name}: the class {first!r} occurs in the first row only. If that "
-                f"row is a header, pass --label {shlex.quote(first)}; if not, put a header "
-                f"above it"
-            )
+    table = corpus.tables.get("train")
+    if only_first_is_unique and table and has_column(table, first):
+        raise UserError(
+            f"{corpus.name}: the class {first!r} occurs in the first row only. If that row is "
+            f"a header, pass --label {shlex.quote(first)}; if not, put a header above it"
+        )

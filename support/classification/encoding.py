@@ -11,18 +11,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from data import (
-    BPE,
-    NFC,
-    append,
-    append_ids,
-    choose_held_out,
-    encoded_folder,
-    hash_text,
-    hold_out,
-    in_order,
-    make_once,
-)
+import data
+from data import BPE, NFC, append, append_ids
 from support.classification.corpus import Labelled, Reader, classes_of
 from support.common.errors import UserError
 
@@ -56,8 +46,8 @@ def prepare_labelled(
     (`hold_out_labelled`). Raises UserError.
     """
     description = [FORMAT, corpus.name, checksum, max_length, vocab_size, kind]
-    folder = encoded_folder(cache, description, tokenizer)
-    return make_once(
+    folder = data.encoded_folder(cache, description, tokenizer)
+    return data.make_once(
         folder, lambda new: encode(corpus, new, tokenizer, max_length, vocab_size, kind)
     )
 
@@ -82,7 +72,7 @@ def encode(
         (folder / "tokenizer.json").write_text(serialized, encoding="utf-8")
         tokenizer = Tokenizer.from_str(serialized)
     counts_of_parts = {}
-    for part in in_order(parts):
+    for part in data.in_order(parts):
         examples = ((example, numbers[name]) for example, name in parts[part]())
         if corpus.modality == "text":
             counts = write_texts(examples, folder / part, tokenizer, max_length)
@@ -140,16 +130,16 @@ def hold_out_labelled(corpus: Labelled) -> dict[str, Reader]:
     hashes = np.fromiter(read_hashes(), np.uint32)
     # The first example of each class is trained on, so that every class is known. An empty text
     # would be chosen before others, since its hash is 0.
-    trained = [hash_text(""), *first_of_class.values()]
+    trained = [data.hash_text(""), *first_of_class.values()]
     others = hashes[~np.isin(hashes, trained)]
-    held_out = choose_held_out(others, min(VALID_EXAMPLES, len(hashes) // ONE_IN))
-    return hold_out(corpus.parts, lambda example: hash_example(example) in held_out)
+    held_out = data.choose_held_out(others, min(VALID_EXAMPLES, len(hashes) // ONE_IN))
+    return data.hold_out(corpus.parts, lambda example: hash_example(example) in held_out)
 
 
 def hash_example(example: str | np.ndarray) -> int:
     """Returns a 32-bit hash of an image or a text. Upper and lower case count as equal."""
     if isinstance(example, str):
-        return hash_text(example.lower())
+        return data.hash_text(example.lower())
     return zlib.crc32(example.tobytes())
 
 
@@ -209,21 +199,16 @@ def encode_texts(
     These keep their first and last tokens, which often tell more than those in the middle.
     """
     tokenizer.encode_special_tokens = True  # a "[PAD]" in a text is text
-    encodings = tokenizer.encode_batch([shorten(text.strip(), max_length) for text in texts])
+    half = CHARACTERS_PER_TOKEN * math.ceil(max_length / 2)
+    # Without the middle of a long text, which is cut out below, encoding takes less time.
+    short_texts = [text[:half] + text[half:][-half:] for text in map(str.strip, texts)]
+    encodings = tokenizer.encode_batch(short_texts)
     all_ids = [encoding.ids for encoding in encodings]
     longer = [ids for ids in all_ids if len(ids) > max_length]
     num_last = max_length // 2
     for ids in longer:
         del ids[max_length - num_last : len(ids) - num_last]
     return all_ids, len(longer)
-
-
-def shorten(text: str, max_length: int) -> str:
-    """Returns a text without the middle that `encode_texts` would cut out, to save time."""
-    longest = CHARACTERS_PER_TOKEN * math.ceil(max_length / 2)
-    if len(text) <= 2 * longest:
-        return text
-    return text[:longest] + text[-longest:]
 
 
 def write_texts(

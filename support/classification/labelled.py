@@ -11,38 +11,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from support.classification import named
+from support.classification import images, named
 from support.classification.corpus import Labelled
-from support.classification.images import (
-    ImageTransform,
-    idx_shape,
-    read_idx_labels,
-    read_idx_pair,
-    read_image,
-)
+from support.classification.images import ImageTransform
 from support.common.errors import UserError
-from support.corpora import phrasebook
+from support.corpora import class_folders, phrasebook, tables
 from support.corpora.archives import File
-from support.corpora.class_folders import (
-    files_beside,
-    find_class_folders,
-    find_examples,
-    inner_folders,
-    visible,
-)
 from support.corpora.download import sha256
 from support.corpora.pairs import PARTS, find_file, find_part_tables, own_name
-from support.corpora.tables import (
-    UTF_16,
-    class_name,
-    column_name,
-    column_names,
-    find_table,
-    one_line,
-    read_columns,
-    read_lines,
-    read_rows,
-)
 from support.corpora.task_type import CLASSIFICATION_CORPORA, find_idx, find_numbered
 
 TEXT_COLUMNS = ("text", "content", "sentence", "review", "body")  # the first found has the text
@@ -88,7 +64,9 @@ def find_data(
     if data in named.FILES:
         folder = named.fetch(data)
     if data == "kinds":
-        add_kinds(corpus)
+        corpus.classes = phrasebook.KINDS
+        for part in PARTS:
+            corpus.add(part, "text", partial(phrasebook.labelled, part), [phrasebook.DATA])
     elif data in named.ARCHIVE_READERS:
         add_archive(corpus, folder)
     elif find_idx(folder):
@@ -103,13 +81,6 @@ def find_data(
 
 
 # --- The forms of corpora ---------------------------------------------------------------------
-
-
-def add_kinds(corpus: Labelled) -> None:
-    """Adds the German sentences of the phrasebook's grammar, labelled by their kind."""
-    corpus.classes = phrasebook.KINDS
-    for part in PARTS:
-        corpus.add(part, "text", partial(phrasebook.labelled, part), [phrasebook.DATA])
 
 
 def add_archive(corpus: Labelled, folder: Path) -> None:
@@ -131,21 +102,21 @@ def add_idx(corpus: Labelled, folder: Path, size: int) -> None:
         corpus.name = "fashion-mnist"
         corpus.classes = named.CLASSES["fashion-mnist"]
         scale = named.FASHION_PIXELS
-    for part, (images, labels) in find_idx(folder).items():
-        if not images or not labels:
+    for part, (pixels, labels) in find_idx(folder).items():
+        if not pixels or not labels:
             raise UserError(
-                f"{folder}: the {part} set has only {images or labels}; both images and "
+                f"{folder}: the {part} set has only {pixels or labels}; both images and "
                 f"labels are needed"
             )
         if not corpus.transform:
-            pixels = size or idx_shape(images, 3)[1]
-            corpus.transform = ImageTransform(pixels, channels=1, **scale)
+            side = size or images.idx_shape(pixels, 3)[1]
+            corpus.transform = ImageTransform(side, channels=1, **scale)
         corpus.add(
             part,
             "image",
-            partial(read_idx_pair, images, labels, corpus.classes, corpus.transform),
-            [images, labels],
-            labels=partial(read_idx_labels, labels, corpus.classes),
+            partial(images.read_idx_pair, pixels, labels, corpus.classes, corpus.transform),
+            [pixels, labels],
+            labels=partial(images.read_idx_labels, labels, corpus.classes),
         )
 
 
@@ -153,8 +124,8 @@ def add_numbered(corpus: Labelled, folder: Path) -> None:
     """Adds AG News's files, or others with numbered classes. Raises UserError."""
     class_names = folder / "classes.txt"
     if class_names.is_file():
-        lines = read_lines(class_names)
-        corpus.classes = [class_name(line) for line in lines if line.strip()]
+        lines = tables.read_lines(class_names)
+        corpus.classes = [tables.class_name(line) for line in lines if line.strip()]
     elif sha256(folder / "test.csv") == named.FILES["agnews"]["test.csv"]:
         corpus.classes = named.CLASSES["agnews"]
     elif folder.resolve().name == "amazon_review_polarity_csv":  # the archive, unpacked
@@ -171,7 +142,7 @@ def add_numbered(corpus: Labelled, folder: Path) -> None:
         line_end = "\\"
 
     def read(path: Path) -> Iterator[tuple[str, str]]:
-        return named.read_numbered(read_rows(path), str(path), corpus.classes, line_end)
+        return named.read_numbered(tables.read_rows(path), str(path), corpus.classes, line_end)
 
     for part, path in find_numbered(folder).items():
         corpus.add(part, "text", partial(read, path), [path])
@@ -179,12 +150,13 @@ def add_numbered(corpus: Labelled, folder: Path) -> None:
 
 def add_parts(corpus: Labelled, path: Path, text: str, label: str) -> None:
     """Adds a table, or the tables or class folders in a folder. Raises UserError."""
-    tables = find_part_tables(path) if label else {}
-    class_folders = {} if tables else find_class_folders(path)
-    for part, inner in (tables or class_folders or {"train": path}).items():
+    parts = find_part_tables(path) if label else {}
+    if not parts:
+        parts = class_folders.find_class_folders(path)
+        if parts and path not in parts.values():
+            corpus.left_out += class_folders.files_beside(path, parts.values())
+    for part, inner in (parts or {"train": path}).items():
         add_part(corpus, part, inner, text, label)
-    if class_folders and path not in class_folders.values():
-        corpus.left_out += files_beside(path, class_folders.values())
     if (path / "imdb.vocab").is_file():  # IMDB's archive, unpacked; configs/imdb.yaml applies
         corpus.name = "imdb"
 
@@ -193,7 +165,7 @@ def add_part(corpus: Labelled, part: str, path: Path, text: str, label: str) -> 
     """Adds a table, or a folder of class folders. Raises UserError."""
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
-    table = find_table(path)
+    table = tables.find_table(path)
     if table:
         add_table(corpus, part, path, table, text, label)
     else:
@@ -206,8 +178,7 @@ def add_table(
     """Adds a table. path: its file, or the archive that it is in. Raises UserError."""
     if not label:
         raise UserError(f"{path}: --label must name the column that has the classes")
-    is_position = label.isdecimal()
-    if part == "test" and not is_position and column_name(label) not in column_names(table):
+    if part == "test" and not label.isdecimal() and not tables.has_column(table, label):
         raise UserError(
             f"{path}: no column {label!r}; a test set without labels cannot be scored: move it "
             f"away, and use classify.py for it after training"
@@ -225,17 +196,17 @@ def read_labelled_table(path: File, text: str, label: str) -> Iterator[tuple[str
     """
     columns = text.split(",") if text else [find_text_column(path, label)]
     columns = [name.strip() for name in [*columns, label]]
-    for number, (*texts, name) in read_columns(path, columns, "--text, --label"):
+    for number, (*texts, name) in tables.read_columns(path, columns, "--text, --label"):
         if not name.strip():
             raise UserError(f"{path}, row {number}: it has no label")
-        yield one_line(" ".join(texts)), class_name(name)
+        yield tables.one_line(" ".join(texts)), tables.class_name(name)
 
 
 def find_text_column(path: File, label: str) -> str:
     """Returns the name of the column with the text. Raises UserError."""
-    names = column_names(path)
+    names = tables.column_names(path)
     for name in TEXT_COLUMNS:
-        if name in names and name != column_name(label):
+        if name in names and name != tables.column_name(label):
             return name
     raise UserError(
         f"{path}: no column {', '.join(TEXT_COLUMNS)}: --text says which it is; its columns: "
@@ -245,22 +216,23 @@ def find_text_column(path: File, label: str) -> str:
 
 def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
     """Adds a folder with a folder for each class. Raises UserError."""
-    modality, files, left_out = find_examples(path)
+    modality, files, left_out = class_folders.find_examples(path)
     if not files:
         raise UserError(
             f"{path}: neither a table (.csv, .jsonl, or each line with tabs) nor a folder of "
             f"class folders; save other tables as .csv, unpack archives, and pass the folder "
             f"that the class folders are in"
         )
-    names = [class_name(file.parent.name) for file in files]
+    names = [tables.class_name(file.parent.name) for file in files]
     if part == "train":
         with_examples = set(names)
-        for folder in inner_folders(path):
-            if class_name(folder.name) not in with_examples and visible(folder):
+        for folder in class_folders.inner_folders(path):
+            is_class = tables.class_name(folder.name) in with_examples
+            if not is_class and class_folders.visible(folder):
                 raise UserError(f"{folder}: a class without any {modality}")
     corpus.left_out += left_out
     corpus.transform = corpus.transform or ImageTransform()
-    read_file = partial(read_image, transform=corpus.transform)
+    read_file = partial(images.read_image, transform=corpus.transform)
 
     def read() -> Iterator[tuple[Any, str]]:
         return zip(map(read_file, files) if modality == "image" else read_texts(files), names)
@@ -277,9 +249,9 @@ def read_texts(paths: list[Path]) -> Iterator[str]:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError:  # perhaps from Windows, where UTF-16 begins with a mark
             other.append(path)
-            encoding = "utf-16" if content.startswith(UTF_16) else "cp1252"
+            encoding = "utf-16" if content.startswith(tables.UTF_16) else "cp1252"
             text = content.decode(encoding, errors="replace")
-        yield one_line(text)
+        yield tables.one_line(text)
     if other:
         warn_once(
             f"{len(other):,} of {len(paths):,} texts, such as {other[0]}, are not UTF-8; they "

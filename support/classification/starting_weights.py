@@ -27,7 +27,14 @@ def adapt(
             f"--pretrained loads a model of {model_modality}, but {corpus} has {modality}"
         )
     if is_text:
-        check_length(pretrained, args, tokenizer)
+        special_tokens = Tokenizer.from_str(tokenizer).num_special_tokens_to_add(False)
+        smallest = special_tokens + 1
+        largest = pretrained.config.max_length
+        if not smallest <= args.max_length <= largest:
+            raise UserError(
+                f"--max-length {args.max_length}: with the weights of {args.pretrained} it "
+                f"must be from {smallest} to {largest}"
+            )
     config = adapted_config(pretrained.config, args, len(classes))
     with torch.device("meta"):  # names without memory
         model = Classifier(config)
@@ -46,18 +53,6 @@ def adapt(
     new = ", ".join(sorted(names - weights.keys())) or "no weights"
     dropped = ", ".join(sorted(left_out)) or "none"
     return config, weights, f"{args.pretrained}: new are {new}; left out: {dropped}"
-
-
-def check_length(pretrained, args, tokenizer: str) -> None:
-    """Raises UserError for a --max-length that the tokenizer or the positions do not allow."""
-    special_tokens = Tokenizer.from_str(tokenizer).num_special_tokens_to_add(False)
-    smallest = special_tokens + 1
-    largest = pretrained.config.max_length
-    if not smallest <= args.max_length <= largest:
-        raise UserError(
-            f"--max-length {args.max_length}: with the weights of {args.pretrained} it must be "
-            f"from {smallest} to {largest}"
-        )
 
 
 def adapted_config(config: ClassifierConfig, args, num_classes: int) -> ClassifierConfig:

@@ -105,15 +105,9 @@ class Classification:
         self.transform = corpus.transform if corpus.modality == "image" else None
         if not saved:
             self.check_flags()
-        cache = CACHE / "encoded"
+        text_flags = (args.max_length, args.vocab_size, args.tokenizer)
         self.folder = prepare_labelled(
-            corpus,
-            self.checksum,
-            cache,
-            tokenizer,
-            args.max_length,
-            args.vocab_size,
-            args.tokenizer,
+            corpus, self.checksum, CACHE / "encoded", tokenizer, *text_flags
         )
         self.meta = read_json(self.folder / "meta.json")
         self.unit = f"{corpus.modality}s"
@@ -168,7 +162,12 @@ class Classification:
 
     def __str__(self) -> str:
         """Returns what each part of the corpus holds, a line for each."""
-        lines = [f"{self.name}: {len(self.classes)} classes{self.vocabulary()}"]
+        line = f"{self.name}: {len(self.classes)} classes"
+        if not self.transform:
+            tokenizer = Tokenizer.from_str(self.tokenizer)
+            kind = "words" if isinstance(tokenizer.model, WordLevel) else "tokens"
+            line += f", a vocabulary of {tokenizer.get_vocab_size():,} {kind}"
+        lines = [line]
         for part, counts in self.meta["parts"].items():
             line = f"{self.name}, {part}: {counts['examples']:,} {self.unit}"
             if counts.get("empty"):
@@ -181,14 +180,6 @@ class Classification:
         lines += self.untrained_classes()
         lines += filter(None, [self.left_out_line, self.summary_of_weights, self.advice()])
         return "\n".join(lines)
-
-    def vocabulary(self) -> str:
-        """Returns how many tokens texts are encoded with, to follow the number of classes."""
-        if self.transform:
-            return ""
-        tokenizer = Tokenizer.from_str(self.tokenizer)
-        kind = "words" if isinstance(tokenizer.model, WordLevel) else "tokens"
-        return f", a vocabulary of {tokenizer.get_vocab_size():,} {kind}"
 
     def untrained_classes(self) -> list[str]:
         """Returns a warning for each part with classes that the training set lacks."""

@@ -1,7 +1,6 @@
 """Lines of text files, and rows of tables: .csv, JSON, and all files whose lines have tabs.
 
-Example:
-    for number, (german, english) in read_columns(Path("pairs.tsv"), ["de", "en"]): ...
+for number, (german, english) in read_columns(Path("pairs.tsv"), ["de", "en"]): ...
 """
 
 import codecs
@@ -90,19 +89,8 @@ def is_table(path: Path | zipfile.Path) -> bool:
     """Returns whether a file is a table: its ending says so, or its first lines have tabs."""
     if not path.is_file():
         return False
-    return suffix_of(path) in TABLES or has_tabs(path)
-
-
-def find_table(path: Path) -> File | None:
-    """Returns the table that a path names, if any: the file, or the one table in a .zip."""
-    if suffix_of(path) != ".zip" or not path.is_file():
-        return path if is_table(path) else None
-    tables = [member for member in zip_members(path) if is_table(member)]
-    return tables[0] if len(tables) == 1 else None
-
-
-def has_tabs(path: File) -> bool:
-    """Returns whether each of a file's first lines has a tab. Raises UserError."""
+    if suffix_of(path) in TABLES:
+        return True
     first_bytes = read_bytes(path, FIRST_BYTES)
     if b"\0" in first_bytes and not first_bytes.startswith(UTF_16):
         return False  # not a text
@@ -111,6 +99,14 @@ def has_tabs(path: File) -> bool:
         lines.pop()  # it may be cut
     lines = [line for line in lines if line.strip()]
     return bool(lines) and all(b"\t" in line for line in lines)
+
+
+def find_table(path: Path) -> File | None:
+    """Returns the table that a path names, if any: the file, or the one table in a .zip."""
+    if suffix_of(path) != ".zip" or not path.is_file():
+        return path if is_table(path) else None
+    tables = [member for member in zip_members(path) if is_table(member)]
+    return tables[0] if len(tables) == 1 else None
 
 
 def one_line(text: str) -> str:
@@ -273,6 +269,11 @@ def column_names(path: File) -> list[str]:
     return []
 
 
+def has_column(path: File, name: str) -> bool:
+    """Returns whether a table has a column of this name."""
+    return column_name(name) in column_names(path)
+
+
 def read_columns(
     path: File, columns: list[str], flags: str = "--src, --tgt; classes: --label"
 ) -> Iterator[tuple[int, list[str]]]:
@@ -321,17 +322,12 @@ def read_columns_of_objects(
                     f"{path}, line {number}: no text or number named {name!r} ({flags}); "
                     f"it has {', '.join(row)[:120]}"
                 )
-            cells.append(text_of(value))
+            if value is None:
+                value = ""
+            # Half a character, as of a text that was cut, becomes "?".
+            text = value if isinstance(value, str) else json.dumps(value)
+            cells.append(one_line(text.encode("utf-8", errors="replace").decode("utf-8")))
         yield number, cells
-
-
-def text_of(value: str | float | bool | None) -> str:
-    """Returns a JSON value as the text of a cell."""
-    if value is None:
-        return ""
-    if isinstance(value, str):  # half a character, as of a text that was cut, becomes "?"
-        return one_line(value.encode("utf-8", errors="replace").decode("utf-8"))
-    return json.dumps(value)
 
 
 def find_columns(path: File, columns: list[str], header: list[str], flags: str) -> list[int]:

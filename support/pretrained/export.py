@@ -16,12 +16,9 @@ from support.pretrained.hf_files import write_preprocessor, write_tokenizer, wri
 def export(folder: Path, model: Classifier, saved: dict[str, Any]) -> None:
     """Writes a folder that transformers opens, with the same logits and class names.
 
-    saved: what the task saved. Raises UserError if no class of transformers computes the model,
-    or if the folder has one. From texts that are too long, transformers cuts the end, and
-    classify.py the middle.
+    saved: what the task saved. Raises UserError if no class of transformers computes the model.
+    From texts that are too long, transformers cuts the end, and classify.py the middle.
     """
-    if (folder / "config.json").exists():
-        raise UserError(f"--export {folder}: the folder has a model already")
     config = model.config
     classes = saved["classes"]
     family = exportable_family(config)

@@ -15,6 +15,7 @@ from support.common.files import read_json, write_json
 from support.corpora.tables import read_lines
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+PROCESSOR_ENTRIES = ("image_processor_type", "feature_extractor_type")
 RESAMPLES = {2: "bilinear", 3: "bicubic"}  # by Pillow's numbers, which the files use
 
 
@@ -85,10 +86,9 @@ def read_tokenizer(folder: Path, config: ClassifierConfig) -> str:
             raise ValueError(
                 f"it needs token {largest_id}, but the weights have {config.vocab_size} tokens"
             )
-        for token in ("[PAD]", "<pad>"):
-            pad = tokenizer.token_to_id(token)
-            if pad not in (None, config.pad):
-                raise ValueError(f"it pads with token {pad}, but config.json with {config.pad}")
+        pads = {tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>")}
+        for pad in pads - {None, config.pad}:
+            raise ValueError(f"it pads with token {pad}, but config.json with {config.pad}")
         return tokenizer.to_str()
 
 
@@ -144,6 +144,10 @@ def read_preprocessor(folder: Path, channels: int, image_size: int) -> ImageTran
         if image_size:
             size = round(size * image_size / (crop or size))
             crop = image_size if crop else 0
+        if isinstance(config["size"], dict):
+            square = "height" in config["size"]
+        else:  # an older file
+            square = "DeiT" in str([config.get(name) for name in PROCESSOR_ENTRIES])
         # Pixels from 0 to 255 are multiplied by rescale_factor before they are normalized;
         # those of an ImageTransform are divided by 255.
         scale = 255 * config.get("rescale_factor", 1 / 255)
@@ -154,7 +158,7 @@ def read_preprocessor(folder: Path, channels: int, image_size: int) -> ImageTran
             crop,
             mean=[value / scale for value in config["image_mean"]],
             std=[value / scale for value in config["image_std"]],
-            square=crop > 0 and resizes_to_square(config),
+            square=crop > 0 and square,
         )
 
 
@@ -163,14 +167,6 @@ def edge(size: int | dict[str, int]) -> int:
     if isinstance(size, int):
         return size
     return size.get("shortest_edge") or size["height"]
-
-
-def resizes_to_square(config: dict[str, Any]) -> bool:
-    """Returns whether both edges are resized to `size`, as DeiT's processor does."""
-    if isinstance(config["size"], dict):
-        return "height" in config["size"]
-    processor = config.get("image_processor_type") or config.get("feature_extractor_type")
-    return str(processor).startswith("DeiT")
 
 
 def write_preprocessor(folder: Path, transform: ImageTransform) -> None:

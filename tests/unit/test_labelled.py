@@ -1021,7 +1021,7 @@ def test_images_are_decoded_once(tmp_path, image, monkeypatch):
         decoded.append(path.name)
         return read_image(path, transform)
 
-    monkeypatch.setattr("support.classification.labelled.read_image", read_and_note)
+    monkeypatch.setattr("support.classification.images.read_image", read_and_note)
     for number in range(40):
         folder = tmp_path / "all" / ("cat" if number % 2 else "dog")
         folder.mkdir(parents=True, exist_ok=True)

@@ -677,7 +677,7 @@ def refused(folder) -> str:
         (dict(num_attention_heads=3), "d_model 16 cannot be split over 3 heads"),
         (
             dict(num_hidden_layers=3),
-            "the weights have no encoder.layer.2.attention.self.query.weight",
+            "encoder.layer.2.attention.self.query.weight is missing, but config.json says",
         ),
         (dict(vocab_size=10**15), "word_embeddings.weight is"),
         (
@@ -741,7 +741,7 @@ def test_tensors_that_are_missing_or_of_another_shape(folder, recwarn):
     whole = load_file(file)
     name = "bert.encoder.layer.1.intermediate.dense.bias"
     for tensors, said in [
-        ({n: t for n, t in whole.items() if n != name}, f"the weights have no {name[5:]}"),
+        ({n: t for n, t in whole.items() if n != name}, f"{name[5:]} is missing"),
         (whole | {name: torch.zeros(25)}, f"{name[5:]} is [25], but config.json says [24]"),
         (
             whole | {"classifier.weight": torch.zeros(3, 17)},
@@ -750,18 +750,8 @@ def test_tensors_that_are_missing_or_of_another_shape(folder, recwarn):
     ]:
         save_file(tensors, file)
         assert said in refused(folder)
-    for tensors, said in [
-        (
-            whole | {"classifier.weight": torch.zeros(2, 16)},
-            "classifier.weight is [2, 16], but config.json says [3, 16]",
-        ),
-        (
-            whole | {name: torch.full((24,), torch.nan)},
-            f"{name[5:]} has numbers that are not finite",
-        ),
-    ]:
-        save_file(tensors, file)
-        assert said in refused(folder)
+    save_file(whole | {"classifier.weight": torch.zeros(2, 16)}, file)
+    assert "classifier.weight is [2, 16], but config.json says [3, 16]" in refused(folder)
     file.unlink()
     torch.save(whole | {"unused": torch.tensor([-torch.inf])}, folder / "pytorch_model.bin")
     assert load_pretrained(folder).left_out == ["unused"]
