@@ -210,14 +210,16 @@ def classify_labelled(
     labels: list[int] = []
     predictions: list[int] = []
     for block in blocks(examples, BLOCK):
-        inputs, names = zip(*block)
-        labels += [numbers.setdefault(name, len(numbers)) for name in names]
+        labels += [numbers.setdefault(name, len(numbers)) for _, name in block]
         if len(numbers) > MAX_CLASSES:
             raise UserError(
                 f"--score {args.score}: {len(numbers):,} classes; does --label name the right "
                 f"column?"
             )
-        predictions += predictor(list(inputs)).argmax(-1).tolist()
+        inputs = [example for example, _ in block]
+        if predictor.transform:
+            inputs = [read_image(image, predictor.transform) for image in inputs]
+        predictions += predictor(inputs).argmax(-1).tolist()
     classes = list(numbers)
     if not labels:
         raise UserError(f"--score {args.score}: it has no example")

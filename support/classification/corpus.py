@@ -2,7 +2,7 @@
 
 corpus = find_labelled("agnews")  # in support/classification/labelled.py
 classes = classes_of(corpus)
-for text, name in corpus.parts["train"](): ...      # of images: (array, name)
+for text, name in corpus.parts["train"](): ...      # of images: (path or array, name)
 """
 
 import hashlib
@@ -25,7 +25,8 @@ from support.corpora.tables import has_column
 MAX_CLASSES = 5000
 LARGE_CORPUS = 4 << 30  # bytes of images; above it the checksum is of names and sizes
 
-Reader = Callable[[], Iterable[tuple[Any, str]]]  # yields (text or array, class name)
+# Yields (example, class name): an example is a text, an image file, or an image's bytes.
+Reader = Callable[[], Iterable[tuple[Any, str]]]
 
 
 @dataclass
@@ -35,14 +36,12 @@ class Labelled:
     name: str
     modality: str = ""  # "text" or "image"
     parts: dict[str, Reader] = field(default_factory=dict)  # train, valid and test
-    # For each part, a reader of the class names alone.
-    labels: dict[str, Callable[[], Iterable[str]]] = field(default_factory=dict)
     classes: list[str] = field(default_factory=list)  # in their order; [] if that is unknown
     files: list[Path] = field(default_factory=list)
     layout: list = field(default_factory=list)  # for each part: columns of a table, or folders
     tables: dict[str, File] = field(default_factory=dict)  # of the parts that are tables
     left_out: Counter[str] = field(default_factory=Counter)  # files, by ending or by folder
-    transform: ImageTransform | None = None  # how images are read
+    transform: ImageTransform | None = None  # how images are read: see `read_image`
 
     def add(
         self,
@@ -51,12 +50,8 @@ class Labelled:
         read: Reader,
         files: list[Path],
         layout: Iterable = (),
-        labels: Callable[[], Iterable[str]] | None = None,
     ) -> None:
-        """Adds a part. Raises UserError if its modality is not that of the other parts.
-
-        labels: reads the class names alone, if that is faster than reading the examples.
-        """
+        """Adds a part. Raises UserError if its modality is not that of the other parts."""
         if self.modality not in ("", modality):
             raise UserError(
                 f"{files[0]}: {modality}s for the {part} set, but {self.name} has "
@@ -66,12 +61,11 @@ class Labelled:
         self.parts[part] = read
         self.files += files
         self.layout += [part, *layout]
-        self.labels[part] = labels or (lambda: (name for _, name in read()))
 
     @cached_property
     def class_counts(self) -> Counter[str]:
         """The number of training examples of each class, in the order of their first ones."""
-        return Counter(self.labels["train"]())
+        return Counter(name for _, name in self.parts["train"]())
 
     def left_out_line(self) -> str:
         """Returns a line that counts the files that are not examples; "" if there are none."""
@@ -113,7 +107,7 @@ def classes_of(corpus: Labelled) -> list[str]:
         return corpus.classes
     names = set(corpus.class_counts)
     for part in corpus.parts.keys() - {"train"}:
-        names.update(corpus.labels[part]())
+        names.update(name for _, name in corpus.parts[part]())
     if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in names):
         return sorted(names, key=lambda name: (float(name), name))
     return sorted(names)

@@ -3,7 +3,6 @@
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 import data
 from data import BPE, NFC, append, append_ids
 from support.classification.corpus import Labelled, Reader, classes_of
+from support.classification.images import ImageTransform, read_image
 from support.common.errors import UserError
 
 FORMAT = 12  # version of the files; increase it when the same examples are stored differently
@@ -59,9 +59,6 @@ def encode(
     classes = classes_of(corpus)
     numbers = {name: i for i, name in enumerate(classes)}
     is_held_out = "valid" not in corpus.parts
-    decoded = folder / "decoded"
-    if corpus.modality == "image" and is_held_out:
-        corpus = decode_once(corpus, decoded)
     parts = hold_out_labelled(corpus)
     if corpus.modality == "text":
         count = corpus.class_counts.total()
@@ -71,15 +68,14 @@ def encode(
     counts_of_parts = {}
     for part in data.in_order(parts):
         examples = ((example, numbers[name]) for example, name in parts[part]())
-        if corpus.modality == "text":
-            counts = write_texts(examples, folder / part, tokenizer, max_length)
+        if corpus.modality == "image" and corpus.transform:
+            counts = write_images(examples, folder / part, corpus.transform)
         else:
-            counts = write_images(examples, folder / part)
+            counts = write_texts(examples, folder / part, tokenizer, max_length)
         if not counts["examples"]:
             hint = "; pass one with --valid" if is_held_out and part == "valid" else ""
             raise UserError(f"{corpus.name}: the {part} set has no example{hint}")
         counts_of_parts[part] = counts
-    decoded.unlink(missing_ok=True)
     return {
         "name": corpus.name,
         "modality": corpus.modality,
@@ -87,25 +83,6 @@ def encode(
         "held_out": is_held_out,
         "parts": counts_of_parts,
     }
-
-
-def decode_once(corpus: Labelled, path: Path) -> Labelled:
-    """Decodes the training set into a file; returns the corpus with a reader of this file.
-
-    Choosing what is held out reads the part several times, and decoding images takes long.
-    """
-    with open(path, "wb") as file:
-        for image, _ in corpus.parts["train"]():
-            file.write(image.tobytes())
-            shape = image.shape
-
-    def read() -> Iterator[tuple[np.ndarray, str]]:
-        with open(path, "rb") as file:
-            for name in corpus.labels["train"]():
-                content = file.read(math.prod(shape))
-                yield np.frombuffer(content, np.uint8).reshape(shape), name
-
-    return replace(corpus, parts=corpus.parts | {"train": read})
 
 
 def hold_out_labelled(corpus: Labelled) -> dict[str, Reader]:
@@ -133,11 +110,11 @@ def hold_out_labelled(corpus: Labelled) -> dict[str, Reader]:
     return data.hold_out(corpus.parts, lambda example: hash_example(example) in held_out)
 
 
-def hash_example(example: str | np.ndarray) -> int:
-    """Returns a 32-bit hash of an image or a text. Upper and lower case count as equal."""
+def hash_example(example: str | Path | np.ndarray) -> int:
+    """Returns a 32-bit hash of a text or an image. Upper and lower case count as equal."""
     if isinstance(example, str):
         return data.hash_text(example.lower())
-    return zlib.crc32(example.tobytes())
+    return zlib.crc32(example.read_bytes() if isinstance(example, Path) else example.tobytes())
 
 
 def train_tokenizer(read: Reader, count: int, kind: str, vocab_size: int) -> str:
@@ -230,13 +207,15 @@ def write_texts(
     return counts
 
 
-def write_images(examples: Iterator[tuple[np.ndarray, int]], path: Path) -> dict:
+def write_images(
+    examples: Iterator[tuple[Path | np.ndarray, int]], path: Path, transform: ImageTransform
+) -> dict:
     """Writes PATH.pixels, (images, channels, height, width) bytes, and PATH.labels, int32."""
-    counts: dict[str, Any] = {"examples": 0, "shape": None}
+    n = transform.output_size
+    count = 0
     with open(f"{path}.pixels", "wb") as pixels, open(f"{path}.labels", "wb") as labels:
-        for image, label in examples:
-            pixels.write(image.tobytes())
+        for source, label in examples:
+            pixels.write(read_image(source, transform).tobytes())
             labels.write(np.int32(label).tobytes())
-            counts["examples"] += 1
-            counts["shape"] = image.shape
-    return counts
+            count += 1
+    return {"examples": count, "shape": (transform.channels, n, n)}

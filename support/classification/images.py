@@ -50,15 +50,23 @@ class ImageTransform:
         return self.crop or self.size
 
 
-def read_image(path: Path, transform: ImageTransform) -> np.ndarray:
-    """Returns an image file as (channels, n, n) bytes; n is output_size. Raises UserError."""
+def read_image(source: Path | np.ndarray, transform: ImageTransform) -> np.ndarray:
+    """Returns an image as (channels, n, n) bytes; n is output_size. Raises UserError.
+
+    source: an image file, or bytes, (height, width), of an IDX file.
+    """
+    if isinstance(source, np.ndarray):
+        n = transform.output_size
+        if transform.channels == 1 and transform.size == n and source.shape == (n, n):
+            return source[None]  # without Pillow
+        return to_array(load_pillow().fromarray(source), transform)
     image_module = load_pillow()
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
+    if not source.is_file():
+        raise UserError(f"{source}: no such file")
     with (
-        as_user_error(f"{path}: not a readable image of type {', '.join(FORMATS)}"),
+        as_user_error(f"{source}: not a readable image of type {', '.join(FORMATS)}"),
         warnings.catch_warnings(action="ignore"),
-        image_module.open(path, formats=FORMATS) as image,
+        image_module.open(source, formats=FORMATS) as image,
     ):
         return to_array(image, transform)
 
@@ -136,31 +144,22 @@ def idx_shape(path: Path, dimensions: int) -> list[int]:
     return np.frombuffer(header[4:], ">u4").tolist()
 
 
-def read_idx_labels(path: Path, classes: list[str]) -> list[str]:
-    """Returns the labels of an IDX file as class names; without `classes`, as numbers."""
-    return [classes[label] if classes else str(label) for label in read_idx(path, 1)]
-
-
 def read_idx_pair(
-    images_path: Path, labels_path: Path, classes: list[str], transform: ImageTransform
+    images_path: Path, labels_path: Path, classes: list[str]
 ) -> Iterator[tuple[np.ndarray, str]]:
-    """Yields (image, class name); an image is (channels, n, n) bytes. Raises UserError."""
+    """Yields (image, class name); an image is (height, width) bytes. Raises UserError.
+
+    classes: their names; without them, the numbers are the names.
+    """
     images = read_idx(images_path, 3)
-    labels = read_idx_labels(labels_path, classes)
+    labels = read_idx(labels_path, 1)
     if len(images) != len(labels):
         raise UserError(
             f"{images_path} has {len(images):,} images, but {labels_path} has "
             f"{len(labels):,} labels"
         )
-    n = transform.output_size
-    is_unchanged = (
-        transform.channels == 1 and transform.size == n and images.shape[1:] == (n, n)
-    )
-    for pixels, name in zip(images, labels):
-        if is_unchanged:
-            yield pixels[None].copy(), name
-        else:
-            yield to_array(load_pillow().fromarray(pixels), transform), name
+    for image, label in zip(images, labels):
+        yield image, classes[label] if classes else str(label)
 
 
 # --- Augmentation -----------------------------------------------------------------------------

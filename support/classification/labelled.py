@@ -111,13 +111,8 @@ def add_idx(corpus: Labelled, folder: Path, size: int) -> None:
         if not corpus.transform:
             side = size or images.idx_shape(pixels, 3)[1]
             corpus.transform = ImageTransform(side, channels=1, **scale)
-        corpus.add(
-            part,
-            "image",
-            partial(images.read_idx_pair, pixels, labels, corpus.classes, corpus.transform),
-            [pixels, labels],
-            labels=partial(images.read_idx_labels, labels, corpus.classes),
-        )
+        read = partial(images.read_idx_pair, pixels, labels, corpus.classes)
+        corpus.add(part, "image", read, [pixels, labels])
 
 
 def add_numbered(corpus: Labelled, folder: Path) -> None:
@@ -232,12 +227,11 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
                 raise UserError(f"{folder}: a class without any {modality}")
     corpus.left_out += left_out
     corpus.transform = corpus.transform or ImageTransform()
-    read_file = partial(images.read_image, transform=corpus.transform)
 
     def read() -> Iterator[tuple[Any, str]]:
-        return zip(map(read_file, files) if modality == "image" else read_texts(files), names)
+        return zip(files if modality == "image" else read_texts(files), names)
 
-    corpus.add(part, modality, read, files, layout=Counter(names).items(), labels=lambda: names)
+    corpus.add(part, modality, read, files, layout=Counter(names).items())
 
 
 def read_texts(paths: list[Path]) -> Iterator[str]:

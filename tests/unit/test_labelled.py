@@ -41,6 +41,10 @@ def read(corpus, part="train"):
     return list(corpus.parts[part]())
 
 
+def read_images(corpus):
+    return [(read_image(image, corpus.transform), name) for image, name in read(corpus)]
+
+
 def refusal(call, *args, **how):
     """The one line in which a call is refused."""
     with pytest.raises(UserError) as problem:
@@ -512,7 +516,7 @@ def test_idx_files_stay_as_they_are(tmp_path):
     assert (corpus.transform.size, corpus.transform.channels) == (4, 1)
     assert classes_of(corpus) == ["0", "1", "10"]
     content = (folder / "train-images-idx3-ubyte").read_bytes()[16:]
-    examples = read(corpus)
+    examples = read_images(corpus)
     assert [name for _, name in examples] == ["1", "10", "0"] * 2
     assert b"".join(x.tobytes() for x, _ in examples) == content
     assert examples[0][0].shape == (1, 4, 4) and examples[0][0].dtype == np.uint8
@@ -524,7 +528,7 @@ def test_idx_files_in_another_size(tmp_path):
     pytest.importorskip("PIL")
     write_idx(tmp_path)
     corpus = find_labelled(str(tmp_path), transform=ImageTransform(size=8, channels=3))
-    pixels, _ = read(corpus)[0]
+    pixels, _ = read_images(corpus)[0]
     assert pixels.shape == (3, 8, 8) and (pixels[0] == pixels[2]).all()
     assert corpus.checksum() != find_labelled(str(tmp_path)).checksum()
 
@@ -535,7 +539,7 @@ def test_idx_files_made_smaller_stay_grey(tmp_path):
     write_idx(tmp_path)
     corpus = find_labelled(str(tmp_path), size=2)
     assert (corpus.transform.size, corpus.transform.channels) == (2, 1)
-    assert read(corpus)[0][0].shape == (1, 2, 2)
+    assert read_images(corpus)[0][0].shape == (1, 2, 2)
 
 
 def test_fashion_mnist_is_known_by_what_it_holds_packed_anew_or_not(tmp_path, monkeypatch):
@@ -992,7 +996,7 @@ def test_class_folders_of_images(tmp_path, image):
     corpus = find_labelled(str(tmp_path))
     assert is_labelled(str(tmp_path)) and corpus.modality == "image"
     assert (corpus.transform.size, corpus.transform.channels) == (32, 3)
-    assert [(x.shape, round(x.mean() / 10), name) for x, name in read(corpus)] == [
+    assert [(x.shape, round(x.mean() / 10), name) for x, name in read_images(corpus)] == [
         ((3, 32, 32), 1, "cat"),
         ((3, 32, 32), 2, "cat"),
         ((3, 32, 32), 20, "dog"),
@@ -1000,7 +1004,8 @@ def test_class_folders_of_images(tmp_path, image):
     for name in ("4.webp", "5.bmp", "6.gif"):
         image.new("RGB", (40, 30), (90,) * 3).save(tmp_path / "dog" / name)
     assert [
-        (x.shape, round(x.mean() / 10)) for x, _ in read(find_labelled(str(tmp_path)))[3:]
+        (x.shape, round(x.mean() / 10))
+        for x, _ in read_images(find_labelled(str(tmp_path)))[3:]
     ] == [((3, 32, 32), 9)] * 3
     before = find_labelled(str(tmp_path)).checksum()  # two of one size change places
     image.new("RGB", (40, 30), (20,) * 3).save(tmp_path / "cat/1.png")
@@ -1008,7 +1013,7 @@ def test_class_folders_of_images(tmp_path, image):
     (tmp_path / "dog/1.jpeg").write_bytes((tmp_path / "dog/1.jpeg").read_bytes()[:-200])
     assert classes_of(corpus) == ["cat", "dog"]  # no image is read for that
     assert "dog/1.jpeg: not a readable image of type PNG, JPEG, WEBP, BMP, GIF (" in refusal(
-        read, corpus
+        read_images, corpus
     )
 
 
@@ -1021,7 +1026,7 @@ def test_images_are_decoded_once(tmp_path, image, monkeypatch):
         decoded.append(path.name)
         return read_image(path, transform)
 
-    monkeypatch.setattr("support.classification.images.read_image", read_and_note)
+    monkeypatch.setattr("support.classification.encoding.read_image", read_and_note)
     for number in range(40):
         folder = tmp_path / "all" / ("cat" if number % 2 else "dog")
         folder.mkdir(parents=True, exist_ok=True)
@@ -1036,7 +1041,6 @@ def test_images_are_decoded_once(tmp_path, image, monkeypatch):
     assert len(found["train"]) == 38 and len(found["valid"]) == 2
     values = sorted(pixels[0, 0, 0] for part in found.values() for pixels in part)
     assert values == [6 * number for number in range(40)]
-    assert not (folder / "decoded").exists()
 
 
 @pytest.mark.optional
