@@ -204,7 +204,7 @@ def classify_labelled(
     """Returns all classes, and the confusion matrix, (classes, classes).
 
     The classes are the model's, followed by those that only the labels have. Raises UserError
-    if there is no example, and if the labels seem not to be classes of this model.
+    if there is no example, and if there are too many classes.
     """
     numbers = {name: i for i, name in enumerate(predictor.classes)}
     labels: list[int] = []
@@ -223,11 +223,6 @@ def classify_labelled(
     classes = list(numbers)
     if not labels:
         raise UserError(f"--score {args.score}: it has no example")
-    if min(labels) >= len(predictor.classes):
-        raise UserError(
-            f"--score {args.score}: no label, such as {classes[-1]!r}, is among the model's "
-            f"classes: {', '.join(predictor.classes)[:120]}"
-        )
     confusion = np.zeros((len(classes), len(classes)), np.int64)
     np.add.at(confusion, (labels, predictions), 1)
     return classes, confusion

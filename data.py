@@ -461,13 +461,12 @@ class Batches:
         self, step: int, index: int, num_micro_batches: int
     ) -> tuple[torch.Tensor, ...]:
         """Returns a micro-batch in pinned memory; a thread makes that of the next step."""
-        prefetched = self.prefetched.pop((step, index), None)
         make = partial(self.make_micro_batch, pin_memory=True)
-        following = self.executor.submit(make, step + 1, index, num_micro_batches)
-        self.prefetched[step + 1, index] = following
-        if prefetched is None:
-            return make(step, index, num_micro_batches)
-        return prefetched.result()
+        for each in (step, step + 1):
+            if (each, index) not in self.prefetched:
+                future = self.executor.submit(make, each, index, num_micro_batches)
+                self.prefetched[each, index] = future
+        return self.prefetched.pop((step, index)).result()
 
     def make_micro_batch(
         self, step: int, index: int, num_micro_batches: int, pin_memory: bool = False

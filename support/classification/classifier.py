@@ -1,12 +1,11 @@
 """The Classifier: an encoder, a pooling and a classification head, for texts or images.
 
-Example:
-    model = Classifier(ClassifierConfig(classes=4, vocab_size=8000))
-    loss, nll = model(ids, label, weight)              # sums over the batch's examples
-    logits = model(ids)                                # (batch, classes)
+model = Classifier(ClassifierConfig(classes=4, vocab_size=8000))
+loss, nll = model(ids, label, weight)              # sums over the batch's examples
+logits = model(ids)                                # (batch, classes)
 
-    model = Classifier(ClassifierConfig(classes=4, patch=4, image_size=32), transform)
-    logits = model(pixels)                             # pixels: bytes, which it normalizes
+model = Classifier(ClassifierConfig(classes=4, patch=4, image_size=32), transform)
+logits = model(pixels)                             # pixels: bytes, which it normalizes
 """
 
 import math
@@ -207,15 +206,6 @@ def make_head(config: ClassifierConfig) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def stem_flops(config: ClassifierConfig) -> float:
-    """Returns the FLOPs of the stem's forward pass over one image: two 3 x 3 convolutions."""
-    pixels = config.image_size**2
-    first = 9 * config.channels * config.stem_channels * pixels
-    # The second makes twice as many channels of an image half as high and half as wide.
-    second = 9 * config.stem_channels * 2 * config.stem_channels * pixels / 4
-    return 2 * (first + second)
-
-
 def classifier_flops(config: ClassifierConfig, lengths: Tensor, frozen: int = 0) -> float:
     """Returns the FLOPs to train a Classifier's layers and stem on sequences of these lengths.
 
@@ -224,6 +214,10 @@ def classifier_flops(config: ClassifierConfig, lengths: Tensor, frozen: int = 0)
     The projection of patches and the head are small and not counted.
     """
     layer = encoder_flops(config, lengths.double())
+    # Of the stem's two 3 x 3 convolutions, the second makes twice as many channels of an image
+    # half as high and half as wide.
+    inputs = config.channels + 2 * config.stem_channels / 4
+    stem = 2 * 9 * inputs * config.stem_channels * config.image_size**2
     layer_passes = TRAINING * (config.layers - frozen) + frozen
     stem_passes = 1 if frozen else TRAINING
-    return float((layer_passes * layer + stem_passes * stem_flops(config)).sum())
+    return float((layer_passes * layer + stem_passes * stem).sum())

@@ -44,19 +44,12 @@ class Labelled:
     transform: ImageTransform | None = None  # how images are read: see `read_image`
 
     def add(
-        self,
-        part: str,
-        modality: str,
-        read: Reader,
-        files: list[Path],
-        layout: Iterable = (),
+        self, part: str, modality: str, read: Reader, files: list[Path], layout: Iterable = ()
     ) -> None:
         """Adds a part. Raises UserError if its modality is not that of the other parts."""
         if self.modality not in ("", modality):
-            raise UserError(
-                f"{files[0]}: {modality}s for the {part} set, but {self.name} has "
-                f"{self.modality}s"
-            )
+            own = f"{self.name} has {self.modality}s"
+            raise UserError(f"{files[0]}: {modality}s for the {part} set, but {own}")
         self.modality = modality
         self.parts[part] = read
         self.files += files
@@ -98,10 +91,8 @@ def classes_of(corpus: Labelled) -> list[str]:
     too many classes, and for what seems to be a header.
     """
     if "train" not in corpus.parts:
-        raise UserError(
-            f"{corpus.name}: no training set, only {', '.join(corpus.parts)}; it is train.csv, "
-            f"or the folder train/ with a folder of files for each class"
-        )
+        found = ", ".join(corpus.parts)
+        raise UserError(f"{corpus.name}: no training set, train.csv or train/, only {found}")
     check_classes(corpus)
     if corpus.classes:
         return corpus.classes

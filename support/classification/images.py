@@ -21,8 +21,7 @@ MAX_RATIO = 16  # of an image's edges, of which a crop keeps a square
 class ImageTransform:
     """How an image becomes an array, and how a model normalizes its channels.
 
-    With a crop, unless `square`, the shorter edge is resized to `size`; otherwise both edges
-    are. Raises UserError for impossible values.
+    With a crop, unless `square`, the shorter edge is resized to `size`, otherwise both edges.
     """
 
     size: int = 32  # pixels
@@ -137,10 +136,7 @@ def idx_shape(path: Path, dimensions: int) -> list[int]:
     header = read_bytes(path, size)
     magic = bytes([0, 0, 8, dimensions])
     if header[:4] != magic or len(header) < size:
-        raise UserError(
-            f"{path}: not an IDX file of bytes in {dimensions} dimensions: it begins with "
-            f"{header[:4].hex() or 'nothing'} instead of {magic.hex()}"
-        )
+        raise UserError(f"{path}: not an IDX file of bytes in {dimensions} dimensions")
     return np.frombuffer(header[4:], ">u4").tolist()
 
 
@@ -154,10 +150,8 @@ def read_idx_pair(
     images = read_idx(images_path, 3)
     labels = read_idx(labels_path, 1)
     if len(images) != len(labels):
-        raise UserError(
-            f"{images_path} has {len(images):,} images, but {labels_path} has "
-            f"{len(labels):,} labels"
-        )
+        problem = f"{len(images):,} images, but {labels_path} has {len(labels):,} labels"
+        raise UserError(f"{images_path} has {problem}")
     for image, label in zip(images, labels):
         yield image, classes[label] if classes else str(label)
 

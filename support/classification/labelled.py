@@ -1,8 +1,4 @@
-"""Finds labelled examples: in corpora with names, the phrasebook, and users' files.
-
-Example:
-    corpus = find_labelled("agnews")  # or another name, a folder, a table
-"""
+"""Finds labelled examples: in corpora with names, the phrasebook, and users' files."""
 
 import sys
 from collections import Counter
@@ -17,7 +13,7 @@ from support.classification.images import ImageTransform
 from support.common.errors import UserError
 from support.corpora import class_folders, phrasebook, tables
 from support.corpora.archives import File
-from support.corpora.download import sha256
+from support.corpora.download import download, sha256
 from support.corpora.pairs import PARTS, find_file, find_part_tables, own_name
 from support.corpora.task_type import CLASSIFICATION_CORPORA, find_idx, find_numbered
 
@@ -35,12 +31,10 @@ def find_labelled(
 ) -> Labelled:
     """Returns the corpus that --data, --valid, --test, --text and --label name.
 
-    data: one of CLASSIFICATION_CORPORA, a table (.csv, JSON, or lines with tabs; perhaps in a
-    .zip), or a folder: with IDX files, with AG News's files, with tables named train, valid and
-    test, or with a folder for each class, perhaps within train, valid and test. valid, test: a
-    table or a folder of class folders. transform: how images are read. Without it they get
-    `size` pixels per side; if that is 0, IDX images keep their size, and others get 32 pixels
-    per side. Raises UserError.
+    data: one of CLASSIFICATION_CORPORA, a table (perhaps in a .zip), or a folder with IDX
+    files, AG News's files, tables, or class folders. valid, test: a table or a folder of class
+    folders. transform: how images are read. Without it they get `size` pixels per side; if that
+    is 0, IDX images keep their size, and others get 32 pixels. Raises UserError.
     """
     corpus = find_data(data, text, label, size, transform)
     for part, path in (("valid", valid), ("test", test)):
@@ -62,7 +56,8 @@ def find_data(
     name = data if data in CLASSIFICATION_CORPORA else own_name(folder, CLASSIFICATION_CORPORA)
     corpus = Labelled(name, transform=transform)
     if data in named.FILES:
-        folder = named.fetch(data)
+        is_packed = data == "fashion-mnist"
+        folder = download(data, named.FILES[data], named.URLS[data], unpacked=is_packed)
     if data == "kinds":
         corpus.classes = phrasebook.KINDS
         for part in PARTS:
@@ -104,10 +99,8 @@ def add_idx(corpus: Labelled, folder: Path, size: int) -> None:
         scale = named.FASHION_PIXELS
     for part, (pixels, labels) in find_idx(folder).items():
         if not pixels or not labels:
-            raise UserError(
-                f"{folder}: the {part} set has only {pixels or labels}; both images and "
-                f"labels are needed"
-            )
+            found = pixels or labels
+            raise UserError(f"{found}: both images and labels are needed of the {part} set")
         if not corpus.transform:
             side = size or images.idx_shape(pixels, 3)[1]
             corpus.transform = ImageTransform(side, channels=1, **scale)
@@ -219,12 +212,10 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
             f"that the class folders are in"
         )
     names = [tables.class_name(file.parent.name) for file in files]
-    if part == "train":
-        with_examples = set(names)
-        for folder in class_folders.inner_folders(path):
-            is_class = tables.class_name(folder.name) in with_examples
-            if not is_class and class_folders.visible(folder):
-                raise UserError(f"{folder}: a class without any {modality}")
+    with_examples = {file.parent for file in files}
+    for folder in class_folders.inner_folders(path):
+        if part == "train" and folder not in with_examples and class_folders.visible(folder):
+            raise UserError(f"{folder}: a class without any {modality}")
     corpus.left_out += left_out
     corpus.transform = corpus.transform or ImageTransform()
 

@@ -1,9 +1,4 @@
-"""Corpora with names: where their files are fetched, their classes, and how archives are read.
-
-Example:
-    folder = fetch("imdb")
-    for text, name in read_imdb(folder / IMDB_ARCHIVE, "train"): ...
-"""
+"""Corpora with names: where their files are fetched, their classes, and how they are read."""
 
 import re
 import tarfile
@@ -13,20 +8,17 @@ from pathlib import Path
 from typing import IO, cast
 
 from support.common.errors import UserError
-from support.corpora.download import download, parse_checksums
+from support.corpora.download import parse_checksums
 from support.corpora.tables import decode_lines, one_line, read_csv_rows
 
+GITHUB = "https://raw.githubusercontent.com"
 URLS = {
     # Zhang et al., 2015, for non-commercial use.
-    "agnews": (
-        "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
-    ),
+    "agnews": f"{GITHUB}/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/",
     # Zhang et al., 2015, from reviews that McAuley and Leskovec, 2013, collected.
     "amazon-polarity": "https://s3.amazonaws.com/fast-ai-nlp/",
     # Xiao et al., 2017, under the MIT licence.
-    "fashion-mnist": (
-        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
-    ),
+    "fashion-mnist": f"{GITHUB}/zalandoresearch/fashion-mnist/master/data/fashion/",
     # Maas et al., 2011.
     "imdb": "https://ai.stanford.edu/~amaas/data/sentiment/",
 }
@@ -63,11 +55,6 @@ FASHION_PIXELS = {"mean": [0.28604], "std": [0.35302]}  # of the training set, f
 IMDB_TEXT = re.compile(r"aclImdb/(train|test)/(neg|pos)/[^/]+\.txt")  # others have no class
 
 
-def fetch(name: str) -> Path:
-    """Returns the folder with a corpus's files, downloaded if necessary. Raises UserError."""
-    return download(name, FILES[name], URLS[name], unpacked=name == "fashion-mnist")
-
-
 def read_numbered(
     rows: Iterable[tuple[int, list[str]]], name: str, classes: list[str], line_end: str
 ) -> Iterator[tuple[str, str]]:
@@ -81,8 +68,7 @@ def read_numbered(
         if label not in class_of or not texts:
             raise UserError(
                 f"{name}, row {number}: {label[:40]!r} is no class from 1 to {len(classes)} "
-                f"with a text after it; to use a table with a header: "
-                f"--data FILE --label COLUMN"
+                f"with a text after it; of a table with a header: --data FILE --label COLUMN"
             )
         text = " ".join(texts).replace(line_end, " ").replace("\\", " ")
         yield one_line(text), class_of[label]

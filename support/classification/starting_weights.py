@@ -42,12 +42,13 @@ def adapt(
     weights = {name: value for name, value in pretrained.weights.items() if name in names}
     if is_text:
         weights["positions"] = weights["positions"][: args.max_length]
-    order = order_of_classes(pretrained, args, classes)
+    labels = pretrained.labels[: pretrained.config.classes]  # config.json may name more
+    has_other_head = args.pool == "mean" or not set(classes) <= set(labels)
     last_layer = f"head.{len(model.head) - 1}"
     for name in (f"{last_layer}.weight", f"{last_layer}.bias"):
         last = weights.pop(name, None)
-        if order and last is not None:
-            weights[name] = last[order]
+        if last is not None and not has_other_head:
+            weights[name] = last[[labels.index(each) for each in classes]]
     unused = pretrained.weights.keys() - weights.keys()
     left_out = [*pretrained.left_out, *(pretrained.names[name] for name in unused)]
     new = ", ".join(sorted(names - weights.keys())) or "no weights"
@@ -71,13 +72,3 @@ def adapted_config(config: ClassifierConfig, args, num_classes: int) -> Classifi
         return replace(config, **kwargs)
     except ValueError as problem:
         raise UserError(str(problem)) from problem
-
-
-def order_of_classes(pretrained, args, classes: list[str]) -> list[int]:
-    """Returns the row of each class in the pretrained last layer; [] if one is missing."""
-    # config.json may name more classes than the layer has rows.
-    labels = pretrained.labels[: pretrained.config.classes]
-    was_for_another_pooling = args.pool == "mean"
-    if was_for_another_pooling or not set(classes) <= set(labels):
-        return []
-    return [labels.index(name) for name in classes]

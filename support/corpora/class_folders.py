@@ -98,7 +98,7 @@ def find_class_folders(folder: Path) -> dict[str, Path]:
 
     The parts are folders named train, valid and test, or SOMETHING-train and so on. Without
     them the folder itself is the training set, but if it has train.de and train.en, too, it
-    is a corpus to translate.
+    is a corpus to translate. Raises UserError for a test set that is no class folder.
     """
     parts: dict[str, Path] = {}
     for part, names in PARTS.items():
@@ -111,21 +111,14 @@ def find_class_folders(folder: Path) -> dict[str, Path]:
     train_files = [path for path in folder.glob("train.*") if suffix_of(path) not in TABLES]
     if len(train_files) > 1 or not has_examples(folder):
         return {}
-    check_class_names(folder)
-    return {"train": folder}
-
-
-def check_class_names(folder: Path) -> None:
-    """Raises UserError if the folders in a folder are parts of a corpus, and no classes.
-
-    A class may be called train, as the vehicle. But a test set has no class of its own.
-    """
+    # A class may be called train, as the vehicle. But a test set has no class of its own.
     for inner in inner_folders(folder):
         if TEST_SET.fullmatch(inner.name.lower()):
             raise UserError(
                 f"{inner}: its files are in no class folder; make a folder for each class, or "
                 f"move it away if its classes are unknown"
             )
+    return {"train": folder}
 
 
 def files_beside(folder: Path, parts: Iterable[Path]) -> Counter[str]:

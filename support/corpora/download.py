@@ -28,8 +28,6 @@ def sha256(path: Path, unpacked: bool = False) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except (FileNotFoundError, EOFError, zlib.error, gzip.BadGzipFile):
         return ""
-    except OSError as problem:
-        raise UserError(f"{path}: cannot be read ({problem.strerror})") from problem
 
 
 def parse_checksums(lines: str) -> dict[str, str]:

@@ -203,9 +203,8 @@ def find_in_zip(path: Path, src: str, tgt: str) -> Reader:
     if not sides and len(tables) == 1:
         return partial(read_table, tables[0], src, tgt)
     raise UserError(
-        f"{path}: it should hold one pair of files NAME.{src} and NAME.{tgt}, but has "
-        f"{len(sides)} (--src, --tgt), or one table, but has {len(tables)}; it holds "
-        f"{', '.join(members)[:120]}; unpack class folders"
+        f"{path}: it should hold one pair of files NAME.{src} and NAME.{tgt} (--src, --tgt), "
+        f"or one table, but holds {', '.join(members)[:120]}; unpack class folders"
     )
 
 

@@ -171,14 +171,11 @@ def edge(size: int | dict[str, int]) -> int:
 
 def write_preprocessor(folder: Path, transform: ImageTransform) -> None:
     """Writes the file that AutoImageProcessor of transformers needs."""
+    processor = "DeiTImageProcessor" if transform.square else "ViTImageProcessor"
     size = {"height": transform.size, "width": transform.size}
-    if transform.square:
-        processor = "DeiTImageProcessor"
-    elif transform.crop:
+    if transform.crop and not transform.square:
         processor = "BitImageProcessor"
         size = {"shortest_edge": transform.size}
-    else:
-        processor = "ViTImageProcessor"
     config = {
         "image_processor_type": processor,
         "size": size,

@@ -75,15 +75,11 @@ class TensorSource:
         If it is less than two, as for a regression, it removes these layers, so that they count
         as missing, and returns 0.
         """
-        rows = {
-            name: self.tensors[file_name].shape[0]
-            for name, file_name in self.file_names.items()
-            if name.rpartition(".")[0] in LAST_LAYERS
-        }
-        classes = max(rows.values(), default=0)
+        names = [name for name in self.file_names if name.rpartition(".")[0] in LAST_LAYERS]
+        classes = max((len(self.tensors[self.file_names[name]]) for name in names), default=0)
         if classes >= 2:
             return classes
-        for name in rows:
+        for name in names:
             del self.file_names[name]
         return 0
 

@@ -330,10 +330,8 @@ def test_of_a_folder_with_parts_the_one_to_test_on_is_scored(answer, tmp_path):
             named = "valid" if part == "dev" else part
             found = answer("--score", tmp_path / "all").out
             assert f"\n{len(texts)} texts of the {named} set, " in found
-    with pytest.raises(
-        UserError, match="no label, such as .* is among the model's classes"
-    ):  # the columns that it was trained on are another table's
-        answer("--score", "kinds")
+    # The columns that it was trained on are another table's.
+    assert "have classes that the model does not know" in answer("--score", "kinds").err
     with pytest.raises(UserError, match="is not a table"):
         answer("--score", tmp_path / "all", "--label", "kind")
 
@@ -354,17 +352,12 @@ def test_a_class_that_the_model_does_not_know_counts_as_wrong(answer, folder, tm
 
 
 def test_what_cannot_be_scored_is_refused(answer, tmp_path):
-    write_table(tmp_path / "strange.csv", [("rain", "weather")])
     write_table(tmp_path / "ids.csv", [("dog", f"id {i}") for i in range(4994)])
     write_table(tmp_path / "empty.csv", [])
     write_table(tmp_path / "columns.csv", [("dog", "animal")], ("a", "b"))
     (tmp_path / "images" / "animal").mkdir(parents=True)
     (tmp_path / "images" / "animal" / "1.png").write_bytes(b"")
     for name, expected in [
-        (
-            "strange.csv",
-            r"no label, such as 'weather', is among the model's classes: animal, colour, food",
-        ),
         ("ids.csv", "5,001 classes; does --label name the right column?"),
         ("empty.csv", "empty"),
         ("columns.csv", "no column 'words'"),
