@@ -170,11 +170,9 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> 
     for part in in_order(parts):
         counts = encode_part(parts[part](), encoder, folder / part, max_length)
         if not counts["pairs"]:
-            hint = " (--valid names another)" if part == "valid" else ""
             raise UserError(
-                f"{corpus.name}: no sentence pair in the {part} set{hint} "
-                f"({counts['empty']:,} with an empty side, {counts['too_long']:,} longer than "
-                f"--max-length {max_length})"
+                f"{corpus.name}: no sentence pair in the {part} set ({counts['empty']:,} with "
+                f"an empty side, {counts['too_long']:,} longer than --max-length {max_length})"
             )
         meta["parts"][part] = counts
     return meta

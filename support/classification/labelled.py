@@ -121,8 +121,8 @@ def add_numbered(corpus: Labelled, folder: Path) -> None:
         corpus.classes = named.CLASSES["amazon-polarity"]
     else:
         raise UserError(
-            f"{folder}: no classes.txt, which names class 1, class 2, ..., a line each. For a "
-            f"table with a header pass its path: --data FILE --label COLUMN"
+            f"{folder}: no classes.txt, which names class 1, class 2, ..., a line each; of a "
+            f"table with a header: --data FILE --label COLUMN"
         )
     line_end = "\\n"  # how the texts write line ends
     if corpus.classes == named.CLASSES["agnews"]:
@@ -208,8 +208,7 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
     if not files:
         raise UserError(
             f"{path}: neither a table (.csv, .jsonl, or each line with tabs) nor a folder of "
-            f"class folders; save other tables as .csv, unpack archives, and pass the folder "
-            f"that the class folders are in"
+            f"class folders; save other tables as .csv, and unpack archives"
         )
     names = [tables.class_name(file.parent.name) for file in files]
     with_examples = {file.parent for file in files}

@@ -106,9 +106,8 @@ def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
             add_part(corpus, part, str(table), src, tgt)
     if "train" not in corpus.parts:
         raise UserError(
-            f"{folder}: no train.{src} and train.{tgt} in this folder, no train.tsv, and no "
-            f"folders of texts or images; of other files name the PREFIX: {folder}/NAME for "
-            f"NAME.{src}"
+            f"{folder}: no train.{src} and train.{tgt}, no train.tsv, and no folders of texts "
+            f"or images; of other files name the PREFIX: {folder}/NAME for NAME.{src}"
         )
     if find_file(f"{folder}/test_2016_flickr.{src}"):
         corpus.name = "multi30k"

@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from support.classification.classifier import Classifier
 from support.classification.images import ImageTransform
 from support.common.errors import UserError
 from support.common.files import write_json
 from support.pretrained.families import FAMILIES, exportable_family, to_file_tensors
-from support.pretrained.hf_files import write_preprocessor, write_tokenizer, write_weights
+from support.pretrained.hf_files import write_preprocessor, write_tokenizer
 
 
 def export(folder: Path, model: Classifier, saved: dict[str, Any]) -> None:
@@ -31,7 +32,8 @@ def export(folder: Path, model: Classifier, saved: dict[str, Any]) -> None:
     for parts in to_file_tensors(family, config, model.state_dict()).values():
         for name, value in parts:
             is_head = name.startswith(("classifier", "pre_classifier"))
-            tensors[name if is_head else f"{family}.{name}"] = value
+            file_name = name if is_head else f"{family}.{name}"
+            tensors[file_name] = value.cpu().float().contiguous()
     if family == "bert":  # the Classifier has none
         types = torch.zeros(2, config.d_model)
         tensors["bert.embeddings.token_type_embeddings.weight"] = types
@@ -46,7 +48,7 @@ def export(folder: Path, model: Classifier, saved: dict[str, Any]) -> None:
     for field, entry in FAMILIES[family].entries.items():
         entries[entry] = getattr(config, field)
     folder.mkdir(parents=True, exist_ok=True)
-    write_weights(folder, tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     write_json(folder / "config.json", entries)
     if config.patch:
         write_preprocessor(folder, ImageTransform(**saved["transform"]))

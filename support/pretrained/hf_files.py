@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import BertWordPieceTokenizer, Tokenizer
 from torch import Tensor
 
@@ -55,14 +55,6 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return load_file(path)
         return {str(name): tensor.detach() for name, tensor in unpickle(path).items()}
-
-
-def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Writes model.safetensors, in fp32."""
-    tensors = {
-        name: tensor.detach().cpu().float().contiguous() for name, tensor in tensors.items()
-    }
-    save_file(tensors, folder / WEIGHTS[0], metadata={"format": "pt"})
 
 
 # --- Tokenizer

@@ -43,10 +43,9 @@ class Pretrained:
 
 
 class TensorSource:
-    """The tensors of a folder, which are taken out one by one.
+    """The tensors of a folder, which are taken out by their names in families.py.
 
-    Their names are those in support/pretrained/families.py. In a file they may begin with the
-    name of the family, and old files have other names for the parameters of layer norm.
+    In a file the names may begin with the family's, and old files name layer norms otherwise.
     """
 
     def __init__(self, path: Path, family: str):
@@ -87,9 +86,8 @@ class TensorSource:
 def load_pretrained(folder: str, image_size: int = 0) -> Pretrained:
     """Loads a folder: config.json, the weights, the tokenizer or the preprocessor's config.
 
-    folder: a path, or OWNER/NAME, which is downloaded. image_size: pixels per side; 0: that of
-    the folder. If it is not that of the weights, the positions are interpolated. Raises
-    UserError.
+    folder: a path, or OWNER/NAME, which is downloaded. image_size: pixels per side, for which
+    the positions are interpolated; 0: that of the folder. Raises UserError.
     """
     path = hf_files.find_folder(str(folder))
     entries = hf_files.read_entries(path / "config.json")
