@@ -38,6 +38,7 @@ from support.training.tasks import CONFIGS
 SHAPE = ("layers", "d_model", "heads", "d_ff", "dropout", "norm", "vocab_size", "max_length")
 STEP = ("label_smoothing", "batch_tokens", "batch_size", "precision", "recompute", "delay_ms")
 SHARED = SHAPE + STEP
+POSITIVE = (0.001, 10**6)  # limits of what is given; 0 stands for what is not
 
 
 @dataclass
@@ -52,14 +53,14 @@ class PlanSettings:
     nodes: int = flag(1, "number of nodes", (1, MAX_GPUS))
     gpus_per_node: int = flag(8, "GPUs, or processes of a CPU, on each node", (1, MAX_GPUS))
     memory_gb: float = flag(
-        0.0, "memory of a GPU; 0, here and below: that of --hardware", (0, 10**6)
+        0.0, "memory of a GPU; if it, or one below, is not given: --hardware's", POSITIVE
     )
-    tflops: float = flag(0.0, "peak TFLOP/s of a GPU in --precision", (0, 10**6))
-    efficiency: float = flag(0.0, "share of --tflops that computing alone reaches", (0, 1))
-    bandwidth_inside: float = flag(0.0, "GB/s, one way, between the GPUs of a node", (0, 10**6))
-    bandwidth_between: float = flag(0.0, "GB/s, one way, of a node's network", (0, 10**6))
+    tflops: float = flag(0.0, "peak TFLOP/s of a GPU in --precision", POSITIVE)
+    efficiency: float = flag(0.0, "share of --tflops that computing alone reaches", (0.001, 1))
+    bandwidth_inside: float = flag(0.0, "GB/s, one way, between the GPUs of a node", POSITIVE)
+    bandwidth_between: float = flag(0.0, "GB/s, one way, of a node's network", POSITIVE)
     total_tokens: float = flag(
-        0.0, "source and target tokens of the whole run, for its hours", (0, 1e18)
+        0.0, "source and target tokens of the whole run, for its hours", (1, 1e18)
     )
     measure: bool = flag(False, "with --hardware cpu: measure this machine's rates first")
     plot: str = flag("", "plot the estimate over 1 to 1,024 GPUs, to this PNG file")
@@ -82,7 +83,7 @@ def read_flags() -> argparse.Namespace:
         flags |= {name: value for name, value in presets.items() if name in SHARED}
     flags |= given
     check_limits(Settings, {name: flags[name] for name in SHARED})
-    check_limits(PlanSettings, flags)
+    check_limits(PlanSettings, given)
     gpus = flags["nodes"] * flags["gpus_per_node"]
     if gpus > MAX_GPUS:
         raise UserError(f"{gpus:,} GPUs are too many: choose at most {MAX_GPUS:,}")
@@ -124,16 +125,16 @@ def choose_precision(args: argparse.Namespace) -> str:
 
 def find_modes(args: argparse.Namespace, step: TrainingStep) -> list[str]:
     """Returns the modes that can run on these nodes."""
-    modes = ["ddp", "fsdp"]
-    if args.nodes > 1:
-        modes += ["hsdp"]
-    elif args.hardware == "cpu":
-        modes = ["cpu", *modes]
-    has_tp = step.precision != "fp16"  # train_tp.py cannot scale the loss
     gpus = args.gpus_per_node
-    if has_tp and gpus > 1 and can_run(step, "tp", args.nodes, gpus):
-        modes += ["tp"]
-    return modes
+    has_tp = step.precision != "fp16"  # train_tp.py cannot scale the loss
+    modes = {
+        "cpu": args.nodes == 1 and args.hardware == "cpu",
+        "ddp": True,
+        "fsdp": True,
+        "hsdp": args.nodes > 1,
+        "tp": has_tp and gpus > 1 and can_run(step, "tp", args.nodes, gpus),
+    }
+    return [mode for mode, is_possible in modes.items() if is_possible]
 
 
 def short(number: float) -> str:

@@ -10,9 +10,9 @@ networks.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 from support.planning.footprint import FP32, TrainingStep, memory
 from support.planning.machines import Hardware, Network
@@ -35,15 +35,7 @@ ADAM_BYTES = 7 * FP32  # read and written for a parameter, its gradient and two 
 FORWARD_SUMS = 3 + 2
 BACKWARD_SUMS = 2 * 3 + 2  # an attention has two by columns: the query, and the key and value
 MAX_GPUS = 1024
-
-
-class Stage(NamedTuple):
-    """A part of a micro-batch on an FSDP rank, in which one unit computes. All are seconds."""
-
-    gather: float = 0.0  # the unit's all-gather, while the previous stage computes
-    compute: float = 0.0  # once the unit is gathered
-    scatter: float = 0.0  # the reduce-scatter of another unit's gradients, meanwhile
-    across: float = 0.0  # then their all-reduce over the nodes
+EVERY_COUNT = range(1, MAX_GPUS + 1)
 
 
 @dataclass
@@ -74,13 +66,11 @@ class Estimate:
             self.step, self.shards, self.sentences, self.accumulate, self.hardware.base_memory
         )
         self.fits = self.peak_memory <= self.hardware.usable_memory
-        self.set_computing()
 
-    def set_computing(self) -> None:
-        """Sets the seconds that a process computes in a micro-batch and in a step."""
+        # The seconds that a process computes in a micro-batch and in a step. If there are more
+        # processes than cores, they take turns.
         step = self.step
         hardware = self.hardware
-        # If there are more processes than cores, they take turns.
         turns = max(1.0, self.per_node / (hardware.cores or self.per_node))
         rate = hardware.peak_flops * hardware.efficiency
         computed = step.hardware_flops * self.sentences / step.sentences / rate
@@ -153,8 +143,7 @@ class Estimate:
             hardware.scatter_factor * network.all_gather(FP32 * unit, among)
             for unit in step.units
         ]
-        nothing = [0.0] * len(step.units)
-        across = nothing
+        across = nothing = [0.0] * len(step.units)
         if self.mode == "hsdp":
             across = [network.all_reduce(FP32 * n / self.shards, "across") for n in step.units]
         # The gradient's norm is a sum over the processes. In fp16 GradScaler also asks whether
@@ -182,9 +171,8 @@ class Estimate:
         """Returns the number of collectives in a step, except those of a single element."""
         units = len(self.step.units)
         collectives = units if self.mode == "hsdp" else 0
-        if self.shards > 1:
-            gathers = 2 * units - 1  # the root once, each layer forward and backward
-            collectives += self.accumulate * gathers + units
+        if self.shards > 1:  # the root is gathered once, each layer forward and backward
+            collectives += self.accumulate * (2 * units - 1) + units
         return collectives
 
     def pipeline(self, gather: list[float], scatter: list[float], across: list[float]) -> float:
@@ -200,22 +188,29 @@ class Estimate:
         compute = [self.micro_batch_seconds * unit / total for unit in self.step.units]
         forward = [(1 - self.backward_share) * seconds for seconds in compute]
         backward = [self.backward_share * seconds for seconds in compute]
+        compute_free = links_free = network_free = 0.0  # when each is free again
+
+        def run(gather=0.0, compute=0.0, scatter=0.0, across=0.0) -> None:
+            """Gathers a unit and computes; meanwhile the gradients of another are summed."""
+            nonlocal compute_free, links_free, network_free
+            began = max(compute_free, links_free + gather)
+            compute_free = began + compute
+            links_free = began + scatter
+            network_free = max(network_free, links_free) + across
+
         root, *layers = range(len(compute))
-        stages = [Stage(gather[root])]
-        stages += [Stage(gather[layer], forward[layer]) for layer in layers]
+        run(gather[root])
+        for layer in layers:
+            run(gather[layer], forward[layer])
         # The projection to the vocabulary comes last, and first in the backward pass.
-        stages += [Stage(compute=forward[root]), Stage(compute=backward[root])]
+        run(compute=forward[root])
+        run(compute=backward[root])
         above = (0.0, 0.0)  # `scatter` and `across` of the layer above
         for layer in reversed(layers):
-            stages.append(Stage(gather[layer], backward[layer], *above))
+            run(gather[layer], backward[layer], *above)
             above = (scatter[layer], across[layer])
-        stages += [Stage(0.0, 0.0, *above), Stage(0.0, 0.0, scatter[root], across[root])]
-        compute_free = links_free = network_free = 0.0  # when each is free again
-        for stage in stages:
-            began = max(compute_free, links_free + stage.gather)
-            compute_free = began + stage.compute
-            links_free = began + stage.scatter
-            network_free = max(network_free, links_free) + stage.across
+        run(0.0, 0.0, *above)
+        run(0.0, 0.0, scatter[root], across[root])
         return network_free - self.micro_batch_seconds
 
 
@@ -242,8 +237,7 @@ def candidates(
     """
     counts = [step.accumulate]
     if not step.accumulate:
-        one = Estimate(step, hardware, mode, nodes, per_node, accumulate=1)
-        most = one.sentences
+        most = Estimate(step, hardware, mode, nodes, per_node, accumulate=1).sentences
         counts = [2**i for i in range((most - 1).bit_length())] + [most]
     return [Estimate(step, hardware, mode, nodes, per_node, count) for count in counts]
 
@@ -262,18 +256,16 @@ def best(
     return min(estimates, key=lambda estimate: estimate.peak_memory)
 
 
-def layouts(per_node: int) -> list[tuple[int, int]]:
-    """Returns (nodes, GPUs on each): 1, 2 ... GPUs of one node, then 2, 3 ... whole nodes."""
-    one_node = [(1, gpus) for gpus in range(1, per_node + 1)]
-    return one_node + [(nodes, per_node) for nodes in range(2, MAX_GPUS // per_node + 1)]
+def layouts(per_node: int, counts: Sequence[int] = EVERY_COUNT) -> list[tuple[int, int]]:
+    """Returns (nodes, GPUs on each): so many GPUs of a node, then so many whole nodes."""
+    one_node = [(1, gpus) for gpus in counts if gpus < per_node]
+    return one_node + [(nodes, per_node) for nodes in counts if nodes * per_node <= MAX_GPUS]
 
 
 def fewest_gpus(step: TrainingStep, hardware: Hardware, mode: str, per_node: int) -> int:
     """Returns the smallest number of GPUs that hold the model; 0 if MAX_GPUS do not."""
     for nodes, gpus in layouts(per_node):
-        if not can_run(step, mode, nodes, gpus):
-            continue
-        if any(estimate.fits for estimate in candidates(step, hardware, mode, nodes, gpus)):
+        if can_run(step, mode, nodes, gpus) and best(step, hardware, mode, nodes, gpus).fits:
             return nodes * gpus
     return 0
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from support.common.figures import BLUE, GREEN, LEGEND_PLACE, ORANGE, SKY, VERMILION, new_figure
-from support.planning.estimate import MAX_GPUS, MODE_NAMES, best, can_run
+from support.planning.estimate import MAX_GPUS, MODE_NAMES, best, can_run, layouts
 from support.planning.footprint import TrainingStep
 from support.planning.machines import Hardware
 
@@ -26,13 +26,6 @@ PANELS = {
 }
 
 
-def doubling_layouts(per_node: int) -> list[tuple[int, int]]:
-    """Returns (nodes, GPUs on each): 1, 2, 4 ... GPUs, then 1, 2, 4 ... whole nodes."""
-    powers = [2**i for i in range(MAX_GPUS.bit_length())]
-    one_node = [(1, gpus) for gpus in powers if gpus < per_node]
-    return one_node + [(nodes, per_node) for nodes in powers if nodes * per_node <= MAX_GPUS]
-
-
 def plot_estimates(
     step: TrainingStep, hardware: Hardware, modes: list[str], per_node: int, path: Path
 ) -> None:
@@ -40,14 +33,15 @@ def plot_estimates(
 
     Estimates that do not fit appear in the panel of memory alone.
     """
-    layouts = doubling_layouts(per_node)
+    powers = [2**i for i in range(MAX_GPUS.bit_length())]
+    shown_layouts = layouts(per_node, powers)
     with new_figure(path, 7, 5.2) as figure:
         panels = list(figure.subplots(2, 2, sharex=True).flat)
         for mode in modes:
             color, marker = MODE_STYLES[mode]
             estimates = [
                 best(step, hardware, mode, *layout)
-                for layout in layouts
+                for layout in shown_layouts
                 if can_run(step, mode, *layout)
             ]
             fitting = [estimate for estimate in estimates if estimate.fits]
@@ -60,7 +54,7 @@ def plot_estimates(
         holder = "process" if hardware.cpu else "GPU"
         label = f"what a {holder} can hold"
         panels[0].axhline(limit, color="black", linestyle="--", label=label)
-        set_scales(panels, [nodes * gpus for nodes, gpus in layouts])
+        set_scales(panels, [nodes * gpus for nodes, gpus in shown_layouts])
         for axes in panels[2:]:
             axes.set_xlabel("processes" if hardware.cpu else "GPUs")
         handles, labels = panels[0].get_legend_handles_labels()

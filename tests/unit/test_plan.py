@@ -456,7 +456,9 @@ def run_plan(capsys, monkeypatch, flags: str) -> tuple[int, str, str]:
         ("--memory-gb -1", "--memory-gb -1.0: it must be from 0"),
         ("--tflops nan", "--tflops nan"),
         ("--total-tokens -5", "--total-tokens -5.0"),
-        ("--efficiency 1.5", "from 0 to 1"),
+        ("--efficiency 1.5", "from 0.001 to 1"),
+        ("--efficiency 1e-320", "from 0.001 to 1"),
+        ("--tflops 1e-320", "from 0.001"),
         ("--layers many", "invalid int value"),
         ("--colour red", "unrecognized arguments"),
         (
