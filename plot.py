@@ -30,7 +30,7 @@ from matplotlib.ticker import FixedLocator
 from support.classification.confusion_plot import draw_confusion
 from support.profiling.profile_plots import draw_profiles, read_profile
 from support.studies import runs_table
-from support.studies.runs_table import POSITIVE, Lines, Row, RunFiles, metric_columns
+from support.studies.runs_table import POSITIVE, Lines, Row, metric_columns
 
 AXES = {
     "step": "steps",
@@ -70,6 +70,13 @@ def find_figures(runs: list[Row], logs: dict[str, list[Row]]) -> dict[str, list[
     # With fewer, this panel would show other runs than the panel beside it.
     if len(runs_table.measured(runs, "epoch_seconds")) == len(runs):
         speeds.append("epoch_seconds")
+    figures = {
+        "curves.png": [
+            (x, y, runs_table.curves(logs, x, y))
+            for y in [*losses, *metrics]
+            for x in ("step", "minutes")
+        ]
+    }
     # The x of each comparison, and the y of its panels.
     comparisons = {
         "scaling.png": ("processes", [*speeds, "speed_up", "efficiency"]),
@@ -77,21 +84,13 @@ def find_figures(runs: list[Row], logs: dict[str, list[Row]]) -> dict[str, list[
         "learning_rate.png": ("lr", ["train_loss", "valid_loss", *metrics]),
         "delay.png": ("delay_ms", speeds),
     }
-    panels_of = {
-        "curves.png": [
-            (x, y, runs_table.curves(logs, x, y))
-            for y in [*losses, *metrics]
-            for x in ("step", "minutes")
-        ]
-    }
     for file, (x, ys) in comparisons.items():
-        panels_of[file] = [(x, y, runs_table.compare(runs, x, y)) for y in ys]
-    figures = {}
-    for file, panels in panels_of.items():
-        drawable = [(x, y, lines) for x, y, lines in panels if lines]
-        if drawable:
-            figures[file] = drawable
-    return figures
+        figures[file] = [(x, y, runs_table.compare(runs, x, y)) for y in ys]
+    drawable = {
+        file: [(x, y, lines) for x, y, lines in panels if lines]
+        for file, panels in figures.items()
+    }
+    return {file: panels for file, panels in drawable.items() if panels}
 
 
 def metric_name(column: str) -> str:
@@ -178,15 +177,12 @@ def draw_figure(panels: list[Panel], path: Path, loss_unit: str) -> None:
             if over_both:
                 axes.label_outer()
         handles = grid[0, 0].lines
-        names = [shorten(label) for label in labels]
+        names = [
+            label if len(label) < 60 else f"{label[:28]}…{label[-28:]}" for label in labels
+        ]
         style = {"loc": LEGEND_PLACE, "fontsize": 7, "handlelength": 3}
         figure.legend(handles, names, ncols=legend_columns, **style)
     print(f"{path}: {size_of(figure)}")
-
-
-def shorten(label: str) -> str:
-    """Returns a label, without its middle if it is long."""
-    return label if len(label) < 60 else f"{label[:28]}…{label[-28:]}"
 
 
 # --- The table in the terminal
@@ -209,23 +205,22 @@ def show_table(runs: list[Row]) -> None:
             columns.append((f"{title} {metric_name(name)}", name, digits))
     rows = [["run", *(title for title, _, _ in columns)]]
     for run in runs:
-        cells = [format_cell(run[name], digits) for _, name, digits in columns]
-        rows.append([run["run"], *cells])
+        cells = [f"{run[name]:{digits}}" for _, name, digits in columns]
+        rows.append([run["run"], *("-" if cell == "nan" else cell for cell in cells)])
     print("", *aligned(rows), sep="\n")
-
-
-def format_cell(value: float, digits: str) -> str:
-    """Returns a number as text, "-" for NaN. digits: its format, such as ".1f"."""
-    return "-" if math.isnan(value) else format(value, digits)
 
 
 # --- The script
 
 
-def read_sources(sources: list[Path]) -> tuple[list[Row], dict[str, RunFiles]]:
-    """Returns the table of all runs, and the runs in folders by name. Raises UserError."""
+def read_sources(sources: list[Path]) -> tuple[list[Row], dict[str, list[Row]], dict]:
+    """Returns the table of all runs, the curves of those in folders, and a summary of one.
+
+    Raises UserError.
+    """
     runs: list[Row] = []
-    folders: dict[str, RunFiles] = {}
+    curves: dict[str, list[Row]] = {}
+    summary: dict = {}
     for path in dict.fromkeys(sources):
         table = path / "runs.csv"
         if table.is_file() and not (path / "config.json").is_file():
@@ -234,16 +229,15 @@ def read_sources(sources: list[Path]) -> tuple[list[Row], dict[str, RunFiles]]:
             if path.is_file():
                 runs += runs_table.read_study(path)
                 continue
-            run = runs_table.read_run(path, [known["run"] for known in runs])
+            run, curve, summary = runs_table.read_run(path, [known["run"] for known in runs])
         except (ValueError, TypeError, KeyError, csv.Error) as error:
             raise UserError(f"{path}: not a run or a study, or cut short ({error})") from error
-        runs.append(run.row)
-        folders[run.row["run"]] = run
-    return runs, folders
+        runs.append(run)
+        curves[run["run"]] = curve
+    return runs, curves, summary
 
 
 def main() -> None:
-    """Draws what the command line asks for."""
     parser = make_parser(__doc__, "SOURCE ...")
     add = parser.add_argument
     add("source", nargs="+", type=Path, metavar="SOURCE", help="a run's folder, a study's .csv")
@@ -256,8 +250,8 @@ def main() -> None:
         draw_profiles([read_profile(folder) for folder in args.source], out)
         print(f"{out}: step.png, memory.png")
         return
-    runs, folders = read_sources(args.source)
-    figures = find_figures(runs, {name: run.curve for name, run in folders.items()})
+    runs, curves, summary = read_sources(args.source)
+    figures = find_figures(runs, curves)
     if not figures:
         raise UserError(
             f"{args.source[0]}: no two runs differ in processes, batch size, lr or delay"
@@ -266,11 +260,9 @@ def main() -> None:
     loss_unit = "nats/token" if runs_table.all_translate(runs) else "nats"
     for name, panels in figures.items():
         draw_figure(panels, out / name, loss_unit)
-    for run in folders.values():
-        if len(runs) == 1 and "confusion" in run.summary:
-            path = out / "confusion.png"
-            draw_confusion(run.summary["confusion"], run.summary["classes"], path)
-    if folders and len(runs) > 1:
+    if len(runs) == 1 and "confusion" in summary:
+        draw_confusion(summary["confusion"], summary["classes"], out / "confusion.png")
+    if curves and len(runs) > 1:
         runs_table.write_study(runs, out / "runs.csv")
         print(f"\n{out / 'runs.csv'}: {len(runs)} runs")
     show_table(runs)

@@ -11,6 +11,8 @@ study. The same command then resumes it where it stopped, without repeating fini
 """
 
 import argparse
+import inspect
+import itertools
 import math
 import os
 import shlex
@@ -39,6 +41,12 @@ class StudyRun:
     processes: int
     flags: str  # of the training script
     prefix: str = ""  # put before the command that starts the run
+    folder: Path = LOGS
+    command: str = ""  # that starts or resumes the run, without its prefix
+
+    def is_finished(self) -> bool:
+        """Returns whether the run has ended and was scored."""
+        return (self.folder / "summary.json").exists()
 
 
 def study_processes(args: argparse.Namespace) -> list[StudyRun]:
@@ -54,15 +62,14 @@ def study_processes(args: argparse.Namespace) -> list[StudyRun]:
     if not args.pretrained:
         flags += f" --heads {args.heads}"
     runs = []
-    for mode in modes:
-        for processes in args.processes:
-            if mode == "tp" and args.heads % processes:
-                continue  # they cannot share the heads
-            run = StudyRun(f"{mode}-{processes}", mode, processes, flags)
-            if sys.platform == "linux" and args.device == "cpu" and shutil.which("taskset"):
-                cores = sorted(os.sched_getaffinity(0))[:processes]
-                run.prefix = f"taskset -c {','.join(map(str, cores))}"
-            runs.append(run)
+    for mode, processes in itertools.product(modes, args.processes):
+        if mode == "tp" and args.heads % processes:
+            continue  # they cannot share the heads
+        run = StudyRun(f"{mode}-{processes}", mode, processes, flags)
+        if sys.platform == "linux" and args.device == "cpu" and shutil.which("taskset"):
+            cores = sorted(os.sched_getaffinity(0))[:processes]
+            run.prefix = f"taskset -c {','.join(map(str, cores))}"
+        runs.append(run)
     return runs
 
 
@@ -139,20 +146,19 @@ def study_delay(args: argparse.Namespace) -> list[StudyRun]:
         probe = ["sh", "batch/netem.sh", "0", "works"]
         uses_netem = subprocess.run(probe, capture_output=True).returncode == 0
     runs = []
-    for accumulate in (1, 4):
-        for delay in args.delays:
-            steps = math.ceil(args.steps / accumulate)
-            flags = (
-                f"--delay-ms {delay} --accumulate {accumulate} --steps {steps} "
-                f"--batch-tokens {2048 * accumulate} --log-every {8 // accumulate} "
-                f"{shape(args, 2, 128, 512)}"
-            )
-            name = f"delay-{delay}-accumulate-{accumulate}"
-            run = StudyRun(name, "ddp", args.processes, flags)
-            if uses_netem:
-                run.flags += " --netem"
-                run.prefix = f"sh batch/netem.sh {delay}"
-            runs.append(run)
+    for accumulate, delay in itertools.product((1, 4), args.delays):
+        steps = math.ceil(args.steps / accumulate)
+        flags = (
+            f"--delay-ms {delay} --accumulate {accumulate} --steps {steps} "
+            f"--batch-tokens {2048 * accumulate} --log-every {8 // accumulate} "
+            f"{shape(args, 2, 128, 512)}"
+        )
+        name = f"delay-{delay}-accumulate-{accumulate}"
+        run = StudyRun(name, "ddp", args.processes, flags)
+        if uses_netem:
+            run.flags += " --netem"
+            run.prefix = f"sh batch/netem.sh {delay}"
+        runs.append(run)
     return runs
 
 
@@ -183,10 +189,9 @@ def read_flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, **parser_settings)
     subparsers = parser.add_subparsers(dest="study", metavar="STUDY", required=True)
     for name, study in STUDIES.items():
-        doc = (study.__doc__ or "").replace("\n    ", "\n")
-        subparser = subparsers.add_parser(
-            name, help=doc.splitlines()[0], description=doc, **parser_settings
-        )
+        doc = inspect.getdoc(study) or ""
+        title = doc.splitlines()[0]
+        subparser = subparsers.add_parser(name, help=title, description=doc, **parser_settings)
         add_flags(subparser, name)
     args, passed_on = parser.parse_known_args()
     args.passed_on = passed_on
@@ -232,7 +237,7 @@ def positive(text: str) -> int:
     return number
 
 
-def find_command(args: argparse.Namespace, run: StudyRun) -> list[str]:
+def find_command(args: argparse.Namespace, run: StudyRun) -> str:
     """Returns the command that starts or resumes a run, without its prefix."""
     if run.mode == "cpu":
         start = f"python train_cpu.py --procs {run.processes}"
@@ -244,7 +249,8 @@ def find_command(args: argparse.Namespace, run: StudyRun) -> list[str]:
         value = getattr(args, flag)
         if value:
             command += [f"--{flag}", value]
-    return [*command, *run.flags.split(), "--average-checkpoints", "1", *args.passed_on]
+    command += [*run.flags.split(), "--average-checkpoints", "1", *args.passed_on]
+    return shlex.join(command)
 
 
 def stop(number: int, _frame) -> None:
@@ -270,33 +276,25 @@ def call(command: list[str]) -> int:
 
 def train(args: argparse.Namespace, run: StudyRun) -> None:
     """Trains or resumes a run. Raises UserError if it fails."""
-    folder = LOGS / args.name / run.name
-    folder.mkdir(parents=True, exist_ok=True)
-    command = find_command(args, run)
-    (folder / "command").write_text(shlex.join(command) + "\n", encoding="utf-8")
-    command = [*run.prefix.split(), *command]
-    print(f"\n{args.name}: {shlex.join(command)}", flush=True)
-    status = call(command)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    (run.folder / "command").write_text(f"{run.command}\n", encoding="utf-8")
+    command = f"{run.prefix} {run.command}".strip()
+    print(f"\n{args.name}: {command}", flush=True)
+    status = call(shlex.split(command))
     if status:
         raise UserError(
-            f"{folder} ended with status {status}; to resume {args.name}, start it again with "
-            f"the same flags"
+            f"{run.folder} ended with status {status}; to resume {args.name}, start it again "
+            f"with the same flags"
         )
 
 
-def check_same_flags(args: argparse.Namespace, run: StudyRun) -> None:
+def check_same_flags(run: StudyRun) -> None:
     """Raises UserError if the run was started with other flags."""
-    folder = LOGS / args.name / run.name
-    if not (folder / "config.json").exists():  # it did not begin to train
+    if not (run.folder / "config.json").exists():  # it did not begin to train
         return
-    before = (folder / "command").read_text(encoding="utf-8").strip()
-    if before != shlex.join(find_command(args, run)):
-        raise UserError(f"{folder} was started as: {before}; pass --name for another study")
-
-
-def is_finished(args: argparse.Namespace, run: StudyRun) -> bool:
-    """Returns whether a run of the study has ended and was scored."""
-    return (LOGS / args.name / run.name / "summary.json").exists()
+    before = (run.folder / "command").read_text(encoding="utf-8").strip()
+    if before != run.command:
+        raise UserError(f"{run.folder} was started as: {before}; pass --name for another study")
 
 
 def train_and_plot(args: argparse.Namespace, runs: list[StudyRun], task: int | None) -> None:
@@ -305,31 +303,26 @@ def train_and_plot(args: argparse.Namespace, runs: list[StudyRun], task: int | N
     task: the number of the only run to train, from 1; None: all runs.
     """
     for run in runs:
-        check_same_flags(args, run)
+        check_same_flags(run)
     for run in [runs[task - 1]] if task else runs:
-        if not is_finished(args, run):
+        if not run.is_finished():
             train(args, run)
     # Other tasks of the array may have finished some, too.
-    unfinished = [number for number, run in enumerate(runs, 1) if not is_finished(args, run)]
-    if unfinished:
-        report_unfinished(args, unfinished, len(runs))
-    else:
+    unfinished = [number for number, run in enumerate(runs, 1) if not run.is_finished()]
+    if not unfinished:
         plot(args, runs)
-
-
-def report_unfinished(args: argparse.Namespace, unfinished: list[int], num_runs: int) -> None:
-    """Prints how many runs are finished. unfinished: the numbers of the others, from 1."""
-    finished = num_runs - len(unfinished)
-    print(f"{args.name}: {finished} of {num_runs} runs are finished; the last one plots")
-    last_task = int(os.environ.get("SLURM_ARRAY_TASK_MAX", num_runs))
+        return
+    finished = len(runs) - len(unfinished)
+    print(f"{args.name}: {finished} of {len(runs)} runs are finished; the last one plots")
+    last_task = int(os.environ.get("SLURM_ARRAY_TASK_MAX", len(runs)))
     if unfinished[-1] > last_task:
-        print(f"no task of this array trains the others: sbatch --array=1-{num_runs}")
+        print(f"no task of this array trains the others: sbatch --array=1-{len(runs)}")
 
 
 def plot(args: argparse.Namespace, runs: list[StudyRun]) -> None:
     """Writes the table and the plots of all runs. Raises UserError if plot.py fails."""
     folder = LOGS / args.name
-    folders = [str(folder / run.name) for run in runs]
+    folders = [str(run.folder) for run in runs]
     if call(["python", "plot.py", "--out", str(folder), *folders]):
         raise UserError(f"plot.py failed; to repeat it, start {args.name} again")
     if args.study == "batch-size":  # this figure would show the same as batch_size.png
@@ -342,6 +335,9 @@ def main() -> None:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     Signals.handle(stop)
     runs = STUDIES[args.study](args)
+    for run in runs:
+        run.folder = LOGS / args.name / run.name
+        run.command = find_command(args, run)
     task = None
     if "SLURM_ARRAY_TASK_ID" in os.environ:
         task = int(os.environ["SLURM_ARRAY_TASK_ID"])

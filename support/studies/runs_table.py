@@ -9,7 +9,6 @@ valid_* and test_*, such as valid_bleu. A value that was not measured is NaN.
 import csv
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -68,15 +67,6 @@ Row = dict[str, Any]  # texts and numbers, by column
 Lines = dict[str, dict[float, float]]  # {label: {x: y}}
 
 
-@dataclass
-class RunFiles:
-    """The content of a run's folder."""
-
-    row: Row  # of a table of runs
-    curve: list[Row]  # metrics.csv
-    summary: dict[str, Any]  # summary.json; empty while the run goes on
-
-
 # --- Tables
 
 
@@ -124,9 +114,8 @@ def read_table(lines: Iterable[str], required: list[str]) -> list[Row]:
     for cells in table:
         if None in cells or None in cells.values():
             raise ValueError(f"a row does not have {len(columns)} cells")
-        rows.append(
-            {name: cell if name in TEXTS else number(cell) for name, cell in cells.items()}
-        )
+        numbers = {name: number(cell) for name, cell in cells.items() if name not in TEXTS}
+        rows.append(cells | numbers)
     return rows
 
 
@@ -159,10 +148,11 @@ def write_study(runs: list[Row], path: Path) -> None:
 # --- Runs
 
 
-def read_run(folder: Path, names: list[str]) -> RunFiles:
-    """Returns the run in a folder. Its name is the folder's or, if `names` has it, the path.
+def read_run(folder: Path, names: list[str]) -> tuple[Row, list[Row], dict[str, Any]]:
+    """Returns a run's row, its curve (metrics.csv), and its summary.json if it has ended.
 
-    Raises OSError, ValueError, csv.Error, TypeError and KeyError.
+    Its name is the folder's or, if `names` has it, the path. Raises OSError, ValueError,
+    csv.Error, TypeError and KeyError.
     """
     config = read_json(folder / "config.json")
     flags = dict(config["flags"])
@@ -193,7 +183,7 @@ def read_run(folder: Path, names: list[str]) -> RunFiles:
         row[test] = number(summary.get(test))
         final = number(summary.get(valid))
         row[valid] = max([*values_of(curve, valid), final])  # a NaN at the end loses
-    return RunFiles(row, curve, summary)
+    return row, curve, summary
 
 
 def read_curve(path: Path) -> list[Row]:
@@ -236,10 +226,9 @@ def study_of(flags: dict, parameters: int) -> str:
 def examples_per_token(summary: dict) -> float:
     """Returns the mean number of examples per token; NaN if the run has not ended."""
     epochs = summary.get("epochs", [])
-    if not epochs:
-        return math.nan
     tokens = sum(number(epoch.get("tokens")) for epoch in epochs)
-    return sum(number(epoch.get("examples")) for epoch in epochs) / tokens
+    examples = sum(number(epoch.get("examples")) for epoch in epochs)
+    return examples / tokens if epochs else math.nan
 
 
 # --- Lines to draw
@@ -256,9 +245,8 @@ def curves(logs: dict[str, list[Row]], x: str, y: str) -> Lines:
     lines = {}
     for name, curve in logs.items():
         for label, column in columns.items():
-            rows = measured(curve, column)
-            if rows:
-                line = {row[x]: row[column] for row in rows}
+            line = {row[x]: row[column] for row in measured(curve, column)}
+            if line:
                 lines[label if len(logs) == 1 else name] = line
     return lines
 
@@ -296,19 +284,17 @@ def compare(runs: list[Row], x: str, y: str) -> Lines:
         groups = comparable_groups(runs, x, ["mode", "study", "accumulate"])
     lines: Lines = {}
     for label, group in groups.items():
-        line = {
-            value: median(run[column] for run in group if run[x] == value)
-            for value in sorted({run[x] for run in group})
-        }
-        lines[label] = line
+        points: dict[float, list[float]] = {}
+        for run in sorted(group, key=lambda run: run[x]):
+            points.setdefault(run[x], []).append(run[column])
+        line = lines[label] = {value: median(results) for value, results in points.items()}
         if y == column:
             continue
         fewest = min(line)
-        speed_up = {n: speed / line[fewest] for n, speed in line.items()}
         ideal = {n: n / fewest for n in line}
+        lines[label] = {n: speed / line[fewest] for n, speed in line.items()}
         if y == "efficiency":
-            speed_up = {n: 100 * speed_up[n] / ideal[n] for n in line}
+            lines[label] = {n: 100 * lines[label][n] / ideal[n] for n in line}
             ideal = dict.fromkeys(line, 100.0)
-        lines[label] = speed_up
         lines.setdefault(f"ideal, from {fewest:g}", {}).update(ideal)
     return lines

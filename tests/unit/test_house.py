@@ -189,6 +189,15 @@ print(*(name for name in files if name.startswith("support.")))
     assert len(done.stdout.split()) <= MAX_MODULES, done.stdout
 
 
+@pytest.mark.parametrize("script", ["plot.py", "batch/study.py"])
+def test_a_script_that_only_reads_runs_does_not_load_torch(script):
+    """It takes seconds to load."""
+    load = f"import runpy, sys; runpy.run_path({script!r}); print('torch' in sys.modules)"
+    command = [sys.executable, "-c", load]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 @pytest.mark.slow
 def test_training_and_translating_do_without_the_third_ring(tmp_path, corpus_flags):
     for path in ROOT.glob("*.py"):

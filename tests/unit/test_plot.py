@@ -71,15 +71,15 @@ def write_run(
 
 def table_of(*folders):
     """The table of the runs in these folders."""
-    return [runs_table.read_run(folder, []).row for folder in folders]
+    return [runs_table.read_run(folder, [])[0] for folder in folders]
 
 
 def curves_of(*folders):
     """The curves of the runs in these folders, by their names."""
     curves = {}
     for folder in folders:
-        run = runs_table.read_run(folder, [*curves])
-        curves[run.row["run"]] = run.curve
+        run, curve, _ = runs_table.read_run(folder, [*curves])
+        curves[run["run"]] = curve
     return curves
 
 
