@@ -198,13 +198,9 @@ def training_flags(estimate: Estimate, args: argparse.Namespace) -> str:
 def command(estimate: Estimate, args: argparse.Namespace) -> str:
     """Returns the lines that start a run like the estimate."""
     flags = training_flags(estimate, args)
-    if estimate.hardware.cpu and estimate.mode != "cpu":
-        return torchrun_command(estimate, flags)
-    return sbatch_command(estimate, flags, args.total_tokens)
-
-
-def torchrun_command(estimate: Estimate, flags: str) -> str:
-    """Returns the command for nodes without GPUs, for which there is no SBATCH file."""
+    if not estimate.hardware.cpu or estimate.mode == "cpu":
+        return sbatch_command(estimate, flags, args.total_tokens)
+    # For nodes without GPUs there is no SBATCH file.
     rendezvous = "--standalone"
     if estimate.nodes > 1:
         rendezvous = f"--nnodes {estimate.nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29500"
@@ -216,11 +212,8 @@ def torchrun_command(estimate: Estimate, flags: str) -> str:
 def sbatch_command(estimate: Estimate, flags: str, total_tokens: float) -> str:
     """Returns the lines of the SBATCH file that change, and the command that submits it."""
     n = estimate.per_node
-    resources = [
-        f"#SBATCH --gpus-per-node={n}",
-        # For each GPU a core to compute and one to read data.
-        f"#SBATCH --cpus-per-task={2 * n}",
-    ]
+    # For each GPU a core to compute and one to read data.
+    resources = [f"#SBATCH --gpus-per-node={n}", f"#SBATCH --cpus-per-task={2 * n}"]
     if estimate.mode == "cpu":
         file = "cpu.sbatch"
         resources = [f"#SBATCH --cpus-per-task={n}"]
@@ -234,14 +227,8 @@ def sbatch_command(estimate: Estimate, flags: str, total_tokens: float) -> str:
     if total_tokens:  # with a tenth to spare; the job requeues itself
         hours = 1.1 * total_tokens * estimate.seconds / estimate.step.tokens / 3600
         resources.append(f"#SBATCH --time={min(24, math.ceil(hours))}:00:00")
-    lines = [
-        f"In batch/{file}:",
-        f"#SBATCH --nodes={estimate.nodes}",
-        "#SBATCH --ntasks-per-node=1",
-        *resources,
-        f"sbatch batch/{file} {flags}",
-    ]
-    return "\n".join(lines)
+    nodes = [f"#SBATCH --nodes={estimate.nodes}", "#SBATCH --ntasks-per-node=1"]
+    return "\n".join([f"In batch/{file}:", *nodes, *resources, f"sbatch batch/{file} {flags}"])
 
 
 def training_step(args: argparse.Namespace) -> TrainingStep:

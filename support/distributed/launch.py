@@ -3,7 +3,8 @@
     spawn(train, command_line)      # train_cpu.py: mp.spawn, on this machine
     torchrun(train, command_line)   # the other scripts: processes that torchrun has started
 
-Both call train(rank, world_size, args) in every process.
+Both call train(rank, world_size, args) in every process. `command_line` is a CommandLine
+(support/training/command_line.py).
 """
 
 import atexit
@@ -172,7 +173,7 @@ def one_process_reports(rank: int):
 # --- mp.spawn ---------------------------------------------------------------------------------
 
 
-def spawn(train: Train, command_line: rendezvous.CommandLine) -> None:
+def spawn(train: Train, command_line) -> None:
     """Starts --procs processes on this machine's CPU, and waits until they have ended.
 
     Passes signals on to them. Exits with status 0, 1 if a process has died, 2 for a user's
@@ -240,9 +241,11 @@ def watch(workers: mp.ProcessContext, folder: str, early: list[int]) -> None:
     """
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     received = forward_signals(workers, early)
+    has_ended = False
     try:
-        while not have_ended(workers):
-            pass
+        while not has_ended:
+            with suppress(InterruptedError):  # on Windows a signal ends the wait
+                has_ended = workers.join()
     except (mp.ProcessExitedException, mp.ProcessRaisedException) as problem:
         exit_codes = [process.exitcode for process in workers.processes]
         remove_if_empty(folder)
@@ -250,14 +253,6 @@ def watch(workers: mp.ProcessContext, folder: str, early: list[int]) -> None:
             report_failure(problem, exit_codes, folder)
     if received:
         sys.exit(128 + received[0])
-
-
-def have_ended(workers: mp.ProcessContext) -> bool:
-    """Waits until a worker ends, and returns whether all have. Raises as `join` does."""
-    try:
-        return workers.join()
-    except InterruptedError:  # on Windows a signal ends the wait
-        return False
 
 
 def forward_signals(workers: mp.ProcessContext, early: list[int]) -> list[int]:
@@ -311,7 +306,7 @@ def report_failure(problem: Exception, exit_codes: list[int | None], folder: str
 # --- torchrun ---------------------------------------------------------------------------------
 
 
-def torchrun(train: Train, command_line: rendezvous.CommandLine) -> None:
+def torchrun(train: Train, command_line) -> None:
     """Calls `train` in this process, one of those that torchrun has started.
 
     Rank 0 completes the settings and sends them to all. When a process has died, torchrun
@@ -357,11 +352,7 @@ def check_environment() -> None:
 
 
 def run_under_torchrun(
-    train: Train,
-    command_line: rendezvous.CommandLine,
-    torchrun_store: dist.Store,
-    rank: int,
-    world_size: int,
+    train: Train, command_line, torchrun_store: dist.Store, rank: int, world_size: int
 ) -> None:
     """Connects the processes of this start, agrees on the settings, and calls `train`."""
     timeout = command_line.given.get("timeout", command_line.settings.timeout)

@@ -57,7 +57,7 @@ def ended_with_others(store: dist.Store, rank: int, world_size: int) -> Iterator
 
 
 def watch(reader: socket.socket, store: dist.Store, rank: int, world_size: int) -> None:
-    """Waits for a signal; from then on, looks whether the other processes live."""
+    """Waits for a signal; from then on, ends this process if another one has died."""
     with reader:
         if not reader.recv(1):  # the other end is closed
             return
@@ -70,7 +70,10 @@ def watch(reader: socket.socket, store: dist.Store, rank: int, world_size: int) 
                 others = [other for other in range(world_size) if other != rank]
                 lost = [other for other in others if has_died(store, other)]
                 if lost:
-                    report_and_exit(lost, world_size)
+                    names = ", ".join(map(str, lost))
+                    message = f"error: process {names} of {world_size} has died"
+                    print(message, file=sys.stderr, flush=True)
+                    os._exit(1)  # without the main thread, which hangs
             reader.settimeout(PERIOD)
 
 
@@ -87,10 +90,3 @@ def has_died(store: dist.Store, rank: int) -> bool:
         return not store.check([f"finished/{rank}"])
     except dist.DistError:  # the store has died with rank 0
         return True
-
-
-def report_and_exit(lost: list[int], world_size: int) -> None:
-    """Says who has died, and ends this process without its main thread, which hangs."""
-    names = ", ".join(map(str, lost))
-    print(f"error: process {names} of {world_size} has died", file=sys.stderr, flush=True)
-    os._exit(1)

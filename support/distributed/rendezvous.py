@@ -13,9 +13,9 @@ import socket
 import sys
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import torch
@@ -30,27 +30,10 @@ from support.distributed.signals import Signals
 HAS_LIBUV = sys.platform != "win32"  # PyTorch's build for Windows has a store without it
 
 
-class CommandLine(Protocol):
-    """What a launcher needs of the command line (support/training/command_line.py)."""
-
-    settings: Any  # a dataclass: the settings of a run
-    given: dict[str, Any]  # the flags on the command line
-
-    def complete(self, restarted: str = "") -> Any:
-        """Returns the settings of a run."""
-
-
 def new_store(host: str, port: int, **more) -> dist.TCPStore:
     """Returns a store that this process serves, also to its process group."""
-    return dist.TCPStore(
-        host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        multi_tenant=True,
-        use_libuv=HAS_LIBUV,
-        **more,
-    )
+    more |= {"is_master": True, "wait_for_workers": False, "multi_tenant": True}
+    return dist.TCPStore(host, port, use_libuv=HAS_LIBUV, **more)
 
 
 def store_on_loopback() -> dist.TCPStore:
@@ -99,17 +82,14 @@ def wait_for_result(store: dist.Store, key: str) -> None:
 
 
 def share_settings(
-    command_line: CommandLine,
-    torchrun_store: dist.Store,
-    store: dist.Store,
-    rank: int,
-    world_size: int,
+    command_line, torchrun_store: dist.Store, store: dist.Store, rank: int, world_size: int
 ) -> Any:
     """Returns the settings of the run, the same in all processes: rank 0 sends its own.
 
     Every process compares its command line, code and versions with rank 0's, so that none
     trains something else unnoticed. If one differs, or rank 0's settings are impossible, all
-    raise UserError with the same message. torchrun_store: outlives a restart, and has the run's
+    raise UserError with the same message. command_line: a CommandLine
+    (support/training/command_line.py). torchrun_store: outlives a restart, and has the run's
     folder.
     """
     own = {
@@ -243,24 +223,16 @@ def name_lost_processes(store: dist.Store, rank: int, world_size: int):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if Signals.received:
             sys.exit(128 + Signals.received)
-        reason = first_line(problem, 200)
-        lost = find_lost_processes(store, rank, world_size)
-        if not lost:  # the network, or this process, stood still for a while
-            raise UserError(f"the processes have lost contact ({reason})") from problem
-        raise UserError(
-            f"process {', '.join(map(str, lost))} of {world_size} has died or does not answer "
-            f"({reason})"
-        ) from problem
-
-
-def find_lost_processes(store: dist.Store, rank: int, world_size: int) -> list[int]:
-    """Returns the ranks that do not notice within two seconds that a collective has failed."""
-    try:
-        store.set(f"noticed/{rank}", "")
-        time.sleep(2)
-        return [other for other in range(world_size) if not store.check([f"noticed/{other}"])]
-    except dist.DistError:  # the store was lost as well
-        return []
+        lost = []  # do not notice within two seconds that a collective has failed
+        with suppress(dist.DistError):  # the store was lost as well
+            store.set(f"noticed/{rank}", "")
+            time.sleep(2)
+            lost = [n for n in range(world_size) if not store.check([f"noticed/{n}"])]
+        cause = "the processes have lost contact"  # the network, or this process, stood still
+        if lost:
+            names = ", ".join(map(str, lost))
+            cause = f"process {names} of {world_size} has died or does not answer"
+        raise UserError(f"{cause} ({first_line(problem, 200)})") from problem
 
 
 def check_interface() -> None:

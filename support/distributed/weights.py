@@ -20,7 +20,6 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
-    set_state_dict,
 )
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -54,33 +53,25 @@ def restore(
     """
     try:
         if sharded:
-            load_sharded(model, optimizer, sharded)
+            weights, state = get_state_dict(model, optimizer, options=SHARDED)
+            dcp.load({"model": weights, "optimizer": state}, checkpoint_id=sharded)
+            options = SHARDED
         else:
             content = checkpoint or {"model": {}, "optimizer": {}}
-            set_model_state_dict(model, content["model"], options=FROM_RANK_0)
-            set_optimizer_state_dict(
-                model, optimizer, content["optimizer"], options=FROM_RANK_0
-            )
+            weights, state = content["model"], content["optimizer"]
+            options = FROM_RANK_0
+        set_model_state_dict(model, weights, options=options)
+        set_optimizer_state_dict(model, optimizer, state, options=options)
+    except dcp.CheckpointException as problem:
+        raise UserError(
+            f"{sharded}: not a whole checkpoint ({first_failure(problem)})"
+        ) from problem
     except (RuntimeError, KeyError, ValueError) as problem:
         if is_communication_error(problem):  # not a fault of the checkpoint
             raise
         raise UserError(
             f"the checkpoint does not fit the model ({first_line(problem, 200)})"
         ) from problem
-
-
-def load_sharded(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
-    """Loads a sharded checkpoint into model and optimizer. Raises UserError if damaged."""
-    weights, state = get_state_dict(model, optimizer, options=SHARDED)
-    try:
-        dcp.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
-    except dcp.CheckpointException as problem:
-        raise UserError(
-            f"{folder}: not a whole checkpoint ({first_failure(problem)})"
-        ) from problem
-    set_state_dict(
-        model, optimizer, model_state_dict=weights, optim_state_dict=state, options=SHARDED
-    )
 
 
 def state_dicts(

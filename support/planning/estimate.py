@@ -150,7 +150,11 @@ class Estimate:
         # the gradient of any of them has overflowed.
         sums = 2 if step.precision == "fp16" else 1
         waits = sums * network.all_reduce(FP32)
-        waits += (self.fsdp_collectives() + sums) * step.delay
+        units = len(step.units)
+        collectives = sums + (units if self.mode == "hsdp" else 0)
+        if self.shards > 1:  # the root is gathered once, each layer forward and backward
+            collectives += self.accumulate * (2 * units - 1) + units
+        waits += collectives * step.delay
         if hardware.cpu:  # nothing is hidden; the root is gathered once, each layer twice
             gathered = self.accumulate * (2 * sum(gather) - gather[0])
             return gathered + sum(scatter) + sum(across) + waits
@@ -166,14 +170,6 @@ class Estimate:
         seconds = self.network.all_reduce(size, "node") + step.delay
         sums = FORWARD_SUMS * (2 if step.recompute else 1) + BACKWARD_SUMS
         return self.accumulate * step.config.layers * sums * seconds
-
-    def fsdp_collectives(self) -> int:
-        """Returns the number of collectives in a step, except those of a single element."""
-        units = len(self.step.units)
-        collectives = units if self.mode == "hsdp" else 0
-        if self.shards > 1:  # the root is gathered once, each layer forward and backward
-            collectives += self.accumulate * (2 * units - 1) + units
-        return collectives
 
     def pipeline(self, gather: list[float], scatter: list[float], across: list[float]) -> float:
         """Returns the seconds that a micro-batch's computing waits for communication.

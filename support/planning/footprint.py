@@ -1,9 +1,5 @@
 """The operations and the memory that training a Transformer takes, computed from its shape.
 
-    step = TrainingStep(ModelConfig(8000), sentences=64, length=128, precision="bf16")
-    step.flops, step.parameters
-    parts, peak = memory(step, shards=8, sentences=8, accumulate=1)   # FSDP on eight processes
-
 Sizes are in bytes and lengths in tokens. In every mode the parameters, the gradients and
 AdamW's two moments are kept in fp32; --precision bf16 or fp16 changes the inputs of matrix
 products and what FSDP gathers.

@@ -143,7 +143,9 @@ def write_activities(axes, spans: list[Span], ms_per_inch: float) -> None:
 def write_collectives(axes, collectives: list[Span], turned: bool) -> None:
     """Labels the collectives below the lowest lane, since all processes send the same."""
     for span in collectives:
-        text = format_bytes(span.bytes)
+        text = f"{span.bytes / 1e3:.1f} kB"
+        if span.bytes >= 50_000:
+            text = f"{span.bytes / 1e6:.1f} MB"
         if span.unit:
             separator = " " if turned else "\n"
             text = span.unit + separator + text
@@ -177,11 +179,6 @@ def are_turned(labelled: list[Span], ms_per_inch: float) -> bool:
 def middle(span: Span) -> float:
     """Returns the middle of a span, in milliseconds."""
     return 1000 * (span.start + span.seconds / 2)
-
-
-def format_bytes(size: int) -> str:
-    """Returns a number of bytes in kB, or in MB from 0.05 MB on."""
-    return f"{size / 1e6:.1f} MB" if size >= 50_000 else f"{size / 1e3:.1f} kB"
 
 
 # --- Memory
