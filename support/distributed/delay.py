@@ -1,8 +1,8 @@
 """A slow network on a fast machine: each collective waits before it begins."""
 
 import time
-from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch.profiler import record_function
@@ -25,20 +25,18 @@ def delayed_collectives(seconds: float):
     library = torch.library.Library("c10d", "IMPL")
     for name in OPERATORS:
         operator = getattr(torch.ops.c10d, name).default
+        kernel = partial(wait_first, operator, seconds)
         # BackendSelect comes before the kernels for CPU and CUDA.
-        kernel = wait_first(operator, seconds)
         library.impl(name, kernel, "BackendSelect", with_keyset=True)
     yield
     del library  # removes its kernels
 
 
-def wait_first(operator: torch._ops.OpOverload, seconds: float) -> Callable:
-    """Returns a kernel for `operator` that waits, then calls the next kernel."""
-
-    def kernel(keys: torch._C.DispatchKeySet, *args):
-        with record_function("network delay"):  # --profile shows it
-            time.sleep(seconds)
-        next_keys = keys.remove(torch._C.DispatchKey.BackendSelect)
-        return operator.redispatch(next_keys, *args)
-
-    return kernel
+def wait_first(
+    operator: torch._ops.OpOverload, seconds: float, keys: torch._C.DispatchKeySet, *args
+):
+    """Waits, and then calls the next kernel of `operator`."""
+    with record_function("network delay"):  # --profile shows it
+        time.sleep(seconds)
+    next_keys = keys.remove(torch._C.DispatchKey.BackendSelect)
+    return operator.redispatch(next_keys, *args)

@@ -105,9 +105,9 @@ def layer_activations(step: TrainingStep, sentences: int, attentions: int) -> fl
     residual = step.residual_bytes
     # Either one for the query and one for the key and value, or one for all.
     qkv_inputs = 2 * number if step.copies_for_each_product else number
-    # The norm's input, the products' inputs, q, k, v, the result, and the dropout.
-    # With --tensor each process has a part of q, k, v, the result, and the hidden layer of the
-    # feed-forward.
+    # The norm's input, the products' inputs, q, k, v, the result, and the dropout. With
+    # --tensor each process has a part of q, k, v, the result, and the feed-forward's hidden
+    # layer.
     part = number / step.tensor
     heads = step.config.heads / step.tensor
     attention: float = d * (residual + qkv_inputs + 4 * part + step.dropout_bytes)

@@ -72,10 +72,8 @@ Lines = dict[str, dict[float, float]]  # {label: {x: y}}
 
 def measured(rows: list[Row], column: str) -> list[Row]:
     """Returns the rows with a finite value in a column, above 0 if its quantity always is."""
-    finite = [row for row in rows if math.isfinite(row[column])]
-    if column in POSITIVE:
-        return [row for row in finite if row[column] > 0]
-    return finite
+    above = 0 if column in POSITIVE else -math.inf
+    return [row for row in rows if above < row[column] < math.inf]
 
 
 def metric_columns(rows: list[Row], part: str) -> list[str]:
@@ -95,9 +93,8 @@ def speed_column(runs: list[Row]) -> str:
     It is tokens/s if all runs translate or one has not ended, and otherwise examples/s.
     """
     all_ended = all(math.isfinite(run["samples_per_second"]) for run in runs)
-    if all_translate(runs) or not all_ended:
-        return "tokens_per_second"
-    return "samples_per_second"
+    compares_examples = all_ended and not all_translate(runs)
+    return "samples_per_second" if compares_examples else "tokens_per_second"
 
 
 def read_table(lines: Iterable[str], required: list[str]) -> list[Row]:
