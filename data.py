@@ -102,8 +102,8 @@ def prepare(
 def encoded_folder(cache: Path, description: list, tokenizer: str) -> Path:
     """Returns the folder in `cache` that a corpus is encoded in, now or earlier.
 
-    description: the version of the files, the corpus's name, and what else decides what they
-    hold. tokenizer: serialized, or "" if one is to be trained.
+    description: the version of the files, the name of the corpus, and all that decides what
+    they hold, except the tokenizer, which is serialized, or "" if one is to be trained.
     """
 
     def folder_for(tokenizer: str) -> Path:
@@ -130,8 +130,9 @@ def is_encoded(folder: Path) -> bool:
 def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
     """Returns a folder that `write` fills now, or has filled earlier. Raises UserError.
 
-    write: writes the files of a folder, and returns the content of its meta.json. The folder
-    gets its name when it is complete. One that has been damaged since is made again.
+    write: writes the files of a folder, and returns the content of its meta.json, to which
+    their sizes in bytes are added. The folder gets its name when it is complete, so that no
+    process sees it before. A folder that has been damaged since is made again.
     """
     if folder.exists():
         if is_encoded(folder):
@@ -239,6 +240,7 @@ def encode_part(
     but the training set, are kept as text too. There a pair that is left out is a pair of empty
     lines: lines keep their numbers.
     """
+    dtype = np.dtype(np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32)
     num_pairs = too_long = empty = 0
     ends = dict.fromkeys(SIDES, 0)  # tokens so far
     for side in SIDES:
@@ -258,18 +260,23 @@ def encode_part(
         num_pairs += len(kept)
         for i, side in enumerate(SIDES):
             sentences = [ids[i] for ids in kept]
-            ends[side] += append_ids(f"{path}.{side}", sentences, ends[side])
+            ends[side] += append_ids(f"{path}.{side}", sentences, dtype, ends[side])
             if path.name != "train":
                 lines = "".join(pair[i] + "\n" for pair in block)
                 append(f"{path}.{side}.txt", lines.encode())
-    tokens = sum(ends.values())
-    return {"pairs": num_pairs, "too_long": too_long, "empty": empty, "tokens": tokens}
+    return {
+        "pairs": num_pairs,
+        "too_long": too_long,
+        "empty": empty,
+        "tokens": sum(ends.values()),
+        "dtype": dtype.name,
+    }
 
 
-def append_ids(path: str, sentences: list[list[int]], start: int) -> int:
+def append_ids(path: str, sentences: list[list[int]], dtype: np.dtype, start: int) -> int:
     """Appends to PATH.ids, which has `start` tokens, and PATH.offsets; returns how many."""
     lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
-    append(f"{path}.ids", np.fromiter(chain.from_iterable(sentences), np.int32).tobytes())
+    append(f"{path}.ids", np.fromiter(chain.from_iterable(sentences), dtype).tobytes())
     append(f"{path}.offsets", (start + lengths.cumsum()).tobytes())
     return int(lengths.sum())
 
@@ -291,7 +298,7 @@ def read_text(folder: Path, part: str, side: str) -> list[str]:
     return (folder / f"{part}.{side}.txt").read_bytes().decode().split("\n")[:-1]
 
 
-def map_file(path: Path, dtype: type) -> np.ndarray:
+def map_file(path: Path, dtype: str | type) -> np.ndarray:
     """Returns the content of a file: mapped from disk or, if that fails, read."""
     try:
         return np.memmap(path, dtype=dtype, mode="r")
@@ -303,9 +310,11 @@ class Pairs:
     """One set of an encoded corpus, mapped from disk: all processes share the same memory."""
 
     def __init__(self, folder: Path, part: str):
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        dtype = meta["parts"][part]["dtype"]
         self.sides = []  # (ids, offsets) of each
         for side in SIDES:
-            ids = map_file(folder / f"{part}.{side}.ids", np.int32)
+            ids = map_file(folder / f"{part}.{side}.ids", dtype)
             offsets = map_file(folder / f"{part}.{side}.offsets", np.int64)
             self.sides.append((ids, offsets))
 

@@ -55,7 +55,10 @@ def prepare_labelled(
 def encode(
     corpus: Labelled, folder: Path, serialized: str, max_length: int, vocab_size: int, kind: str
 ) -> dict[str, Any]:
-    """Writes tokenizer.json and flat files for each part; returns what meta.json holds."""
+    """Writes tokenizer.json and a few flat files for each part. Raises UserError.
+
+    Returns a description of the files, which meta.json gets.
+    """
     classes = classes_of(corpus)
     numbers = {name: i for i, name in enumerate(classes)}
     is_held_out = "valid" not in corpus.parts
@@ -200,7 +203,7 @@ def write_texts(
         counts["examples"] += len(block)
         counts["empty"] += texts.count("")
         counts["cut"] += cut
-        counts["tokens"] += append_ids(str(path), encoded, counts["tokens"])
+        counts["tokens"] += append_ids(str(path), encoded, np.dtype(np.int32), counts["tokens"])
         append(f"{path}.labels", np.array(labels, np.int32).tobytes())
     if counts["examples"] and not counts["tokens"]:
         raise UserError(f"the texts of the {path.name} set are all empty")

@@ -100,10 +100,10 @@ class Classification:
         self.name = corpus.name
         self.checksum = corpus.checksum()
         self.left_out_line = corpus.left_out_line()
-        self.transform = corpus.transform if corpus.modality == "image" else None
         if saved:
             check_corpus(self.checksum, saved, args.data, args.folder)
-        else:
+        self.transform = corpus.transform if corpus.modality == "image" else None
+        if not saved:
             self.check_flags()
         text_flags = (args.max_length, args.vocab_size, args.tokenizer)
         self.folder = prepare_labelled(
