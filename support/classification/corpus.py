@@ -1,8 +1,9 @@
 """A labelled corpus: its parts, its files, and its classes.
 
-corpus = find_labelled("agnews")  # in support/classification/labelled.py
-classes = classes_of(corpus)
-for text, name in corpus.parts["train"](): ...      # of images: (path or array, name)
+Example:
+    corpus = find_labelled("agnews")  # in support/classification/labelled.py
+    classes = classes_of(corpus)
+    for text, name in corpus.parts["train"](): ...      # of images: (path or array, name)
 """
 
 import hashlib

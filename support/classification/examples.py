@@ -1,9 +1,10 @@
 """Labelled examples that are encoded on disk: mapped by all processes, divided into batches.
 
-train = Texts(folder, "train")                     # or Images; encoded by encoding.py
-x, label, weight = train.batch(rows)               # images as bytes, a quarter of fp32
-weights = class_weights(train.labels, classes=4, balanced=False)
-batches = ExampleBatches(train, batch_tokens, seed, batch_size, weights)
+Example:
+    train = Texts(folder, "train")                     # or Images; encoded by encoding.py
+    x, label, weight = train.batch(rows)               # images as bytes, a quarter of fp32
+    weights = class_weights(train.labels, classes=4, balanced=False)
+    batches = ExampleBatches(train, batch_tokens, seed, batch_size, weights)
 """
 
 from functools import lru_cache

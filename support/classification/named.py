@@ -47,8 +47,16 @@ CLASSES = {
     "agnews": ["World", "Sports", "Business", "Sci/Tech"],
     "amazon-polarity": ["negative", "positive"],
     "fashion-mnist": [
-        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
-        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
     ],
 }
 FASHION_PIXELS = {"mean": [0.28604], "std": [0.35302]}  # of the training set, from 0 to 1

@@ -1,7 +1,8 @@
 """Folders with a folder for each class: where they are, and which files in them are examples.
 
-parts = find_class_folders(Path("photos"))  # {"train": photos/train, "test": photos/test}
-modality, examples, left_out = find_examples(parts["train"])
+Example:
+    parts = find_class_folders(Path("photos"))  # {"train": photos/train, "test": photos/test}
+    modality, examples, left_out = find_examples(parts["train"])
 """
 
 import re

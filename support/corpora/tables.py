@@ -1,6 +1,7 @@
 """Lines of text files, and rows of tables: .csv, JSON, and all files whose lines have tabs.
 
-for number, (german, english) in read_columns(Path("pairs.tsv"), ["de", "en"]): ...
+Example:
+    for number, (german, english) in read_columns(Path("pairs.tsv"), ["de", "en"]): ...
 """
 
 import codecs

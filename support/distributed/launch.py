@@ -103,23 +103,27 @@ def name_full_gpu(rank: int):
 
 @contextmanager
 def end_at_once():
-    """Ends this process after the block. Exceptions other than SystemExit pass through.
+    """Makes this process end before Python deletes its modules, with the block's exit status.
 
     A thread of Gloo's may still hold a tensor. Where it drops the tensor while Python deletes
-    its modules, it aborts the process (https://github.com/pytorch/pytorch/issues/190489). So
-    the process ends before that. A checkpoint that a thread writes is finished first, and
-    libraries such as W&B send what they have.
+    its modules, it aborts the process (https://github.com/pytorch/pytorch/issues/190489).
     """
-    status = 0
+    status = 1  # of exceptions
+
+    def end() -> None:
+        with suppress(OSError):  # nobody reads them any more
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+    # What is registered later is called earlier: checkpoints are finished, and W&B sends.
+    atexit.register(end)
     try:
         yield
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    atexit._run_exitfuncs()
-    with suppress(OSError):  # nobody reads them any more
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)
+        status = 0
+    except SystemExit as problem:
+        status = problem.code if isinstance(problem.code, int) else int(bool(problem.code))
+        raise
 
 
 @contextmanager

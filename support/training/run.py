@@ -106,7 +106,7 @@ class Run:
         # evaluation with its metrics (`save_best`), otherwise at once (`record`).
         self.row: dict[str, Any] = {}
         self.bar: Any = None  # tqdm's
-        self.log: Any = None  # a MetricsLog, in the rank that writes
+        self.log: MetricsLog | None = None  # in the rank that writes
         # On GPUs what is saved is a copy in main memory, which training does not change. With
         # --sharded the ranks write their shards themselves, and last.pt is small.
         in_background = args.device == "cuda" and not args.sharded
@@ -428,7 +428,8 @@ class Run:
         """Writes last.pt, and removes the shards of earlier ones."""
         checkpoint.save(self.folder / "last.pt", content)
         checkpoint.remove_sharded(self.folder, content.get("sharded", ""))
-        self.log.note_saved()
+        if self.log:
+            self.log.note_saved()
 
     def content(self, step: int, model_state: dict[str, Tensor]) -> dict[str, Any]:
         """Returns what the checkpoint files of every script hold."""

@@ -1,5 +1,6 @@
 """How fast a run is: tokens per second, and MFU, the share of the hardware's peak FLOP/s."""
 
+import contextlib
 import socket
 import statistics
 from pathlib import Path
@@ -69,8 +70,9 @@ def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
     if not rate:
         rate = sum(all_gather_objects(matrix_rate(args.device, args.precision)))
         if rank == 0:
-            cache.mkdir(parents=True, exist_ok=True)
-            write_json(path, rates | {setup: rate})
+            with contextlib.suppress(OSError):  # else it is measured again
+                cache.mkdir(parents=True, exist_ok=True)
+                write_json(path, rates | {setup: rate})
     return rate
 
 
