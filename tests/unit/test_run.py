@@ -208,9 +208,9 @@ def test_the_evaluation_at_the_end_of_a_stopped_run_is_in_its_log(
     assert float(rows[-1]["valid_loss"]) == pytest.approx(summary["valid_loss"], abs=1e-3)
     losses = [float(row["train_loss"]) for row in rows if row["train_loss"]]
     assert len(losses) == (6 if log_every == 1 else 1)
-    run = read_run(tmp_path / "logs/r", [])
-    assert run.row["train_loss"] > 0
-    assert run.row["valid_loss"] == float(rows[-1]["valid_loss"])
+    row, _, _ = read_run(tmp_path / "logs/r", [])
+    assert row["train_loss"] > 0
+    assert row["valid_loss"] == float(rows[-1]["valid_loss"])
 
 
 @pytest.mark.parametrize("steps", [8, 12])
