@@ -71,7 +71,7 @@ def read_flags() -> argparse.Namespace:
 
     given: only the flags of the command line.
     """
-    parser = make_parser(__doc__, "")
+    parser = make_parser(__doc__)
     all_shared = flags_of(Settings)
     fields = {name: all_shared[name] for name in SHARED} | flags_of(PlanSettings)
     for field in fields.values():

@@ -42,11 +42,14 @@ class ArgumentParser(argparse.ArgumentParser):
         raise UserError(f"{message}; --help lists the flags")
 
 
-def make_parser(description: str, usage: str) -> ArgumentParser:
-    """Returns a parser whose --help prints `description` as it is written."""
+def make_parser(description: str, arguments: str = "") -> ArgumentParser:
+    """Returns a parser whose --help prints `description` as it is written.
+
+    arguments: those without a flag, as the line on usage shows them.
+    """
     return ArgumentParser(
         description=description,
-        usage=f"%(prog)s [FLAGS] {usage}",
+        usage=f"%(prog)s [FLAGS] {arguments}".rstrip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 

@@ -157,7 +157,7 @@ class CommandLine:
 def parse_arguments(doc: str, settings: type[Settings]) -> CommandLine:
     """Parses the command line of a training script. doc: the script's docstring."""
     prepare_streams()
-    parser = make_parser(doc, "")
+    parser = make_parser(doc)
     parser.allow_abbrev = False
     parser.epilog = (
         "Defaults are in brackets. A file in configs/, which depends on the corpus,\n"
@@ -167,10 +167,11 @@ def parse_arguments(doc: str, settings: type[Settings]) -> CommandLine:
     groups: dict[str, Any] = {}
     for base in reversed(settings.__mro__):
         heading = str(base.__doc__)
-        group = groups.setdefault(heading, parser.add_argument_group(heading))
-        for name in inspect.get_annotations(base):
-            if name in known:
-                add_flag(group, known[name])
+        names = [name for name in inspect.get_annotations(base) if name in known]
+        if names and heading not in groups:
+            groups[heading] = parser.add_argument_group(heading)
+        for name in names:
+            add_flag(groups[heading], known[name])
     with exit_on_user_error():
         try:
             return CommandLine(settings, vars(parser.parse_args()))

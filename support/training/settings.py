@@ -84,12 +84,16 @@ class CorpusSettings:
     )
     vocab_size: int = flag(8000, "tokens in the vocabulary", (1, 10**7), is_shape=True)
     max_length: int = flag(
-        128, "tokens; longer pairs are left out, longer texts lose their middle", (1, 32_767)
+        128,
+        "tokens; longer sentence pairs are left out, longer texts lose their middle",
+        (1, 32_767),
     )
     label: str = flag("", "column of a table, by name or position, that holds the class")
     text: str = flag("", "columns with the text, separated by commas", task=CLASSIFY)
     image_size: int = flag(
-        0, "pixels a side; 0: those of --pretrained or of an IDX file, or 32", task=CLASSIFY
+        0,
+        "pixels a side; 0: the size that --pretrained or an IDX file has, or 32",
+        task=CLASSIFY,
     )
 
 
@@ -105,7 +109,10 @@ class ModelSettings:
     d_ff: int = flag(1024, "width inside the feed-forward layers", (1, 10**6), is_shape=True)
     dropout: float = flag(0.1, "dropout probability")
     norm: str = flag(
-        "pre", "layer norm before or after sub-layers", choices=("pre", "post"), is_shape=True
+        "pre",
+        "layer norm before each sub-layer, or after it",
+        choices=("pre", "post"),
+        is_shape=True,
     )
     patch: int = flag(
         4, "pixels a side of an image's patches", (1, 4096), task=CLASSIFY, is_shape=True
@@ -202,7 +209,9 @@ class SpeedSettings:
         False, "compile the layers, and on a GPU the loss, with torch.compile", changeable=True
     )
     recompute: bool = flag(
-        False, "keep few activations, recompute others in the backward pass", changeable=True
+        False,
+        "keep few activations and recompute the others in the backward pass",
+        changeable=True,
     )
     profile: bool = flag(
         False, "record three steps: step.png, memory.png and traces", kept="no"
@@ -224,7 +233,9 @@ class RunSettings:
     resume: str = flag("", "resume the run in this folder, logs/RUN", kept="by --resume")
     eval_every: int = flag(0, "steps between evaluations; 0: every epoch", changeable=True)
     bleu_sentences: int = flag(
-        2000, "at most so many validation sentences give BLEU during training", task=TRANSLATE
+        2000,
+        "sentences of the validation set, at most, that give BLEU during training",
+        task=TRANSLATE,
     )
     save_every: int = flag(
         0, "steps between checkpoints; 0: at every evaluation", changeable=True
@@ -245,7 +256,7 @@ class RunSettings:
     )
     netem: bool = flag(
         False,
-        "batch/netem.sh delays the network already: do not wait in the process",
+        "batch/netem.sh already delays the network: do not wait in the process as well",
         kept="no",
     )
 
