@@ -170,7 +170,8 @@ def read_part(corpus: Labelled, part: str, checksum: str) -> Reader:
     # The choice of the held-out examples depends on all examples.
     if part != "test" and corpus.checksum() != checksum:
         raise UserError(
-            f"--score {part}: {corpus.name} has changed since the model was trained on it"
+            f"--score {part}: {corpus.name} has changed since the model was trained on it, or "
+            f"an earlier version of the scripts trained it, which held out other examples"
         )
     return parts[part]
 

@@ -24,6 +24,7 @@ from support.corpora.download import sha256
 from support.corpora.tables import has_column
 
 MAX_CLASSES = 5000
+HOLD_OUT = 2  # increase it when `hold_out_labelled` chooses other examples
 LARGE_CORPUS = 4 << 30  # bytes of images; above it the checksum is of names and sizes
 
 # Yields (example, class name): an example is a text, an image file, or an image's bytes.
@@ -81,7 +82,10 @@ class Labelled:
             contents = [[file.name, file.stat().st_size] for file in self.files]
         else:
             contents = [sha256(file) for file in dict.fromkeys(self.files)]
-        description = [sorted(self.parts), self.classes, self.layout, transform, contents]
+        parts: list[Any] = sorted(self.parts)
+        if "valid" not in parts:
+            parts.append(HOLD_OUT)
+        description = [parts, self.classes, self.layout, transform, contents]
         return hashlib.sha256(json.dumps(description).encode()).hexdigest()
 
 

@@ -16,7 +16,7 @@ from support.classification.corpus import Labelled, Reader, classes_of
 from support.classification.images import ImageTransform, read_image
 from support.common.errors import UserError
 
-FORMAT = 12  # version of the files; increase it when the same examples are stored differently
+FORMAT = 13  # version of the files; increase it when the same examples are stored differently
 BLOCK = 1000  # texts encoded at once; a long one takes about 5 KiB per token of max_length
 TRAINING_TEXTS = 200_000  # enough to train a tokenizer; each distinct word takes about 1 KB
 SAMPLE_TEXTS = 1000  # enough to estimate how many words are unknown

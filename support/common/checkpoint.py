@@ -196,7 +196,8 @@ def check_corpus(checksum: str, saved: dict, data: str, folder: str) -> None:
     if saved["checksum"] != checksum:
         raise UserError(
             f"--data {data}: {folder} was started with another corpus (--data, --valid, "
-            f"--test), or this one has changed since; it needs a new run, with another --name"
+            f"--test) or by an earlier version of the scripts, or the corpus has changed "
+            f"since; it needs a new run, with another --name"
         )
 
 

@@ -436,6 +436,17 @@ def test_the_checksum_is_of_what_is_read_and_how(tmp_path):
     )
 
 
+def test_the_checksum_tells_which_version_has_held_examples_out(tmp_path, monkeypatch):
+    """Else a resumed run would be validated on what it was trained on."""
+    write_tree(tmp_path, {f"{name}.csv": "text,label\na,1\nb,2\n" for name in "ab"})
+    for valid in ("", str(tmp_path / "b.csv")):
+        corpus = find_labelled(str(tmp_path / "a.csv"), valid, label="label")
+        before = corpus.checksum()
+        with monkeypatch.context() as patch:
+            patch.setattr("support.classification.corpus.HOLD_OUT", 99)
+            assert (corpus.checksum() == before) == bool(valid)
+
+
 # --- AG News
 
 
