@@ -46,7 +46,7 @@ def make_parser(description: str, usage: str) -> ArgumentParser:
     """Returns a parser whose --help prints `description` as it is written."""
     return ArgumentParser(
         description=description,
-        usage=f"%(prog)s [FLAGS] {usage}",
+        usage=f"%(prog)s [FLAGS] {usage}".strip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
