@@ -93,7 +93,8 @@ def classes_of(corpus: Labelled) -> list[str]:
     """Returns the classes of all parts: in the corpus's order, or sorted.
 
     If all names are numbers, they are sorted by value. Raises UserError for a single class, for
-    too many classes, and for what seems to be a header.
+    too many classes, for what seems to be a header, and for a part that shares no class with
+    the training set.
     """
     if "train" not in corpus.parts:
         found = ", ".join(corpus.parts)
@@ -103,7 +104,13 @@ def classes_of(corpus: Labelled) -> list[str]:
         return corpus.classes
     names = set(corpus.class_counts)
     for part in corpus.parts.keys() - {"train"}:
-        names.update(name for _, name in corpus.parts[part]())
+        names_of_part = {name for _, name in corpus.parts[part]()}
+        if names_of_part and names_of_part.isdisjoint(corpus.class_counts):
+            raise UserError(
+                f"{corpus.name}: the {part} set shares no class with the training set; one of "
+                f"its classes is {min(names_of_part)!r}"
+            )
+        names |= names_of_part
     if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in names):
         return sorted(names, key=lambda name: (float(name), name))
     return sorted(names)

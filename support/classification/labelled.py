@@ -184,6 +184,8 @@ def read_labelled_table(path: File, text: str, label: str) -> Iterator[tuple[str
     """
     columns = text.split(",") if text else [find_text_column(path, label)]
     columns = [name.strip() for name in [*columns, label]]
+    if "" in columns:  # pandas writes a column without a name
+        raise UserError(f"--text {text}: a name between two commas is missing")
     for number, (*texts, name) in tables.read_columns(path, columns, "--text, --label"):
         if not name.strip():
             raise UserError(f"{path}, row {number}: it has no label")

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import os
 import tarfile
 import zipfile
 from functools import partial
@@ -272,7 +273,9 @@ def test_numbers_that_pandas_has_put_above_columns_are_a_header(tmp_path):
 def test_a_column_is_not_text_and_class_at_once(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\nGood,pos\nBad,neg\n")
     assert "name the same column twice" in refusal(read_all, tmp_path / "a.csv", label="1")
-    assert "no column ''" in refusal(read_all, tmp_path / "a.csv", text="text,", label="label")
+    (tmp_path / "b.csv").write_text(",text,label\n0,Good,pos\n1,Bad,neg\n")  # by pandas
+    for name in ("a.csv", "b.csv"):
+        assert "is missing" in refusal(read_all, tmp_path / name, text="text,", label="label")
 
 
 def test_rows_and_lines_without_anything_are_skipped(tmp_path):
@@ -815,11 +818,32 @@ def test_class_folders_without_parts_and_others_to_validate_on(tmp_path):
     )
     corpus = find_labelled(f"{tmp_path}/all", valid=f"{tmp_path}/dev")
     assert read(corpus) == [("x", "a"), ("y", "b")] and read(corpus, "valid") == [("z", "b")]
+    assert (
+        "the test set shares no class with the training set; one of its classes is 'c'"
+        in refusal(read_all, tmp_path / "all", test=f"{tmp_path}/t")
+    )
     answer = refusal(find_labelled, f"{tmp_path}/all", valid=f"{tmp_path}/p")
     assert "images for the valid set, but all has texts" in answer
     assert "both/a: a class without any image" in refusal(find_labelled, f"{tmp_path}/both")
     assert "neither a table" in refusal(find_labelled, f"{tmp_path}/all/a")
     assert "no such file or folder" in refusal(find_labelled, f"{tmp_path}/none", label="label")
+
+
+def test_a_class_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    write_tree(tmp_path, {f"{name}/1.txt": "x" for name in "abc"})
+
+    def refuse_c(call):
+        def read(path):
+            if str(path) == str(tmp_path / "c"):
+                raise PermissionError(13, "Permission denied", str(path))
+            return call(path)
+
+        return read
+
+    for name in ("scandir", "listdir"):
+        monkeypatch.setattr(os, name, refuse_c(getattr(os, name)))
+    with pytest.raises(PermissionError):
+        find_labelled(str(tmp_path))
 
 
 def test_a_folder_with_a_test_part_alone_is_found_but_nothing_to_train_on(tmp_path):
