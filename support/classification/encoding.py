@@ -3,7 +3,7 @@
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,12 @@ def hold_out_labelled(corpus: Labelled) -> dict[str, Reader]:
     trained = [data.hash_text(""), *first_of_class.values()]
     others = hashes[~np.isin(hashes, trained)]
     held_out = data.choose_held_out(others, min(VALID_EXAMPLES, len(hashes) // ONE_IN))
-    return data.hold_out(corpus.parts, lambda example: hash_example(example) in held_out)
+    is_held_out = np.isin(hashes, list(held_out))  # so that no example is hashed again
+    read = corpus.parts["train"]
+    return corpus.parts | {
+        "train": lambda: compress(read(), ~is_held_out),
+        "valid": lambda: compress(read(), is_held_out),
+    }
 
 
 def hash_example(example: str | Path | np.ndarray) -> int:

@@ -14,7 +14,7 @@ from test_data import Quiet, Server
 
 from support.classification import named
 from support.classification.corpus import classes_of
-from support.classification.encoding import prepare_labelled
+from support.classification.encoding import hash_example, prepare_labelled
 from support.classification.images import ImageTransform, read_image
 from support.classification.labelled import find_labelled
 from support.common.errors import UserError
@@ -1053,9 +1053,16 @@ def test_class_folders_of_images(tmp_path, image):
 
 
 @pytest.mark.optional
-def test_images_are_decoded_once(tmp_path, image, monkeypatch):
+def test_images_are_hashed_once_and_decoded_once(tmp_path, image, monkeypatch):
     """Although some are held out to validate on."""
     decoded = []
+    hashed = []
+
+    def hash_and_note(example):
+        hashed.append(example.name)
+        return hash_example(example)
+
+    monkeypatch.setattr("support.classification.encoding.hash_example", hash_and_note)
 
     def read_and_note(path, transform):
         decoded.append(path.name)
@@ -1068,7 +1075,7 @@ def test_images_are_decoded_once(tmp_path, image, monkeypatch):
         image.new("RGB", (9, 9), (6 * number,) * 3).save(folder / f"{number}.png")
     corpus = find_labelled(f"{tmp_path}/all")
     folder = prepare_labelled(corpus, corpus.checksum(), tmp_path, "", 64, 300)
-    assert len(decoded) == 40
+    assert len(decoded) == len(hashed) == 40
     found = {
         part: np.fromfile(folder / f"{part}.pixels", np.uint8).reshape(-1, 3, 32, 32)
         for part in ("train", "valid")
