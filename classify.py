@@ -82,6 +82,10 @@ def parse_arguments() -> argparse.Namespace:
         raise UserError(
             "--text and --label name columns of --score's file, so pass --score, too"
         )
+    if args.score == "" or args.export == Path():  # as of a variable that is not set
+        raise UserError("--score and --export need a name")
+    if args.threads < 0:
+        raise UserError(f"--threads {args.threads}: it must not be negative")
     if args.export and (args.export / "config.json").exists():
         raise UserError(f"--export {args.export}: the folder has a model already")
     args.device = find_device(args.device)
@@ -170,7 +174,8 @@ def read_part(corpus: Labelled, part: str, checksum: str) -> Reader:
     # The choice of the held-out examples depends on all examples.
     if part != "test" and corpus.checksum() != checksum:
         raise UserError(
-            f"--score {part}: {corpus.name} has changed since the model was trained on it"
+            f"--score {part}: {corpus.name} has changed since the model was trained on it, or "
+            f"an earlier version of the scripts trained it, which held out other examples"
         )
     return parts[part]
 

@@ -32,7 +32,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from support.common.errors import UserError
 
 PAD, BOS, EOS = 0, 1, 2
-FORMAT = 4  # of the encoded corpus: increase it when the same text is stored differently
+FORMAT = 5  # of the encoded corpus: increase it when the same text is stored differently
 ENCODED_AT_ONCE = 20_000  # pairs, so that a large corpus needs no more memory
 BPE_PAIRS = 1_000_000  # enough to learn a BPE from
 SIDES = ("src", "tgt")
@@ -95,27 +95,28 @@ def prepare(
     validation set, some pairs are held out of training: see `hold_out_pairs`. Raises UserError.
     """
     description = [FORMAT, corpus.name, corpus.checksum(), vocab_size, max_length]
-    folder = encoded_folder(cache, description, bpe)
+    folder = encoded_folder(cache, corpus.name, description, bpe)
     return make_once(folder, lambda new: encode(corpus, new, vocab_size, max_length, bpe))
 
 
-def encoded_folder(cache: Path, description: list, tokenizer: str) -> Path:
+def encoded_folder(cache: Path, name: str, description: list, tokenizer: str) -> Path:
     """Returns the folder in `cache` that a corpus is encoded in, now or earlier.
 
-    description: the version of the files, the name of the corpus, and all that decides what
-    they hold, except the tokenizer, which is serialized, or "" if one is to be trained.
+    description: all that decides what the files hold, except the tokenizer, which is
+    serialized, or "" if one is to be trained.
     """
-
-    def folder_for(tokenizer: str) -> Path:
-        digest = hashlib.sha256(json.dumps([*description, tokenizer]).encode()).hexdigest()
-        return cache / f"{description[1]}-{digest[:16]}"
-
     # A new run passes no tokenizer, and its folder is named without one. When the run is
     # resumed, it passes the one that was trained then, and finds the same folder.
-    trained = folder_for("")
+    trained = name_folder(cache, name, [*description, ""])
     if tokenizer and is_encoded(trained) and read_tokenizer(trained) == tokenizer:
         return trained
-    return folder_for(tokenizer)
+    return name_folder(cache, name, [*description, tokenizer])
+
+
+def name_folder(cache: Path, name: str, description: list) -> Path:
+    """Returns the folder of an encoded corpus; a hash of its description is in the name."""
+    digest = hashlib.sha256(json.dumps(description).encode()).hexdigest()
+    return cache / f"{name}-{digest[:16]}"
 
 
 def is_encoded(folder: Path) -> bool:
@@ -190,22 +191,13 @@ def hold_out_pairs(parts: dict) -> dict:
     It has about 1,000 pairs, at most one in 20, but at least one. A hash of the source chooses
     them, so that equal sentences stay together. Pairs with an empty side do not count.
     """
-    sources = (
-        source for source, target in parts["train"]() if source.strip() and target.strip()
-    )
+    read = parts["train"]
+    sources = (source for source, target in read() if source.strip() and target.strip())
     hashes = np.fromiter(map(hash_text, sources), np.uint32)
-    held_out = choose_held_out(hashes, size=min(1000, len(hashes) // 20))
-    return hold_out(parts, lambda source: hash_text(source) in held_out)
+    chosen = choose_held_out(hashes, size=min(1000, len(hashes) // 20))
 
-
-def hold_out(parts: dict, is_held_out: Callable[[Any], bool]) -> dict:
-    """Returns the readers of a corpus, its training set divided into "train" and "valid".
-
-    is_held_out: returns whether a tuple is in "valid", given the first of its values.
-    """
-
-    def select(held_out: bool) -> Iterator[tuple]:
-        return (values for values in parts["train"]() if is_held_out(values[0]) == held_out)
+    def select(held_out: bool) -> Iterator[tuple[str, str]]:
+        return (pair for pair in read() if (hash_text(pair[0]) in chosen) == held_out)
 
     return parts | {"train": partial(select, False), "valid": partial(select, True)}
 

@@ -24,6 +24,7 @@ from support.corpora.download import sha256
 from support.corpora.tables import has_column
 
 MAX_CLASSES = 5000
+HOLD_OUT = 2  # increase it when `hold_out_labelled` chooses other examples
 LARGE_CORPUS = 4 << 30  # bytes of images; above it the checksum is of names and sizes
 
 # Yields (example, class name): an example is a text, an image file, or an image's bytes.
@@ -40,7 +41,8 @@ class Labelled:
     classes: list[str] = field(default_factory=list)  # in their order; [] if that is unknown
     files: list[Path] = field(default_factory=list)
     layout: list = field(default_factory=list)  # for each part: columns of a table, or folders
-    tables: dict[str, File] = field(default_factory=dict)  # of the parts that are tables
+    has_table: bool = False
+    without_header: File | None = None  # the training set's table, if perhaps it has no header
     left_out: Counter[str] = field(default_factory=Counter)  # files, by ending or by folder
     transform: ImageTransform | None = None  # how images are read: see `read_image`
 
@@ -81,7 +83,10 @@ class Labelled:
             contents = [[file.name, file.stat().st_size] for file in self.files]
         else:
             contents = [sha256(file) for file in dict.fromkeys(self.files)]
-        description = [sorted(self.parts), self.classes, self.layout, transform, contents]
+        parts: list[Any] = sorted(self.parts)
+        if "valid" not in parts:
+            parts.append(HOLD_OUT)
+        description = [parts, self.classes, self.layout, transform, contents]
         return hashlib.sha256(json.dumps(description).encode()).hexdigest()
 
 
@@ -89,7 +94,8 @@ def classes_of(corpus: Labelled) -> list[str]:
     """Returns the classes of all parts: in the corpus's order, or sorted.
 
     If all names are numbers, they are sorted by value. Raises UserError for a single class, for
-    too many classes, and for what seems to be a header.
+    too many classes, for what seems to be a header, and for a part that shares no class with
+    the training set.
     """
     if "train" not in corpus.parts:
         found = ", ".join(corpus.parts)
@@ -99,7 +105,13 @@ def classes_of(corpus: Labelled) -> list[str]:
         return corpus.classes
     names = set(corpus.class_counts)
     for part in corpus.parts.keys() - {"train"}:
-        names.update(name for _, name in corpus.parts[part]())
+        names_of_part = {name for _, name in corpus.parts[part]()}
+        if names_of_part and names_of_part.isdisjoint(corpus.class_counts):
+            raise UserError(
+                f"{corpus.name}: the {part} set shares no class with the training set; one of "
+                f"its classes is {min(names_of_part)!r}"
+            )
+        names |= names_of_part
     if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in names):
         return sorted(names, key=lambda name: (float(name), name))
     return sorted(names)
@@ -121,7 +133,7 @@ def check_classes(corpus: Labelled) -> None:
             f"{corpus.name}: {len(counts):,} classes; does --label name the right column?"
         )
     only_first_is_unique = counts[first] == 1 and max(counts.values()) > 1
-    table = corpus.tables.get("train")
+    table = corpus.without_header
     if only_first_is_unique and table and has_column(table, first):
         raise UserError(
             f"{corpus.name}: the class {first!r} occurs in the first row only. If that row is "

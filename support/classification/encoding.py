@@ -3,7 +3,7 @@
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from support.classification.corpus import Labelled, Reader, classes_of
 from support.classification.images import ImageTransform, read_image
 from support.common.errors import UserError
 
-FORMAT = 12  # version of the files; increase it when the same examples are stored differently
+FORMAT = 13  # version of the files; increase it when the same examples are stored differently
 BLOCK = 1000  # texts encoded at once; a long one takes about 5 KiB per token of max_length
 TRAINING_TEXTS = 200_000  # enough to train a tokenizer; each distinct word takes about 1 KB
 SAMPLE_TEXTS = 1000  # enough to estimate how many words are unknown
@@ -46,7 +46,7 @@ def prepare_labelled(
     (`hold_out_labelled`). Raises UserError.
     """
     description = [FORMAT, corpus.name, checksum, max_length, vocab_size, kind]
-    folder = data.encoded_folder(cache, description, tokenizer)
+    folder = data.encoded_folder(cache, corpus.name, description, tokenizer)
     return data.make_once(
         folder, lambda new: encode(corpus, new, tokenizer, max_length, vocab_size, kind)
     )
@@ -110,7 +110,12 @@ def hold_out_labelled(corpus: Labelled) -> dict[str, Reader]:
     trained = [data.hash_text(""), *first_of_class.values()]
     others = hashes[~np.isin(hashes, trained)]
     held_out = data.choose_held_out(others, min(VALID_EXAMPLES, len(hashes) // ONE_IN))
-    return data.hold_out(corpus.parts, lambda example: hash_example(example) in held_out)
+    is_held_out = np.isin(hashes, list(held_out))  # so that no example is hashed again
+    read = corpus.parts["train"]
+    return corpus.parts | {
+        "train": lambda: compress(read(), ~is_held_out),
+        "valid": lambda: compress(read(), is_held_out),
+    }
 
 
 def hash_example(example: str | Path | np.ndarray) -> int:

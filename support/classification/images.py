@@ -104,7 +104,8 @@ def to_array(image, transform: ImageTransform) -> np.ndarray:
     if transform.crop and not transform.square:
         shorter = min(image.size)
         # The ends of a long thin image are cut off before they are enlarged.
-        image = cut_centre(image, *(min(edge, MAX_RATIO * shorter) for edge in image.size))
+        longest = MAX_RATIO * shorter
+        image = cut_centre(image, min(image.width, longest), min(image.height, longest))
         width, height = (edge * transform.size // shorter for edge in image.size)
     image = image.resize((width, height), image_module.Resampling[transform.resample.upper()])
     n = transform.output_size

@@ -40,7 +40,7 @@ def find_labelled(
     for part, path in (("valid", valid), ("test", test)):
         if path:
             add_part(corpus, part, Path(path), text, label)
-    if (text or label) and not corpus.tables:
+    if (text or label) and not corpus.has_table:
         raise UserError(
             f"--text and --label name columns of a table, but {data} is not a table; if it is "
             f"a folder with tables, add --label"
@@ -171,7 +171,9 @@ def add_table(
             f"{path}: no column {label!r}; a test set without labels cannot be scored: move it "
             f"away, and use classify.py for it after training"
         )
-    corpus.tables[part] = table
+    corpus.has_table = True
+    if part == "train" and all(name.strip().isdecimal() for name in [label, *text.split(",")]):
+        corpus.without_header = table
     read = partial(read_labelled_table, table, text, label)
     corpus.add(part, "text", read, [path], layout=[text, label])
 
@@ -184,6 +186,8 @@ def read_labelled_table(path: File, text: str, label: str) -> Iterator[tuple[str
     """
     columns = text.split(",") if text else [find_text_column(path, label)]
     columns = [name.strip() for name in [*columns, label]]
+    if "" in columns:  # pandas writes a column without a name
+        raise UserError(f"--text {text}: a name between two commas is missing")
     for number, (*texts, name) in tables.read_columns(path, columns, "--text, --label"):
         if not name.strip():
             raise UserError(f"{path}, row {number}: it has no label")

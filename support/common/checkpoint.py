@@ -18,7 +18,6 @@ support/distributed/weights.py gathers the weights that are saved and distribute
 """
 
 import atexit
-import glob
 import os
 import pickle
 import shutil
@@ -156,11 +155,10 @@ def find_checkpoint(path: Path | None, task_type: str) -> tuple[Path, dict]:
 
 def newest_checkpoint(task_type: str) -> tuple[Path, dict]:
     """Returns best.pt of the newest run of that type under logs/, and its content."""
-    names = glob.glob(f"{LOGS}/**/best.pt", recursive=True)  # pathlib's follows no links
-    for name in sorted(names, key=os.path.getmtime, reverse=True):
-        checkpoint = load(Path(name))
+    for path in sorted(find_all("best.pt"), key=os.path.getmtime, reverse=True):
+        checkpoint = load(path)
         if checkpoint["task"]["kind"] == task_type:
-            return Path(name), checkpoint
+            return path, checkpoint
     command = "python train_cpu.py"
     if task_type == "classification":
         command += " --data kinds"
@@ -168,6 +166,22 @@ def newest_checkpoint(task_type: str) -> tuple[Path, dict]:
         f"there is no checkpoint for {task_type} under logs/ yet; "
         f"train one, in a few minutes: {command}"
     )
+
+
+def find_all(name: str) -> list[Path]:
+    """Returns the files of that name in all folders under logs/, also in linked ones."""
+    paths = []
+    visited = set()  # a link may lead back to where it is
+    for folder, subfolders, _ in os.walk(LOGS, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in visited:
+            subfolders.clear()
+            continue
+        visited.add(real)
+        path = Path(folder, name)
+        if path.is_file():
+            paths.append(path)
+    return paths
 
 
 def load_run(folder: Path, sharded: bool) -> dict:
@@ -196,7 +210,8 @@ def check_corpus(checksum: str, saved: dict, data: str, folder: str) -> None:
     if saved["checksum"] != checksum:
         raise UserError(
             f"--data {data}: {folder} was started with another corpus (--data, --valid, "
-            f"--test), or this one has changed since; it needs a new run, with another --name"
+            f"--test) or by an earlier version of the scripts, or the corpus has changed "
+            f"since; it needs a new run, with another --name"
         )
 
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from support.common.errors import UserError
+from support.common.errors import UserError, as_user_error
 from support.common.files import read_json
 from support.common.paths import LOGS
 
@@ -45,7 +45,8 @@ def make_folder(folder: Path, corpus: str) -> str:
         return make_numbered_folder(corpus)
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "config.json"
-    was_saved = config.is_file() and read_json(config)["saved"]
+    with as_user_error(f"{config}: damaged; choose another --name"):
+        was_saved = config.is_file() and read_json(config)["saved"]
     if was_saved or (folder / "summary.json").is_file():
         raise UserError(
             f"{folder} is a run whose checkpoint last.pt is missing. It cannot be resumed, "

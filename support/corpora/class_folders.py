@@ -29,7 +29,10 @@ FIRST_BYTES = 8192  # of a file, which tell whether it is a text
 
 def visible(folder: Path) -> list[Path]:
     """Returns what is in a folder, if it is one, sorted, without hidden files and folders."""
-    return [path for path in sorted(folder.glob("*")) if not is_hidden(path.name)]
+    if not folder.is_dir():
+        return []
+    # Unlike `glob`, `iterdir` raises for a folder that may not be read.
+    return [path for path in sorted(folder.iterdir()) if not is_hidden(path.name)]
 
 
 def inner_folders(folder: Path) -> list[Path]:

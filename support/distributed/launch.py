@@ -3,8 +3,7 @@
     spawn(train, command_line)      # train_cpu.py: mp.spawn, on this machine
     torchrun(train, command_line)   # the other scripts: processes that torchrun has started
 
-Both call train(rank, world_size, args) in every process. `command_line` is a CommandLine
-(support/training/command_line.py).
+Both call train(rank, world_size, args) in every process.
 """
 
 import atexit
@@ -177,7 +176,7 @@ def one_process_reports(rank: int):
 # --- mp.spawn ---------------------------------------------------------------------------------
 
 
-def spawn(train: Train, command_line) -> None:
+def spawn(train: Train, command_line: rendezvous.CommandLine) -> None:
     """Starts --procs processes on this machine's CPU, and waits until they have ended.
 
     Passes signals on to them. Exits with status 0, 1 if a process has died, 2 for a user's
@@ -310,7 +309,7 @@ def report_failure(problem: Exception, exit_codes: list[int | None], folder: str
 # --- torchrun ---------------------------------------------------------------------------------
 
 
-def torchrun(train: Train, command_line) -> None:
+def torchrun(train: Train, command_line: rendezvous.CommandLine) -> None:
     """Calls `train` in this process, one of those that torchrun has started.
 
     Rank 0 completes the settings and sends them to all. When a process has died, torchrun
@@ -356,7 +355,11 @@ def check_environment() -> None:
 
 
 def run_under_torchrun(
-    train: Train, command_line, torchrun_store: dist.Store, rank: int, world_size: int
+    train: Train,
+    command_line: rendezvous.CommandLine,
+    torchrun_store: dist.Store,
+    rank: int,
+    world_size: int,
 ) -> None:
     """Connects the processes of this start, agrees on the settings, and calls `train`."""
     timeout = command_line.given.get("timeout", command_line.settings.timeout)

@@ -15,7 +15,7 @@ import time
 import uuid
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import torch
@@ -28,6 +28,16 @@ from support.distributed.collectives import all_gather_objects, is_communication
 from support.distributed.signals import Signals
 
 HAS_LIBUV = sys.platform != "win32"  # PyTorch's build for Windows has a store without it
+
+
+class CommandLine(Protocol):
+    """What a launcher needs of the command line (support/training/command_line.py)."""
+
+    settings: Any  # a dataclass: the settings of a run
+    given: dict[str, Any]  # the flags on the command line
+
+    def complete(self, restarted: str = "") -> Any:
+        """Returns the settings of a run."""
 
 
 def new_store(host: str, port: int, **more) -> dist.TCPStore:
@@ -82,14 +92,17 @@ def wait_for_result(store: dist.Store, key: str) -> None:
 
 
 def share_settings(
-    command_line, torchrun_store: dist.Store, store: dist.Store, rank: int, world_size: int
+    command_line: CommandLine,
+    torchrun_store: dist.Store,
+    store: dist.Store,
+    rank: int,
+    world_size: int,
 ) -> Any:
     """Returns the settings of the run, the same in all processes: rank 0 sends its own.
 
     Every process compares its command line, code and versions with rank 0's, so that none
     trains something else unnoticed. If one differs, or rank 0's settings are impossible, all
-    raise UserError with the same message. command_line: a CommandLine
-    (support/training/command_line.py). torchrun_store: outlives a restart, and has the run's
+    raise UserError with the same message. torchrun_store: outlives a restart, and has the run's
     folder.
     """
     own = {

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from support.planning.footprint import FP32, TrainingStep, memory
 from support.planning.machines import Hardware, Network
@@ -36,6 +37,15 @@ FORWARD_SUMS = 3 + 2
 BACKWARD_SUMS = 2 * 3 + 2  # an attention has two by columns: the query, and the key and value
 MAX_GPUS = 1024
 EVERY_COUNT = range(1, MAX_GPUS + 1)
+
+
+class Stage(NamedTuple):
+    """A part of a micro-batch on an FSDP rank, in which one unit computes. All are seconds."""
+
+    gather: float = 0.0  # the unit's all-gather, while the previous stage computes
+    compute: float = 0.0  # once the unit is gathered
+    scatter: float = 0.0  # the reduce-scatter of another unit's gradients, meanwhile
+    across: float = 0.0  # then their all-reduce over the nodes
 
 
 @dataclass
@@ -66,11 +76,13 @@ class Estimate:
             self.step, self.shards, self.sentences, self.accumulate, self.hardware.base_memory
         )
         self.fits = self.peak_memory <= self.hardware.usable_memory
+        self.set_computing()
 
-        # The seconds that a process computes in a micro-batch and in a step. If there are more
-        # processes than cores, they take turns.
+    def set_computing(self) -> None:
+        """Sets the seconds that a process computes in a micro-batch and in a step."""
         step = self.step
         hardware = self.hardware
+        # If there are more processes than cores, they take turns.
         turns = max(1.0, self.per_node / (hardware.cores or self.per_node))
         rate = hardware.peak_flops * hardware.efficiency
         computed = step.hardware_flops * self.sentences / step.sentences / rate
@@ -143,18 +155,15 @@ class Estimate:
             hardware.scatter_factor * network.all_gather(FP32 * unit, among)
             for unit in step.units
         ]
-        across = nothing = [0.0] * len(step.units)
+        nothing = [0.0] * len(step.units)
+        across = nothing
         if self.mode == "hsdp":
             across = [network.all_reduce(FP32 * n / self.shards, "across") for n in step.units]
         # The gradient's norm is a sum over the processes. In fp16 GradScaler also asks whether
         # the gradient of any of them has overflowed.
         sums = 2 if step.precision == "fp16" else 1
         waits = sums * network.all_reduce(FP32)
-        units = len(step.units)
-        collectives = sums + (units if self.mode == "hsdp" else 0)
-        if self.shards > 1:  # the root is gathered once, each layer forward and backward
-            collectives += self.accumulate * (2 * units - 1) + units
-        waits += collectives * step.delay
+        waits += (self.fsdp_collectives() + sums) * step.delay
         if hardware.cpu:  # nothing is hidden; the root is gathered once, each layer twice
             gathered = self.accumulate * (2 * sum(gather) - gather[0])
             return gathered + sum(scatter) + sum(across) + waits
@@ -171,6 +180,15 @@ class Estimate:
         sums = FORWARD_SUMS * (2 if step.recompute else 1) + BACKWARD_SUMS
         return self.accumulate * step.config.layers * sums * seconds
 
+    def fsdp_collectives(self) -> int:
+        """Returns the number of collectives in a step, except those of a single element."""
+        units = len(self.step.units)
+        collectives = units if self.mode == "hsdp" else 0
+        if self.shards > 1:
+            gathers = 2 * units - 1  # the root once, each layer forward and backward
+            collectives += self.accumulate * gathers + units
+        return collectives
+
     def pipeline(self, gather: list[float], scatter: list[float], across: list[float]) -> float:
         """Returns the seconds that a micro-batch's computing waits for communication.
 
@@ -184,29 +202,22 @@ class Estimate:
         compute = [self.micro_batch_seconds * unit / total for unit in self.step.units]
         forward = [(1 - self.backward_share) * seconds for seconds in compute]
         backward = [self.backward_share * seconds for seconds in compute]
-        compute_free = links_free = network_free = 0.0  # when each is free again
-
-        def run(gather=0.0, compute=0.0, scatter=0.0, across=0.0) -> None:
-            """Gathers a unit and computes; meanwhile the gradients of another are summed."""
-            nonlocal compute_free, links_free, network_free
-            began = max(compute_free, links_free + gather)
-            compute_free = began + compute
-            links_free = began + scatter
-            network_free = max(network_free, links_free) + across
-
         root, *layers = range(len(compute))
-        run(gather[root])
-        for layer in layers:
-            run(gather[layer], forward[layer])
+        stages = [Stage(gather[root])]
+        stages += [Stage(gather[layer], forward[layer]) for layer in layers]
         # The projection to the vocabulary comes last, and first in the backward pass.
-        run(compute=forward[root])
-        run(compute=backward[root])
+        stages += [Stage(compute=forward[root]), Stage(compute=backward[root])]
         above = (0.0, 0.0)  # `scatter` and `across` of the layer above
         for layer in reversed(layers):
-            run(gather[layer], backward[layer], *above)
+            stages.append(Stage(gather[layer], backward[layer], *above))
             above = (scatter[layer], across[layer])
-        run(0.0, 0.0, *above)
-        run(0.0, 0.0, scatter[root], across[root])
+        stages += [Stage(0.0, 0.0, *above), Stage(0.0, 0.0, scatter[root], across[root])]
+        compute_free = links_free = network_free = 0.0  # when each is free again
+        for stage in stages:
+            began = max(compute_free, links_free + stage.gather)
+            compute_free = began + stage.compute
+            links_free = began + stage.scatter
+            network_free = max(network_free, links_free) + stage.across
         return network_free - self.micro_batch_seconds
 
 
@@ -233,7 +244,8 @@ def candidates(
     """
     counts = [step.accumulate]
     if not step.accumulate:
-        most = Estimate(step, hardware, mode, nodes, per_node, accumulate=1).sentences
+        one = Estimate(step, hardware, mode, nodes, per_node, accumulate=1)
+        most = one.sentences
         counts = [2**i for i in range((most - 1).bit_length())] + [most]
     return [Estimate(step, hardware, mode, nodes, per_node, count) for count in counts]
 

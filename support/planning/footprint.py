@@ -1,5 +1,9 @@
 """The operations and the memory that training a Transformer takes, computed from its shape.
 
+    step = TrainingStep(ModelConfig(8000), sentences=64, length=128, precision="bf16")
+    step.flops, step.parameters
+    parts, peak = memory(step, shards=8, sentences=8, accumulate=1)   # FSDP on eight processes
+
 Sizes are in bytes and lengths in tokens. In every mode the parameters, the gradients and
 AdamW's two moments are kept in fp32; --precision bf16 or fp16 changes the inputs of matrix
 products and what FSDP gathers.
@@ -50,6 +54,7 @@ class TrainingStep:
         parts = [elements_of_part(layer, self.tensor) for layer in model.layers()]
         self.units = [outside, *parts]
         self.tokens = 2 * self.sentences * self.length
+        self.count_flops()
 
         # Of an element that enters a matrix product.
         self.compute_bytes = LOW_PRECISION if autocast_dtype(self.precision) else FP32
@@ -66,9 +71,13 @@ class TrainingStep:
         if self.config.dropout:
             self.dropout_bytes = self.compute_bytes if self.cpu else 1
 
-        # `flops` are the model's. `forward_flops` and `hardware_flops` are those that one
-        # process would compute with all sentences: with --tensor a part of the layers, and the
-        # whole projection to the vocabulary.
+    def count_flops(self) -> None:
+        """Counts the FLOPs of the step: the model's, and those that processes compute.
+
+        `flops` are the model's. `forward_flops` and `hardware_flops` are those that one process
+        would compute with all sentences: with --tensor a part of the layers, and the whole
+        projection to the vocabulary. --recompute increases `hardware_flops`.
+        """
         lengths = torch.tensor([self.length])
         without_projection = replace(self.config, vocab_size=1)
         self.flops = self.sentences * transformer_flops(self.config, lengths, lengths)
@@ -103,11 +112,12 @@ def layer_activations(step: TrainingStep, sentences: int, attentions: int) -> fl
     d = step.config.d_model
     number = step.compute_bytes
     residual = step.residual_bytes
-    # Either one for the query and one for the key and value, or one for all.
-    qkv_inputs = 2 * number if step.copies_for_each_product else number
-    # The norm's input, the products' inputs, q, k, v, the result, and the dropout. With
-    # --tensor each process has a part of q, k, v, the result, and the feed-forward's hidden
-    # layer.
+    qkv_inputs = number
+    if step.copies_for_each_product:  # one for the query, one for the key and value
+        qkv_inputs = 2 * number
+    # The norm's input, the products' inputs, q, k, v, the result, and the dropout.
+    # With --tensor each process has a part of q, k, v, the result, and the hidden layer of the
+    # feed-forward.
     part = number / step.tensor
     heads = step.config.heads / step.tensor
     attention: float = d * (residual + qkv_inputs + 4 * part + step.dropout_bytes)
@@ -115,7 +125,8 @@ def layer_activations(step: TrainingStep, sentences: int, attentions: int) -> fl
         attention += number * heads * max(32, step.length)
     else:  # fused attention keeps the log-sum-exp of its scores
         attention += FP32 * heads
-    feed_forward = d * (residual + number + step.dropout_bytes) + part * step.config.d_ff
+    inside = part * step.config.d_ff
+    feed_forward = d * (residual + number + step.dropout_bytes) + inside
     return sentences * step.length * (attentions * attention + feed_forward)
 
 
@@ -156,8 +167,10 @@ def temporary_memory(step: TrainingStep, shards: int, sentences: int) -> float:
     copies = end_of_layer = 0
     if shards:
         copies = weight_bytes * step.units[0]  # gathered first and freed last
-        # The gathered layers, a whole gradient, and the gradient that is reduced.
-        layer_backward += ((GATHERED_LAYERS + 1) * weight_bytes + FP32) * largest_layer
+        gathered = GATHERED_LAYERS * weight_bytes * largest_layer
+        whole_gradient = weight_bytes * largest_layer
+        gradient_to_reduce = FP32 * largest_layer
+        layer_backward += gathered + whole_gradient + gradient_to_reduce
     elif number != FP32:
         # Of the weights of layers; with --recompute on GPUs, of a layer at a time.
         copied_layers = 1 if step.recompute and not step.cpu else 2 * config.layers

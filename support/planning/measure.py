@@ -68,7 +68,7 @@ def median_seconds(call: Callable[[], None]) -> float:
     return statistics.median(timeit.repeat(call, number=1, repeat=REPEATS))
 
 
-def seconds_after_computing(collective: Callable[[], object]) -> float:
+def seconds_after_computing(collective: Callable[[], None]) -> float:
     """Returns the seconds that a collective adds when it follows computation, as in a step.
 
     Right after another collective it would be faster: the caches would hold its tensors, and
@@ -76,9 +76,13 @@ def seconds_after_computing(collective: Callable[[], object]) -> float:
     """
     factor = torch.randn(1024, 1024)
 
-    def seconds(call: Callable[[], object]) -> float:
+    def seconds(call: Callable[[], None]) -> float:
+        def compute_and_call() -> None:
+            factor @ factor
+            call()
+
         dist.barrier()
-        return timeit.timeit(lambda: (factor @ factor, call()), number=REPEATS) / REPEATS
+        return timeit.timeit(compute_and_call, number=REPEATS) / REPEATS
 
     differences = [seconds(collective) - seconds(lambda: None) for _ in range(REPEATS)]
     return max(1e-6, statistics.median(differences))
@@ -139,8 +143,8 @@ def worker(rank: int, processes: int, port: int, step: TrainingStep, results) ->
     hour = timedelta(hours=1)  # computing takes long with a large model on shared cores
     store = connect(port, hour)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes, timeout=hour)
-    importlib.import_module("train_fsdp")  # what a training process imports counts, too
-    importlib.import_module("support.distributed.weights")
+    for module in ("train_fsdp", "support.distributed.weights"):
+        importlib.import_module(module)  # what a training process imports counts, too
     time_computing(TINY)
     base_memory = peak_resident()
     dist.barrier()

@@ -72,8 +72,10 @@ Lines = dict[str, dict[float, float]]  # {label: {x: y}}
 
 def measured(rows: list[Row], column: str) -> list[Row]:
     """Returns the rows with a finite value in a column, above 0 if its quantity always is."""
-    above = 0 if column in POSITIVE else -math.inf
-    return [row for row in rows if above < row[column] < math.inf]
+    finite = [row for row in rows if math.isfinite(row[column])]
+    if column in POSITIVE:
+        return [row for row in finite if row[column] > 0]
+    return finite
 
 
 def metric_columns(rows: list[Row], part: str) -> list[str]:
@@ -93,8 +95,9 @@ def speed_column(runs: list[Row]) -> str:
     It is tokens/s if all runs translate or one has not ended, and otherwise examples/s.
     """
     all_ended = all(math.isfinite(run["samples_per_second"]) for run in runs)
-    compares_examples = all_ended and not all_translate(runs)
-    return "samples_per_second" if compares_examples else "tokens_per_second"
+    if all_translate(runs) or not all_ended:
+        return "tokens_per_second"
+    return "samples_per_second"
 
 
 def read_table(lines: Iterable[str], required: list[str]) -> list[Row]:
@@ -111,8 +114,9 @@ def read_table(lines: Iterable[str], required: list[str]) -> list[Row]:
     for cells in table:
         if None in cells or None in cells.values():
             raise ValueError(f"a row does not have {len(columns)} cells")
-        numbers = {name: number(cell) for name, cell in cells.items() if name not in TEXTS}
-        rows.append(cells | numbers)
+        rows.append(
+            {name: cell if name in TEXTS else number(cell) for name, cell in cells.items()}
+        )
     return rows
 
 
@@ -159,6 +163,7 @@ def read_run(folder: Path, names: list[str]) -> tuple[Row, list[Row], dict[str, 
     curve = read_curve(folder / "metrics.csv")
     name = folder.resolve().name
     speed = median(values_of(curve, "tokens_per_second") or [math.nan])
+    train_losses = values_of(curve, "train_loss")
     samples_per_second = speed * examples_per_token(summary)
     row = {
         "study": study_of(flags, config["parameters"]),
@@ -172,7 +177,7 @@ def read_run(folder: Path, names: list[str]) -> tuple[Row, list[Row], dict[str, 
         "samples_per_second": samples_per_second,
         "epoch_seconds": number(summary.get("training_examples")) / samples_per_second,
         "tokens_per_second": speed,
-        "train_loss": [math.nan, *values_of(curve, "train_loss")][-1],
+        "train_loss": train_losses[-1] if train_losses else math.nan,
         "valid_loss": min(values_of(curve, "valid_loss"), default=math.nan),
     }
     for valid in metric_columns(curve, "valid"):
@@ -223,9 +228,10 @@ def study_of(flags: dict, parameters: int) -> str:
 def examples_per_token(summary: dict) -> float:
     """Returns the mean number of examples per token; NaN if the run has not ended."""
     epochs = summary.get("epochs", [])
+    if not epochs:
+        return math.nan
     tokens = sum(number(epoch.get("tokens")) for epoch in epochs)
-    examples = sum(number(epoch.get("examples")) for epoch in epochs)
-    return examples / tokens if epochs else math.nan
+    return sum(number(epoch.get("examples")) for epoch in epochs) / tokens
 
 
 # --- Lines to draw
@@ -242,8 +248,9 @@ def curves(logs: dict[str, list[Row]], x: str, y: str) -> Lines:
     lines = {}
     for name, curve in logs.items():
         for label, column in columns.items():
-            line = {row[x]: row[column] for row in measured(curve, column)}
-            if line:
+            rows = measured(curve, column)
+            if rows:
+                line = {row[x]: row[column] for row in rows}
                 lines[label if len(logs) == 1 else name] = line
     return lines
 
@@ -281,17 +288,19 @@ def compare(runs: list[Row], x: str, y: str) -> Lines:
         groups = comparable_groups(runs, x, ["mode", "study", "accumulate"])
     lines: Lines = {}
     for label, group in groups.items():
-        points: dict[float, list[float]] = {}
-        for run in sorted(group, key=lambda run: run[x]):
-            points.setdefault(run[x], []).append(run[column])
-        line = lines[label] = {value: median(results) for value, results in points.items()}
+        line = {
+            value: median(run[column] for run in group if run[x] == value)
+            for value in sorted({run[x] for run in group})
+        }
+        lines[label] = line
         if y == column:
             continue
         fewest = min(line)
+        speed_up = {n: speed / line[fewest] for n, speed in line.items()}
         ideal = {n: n / fewest for n in line}
-        lines[label] = {n: speed / line[fewest] for n, speed in line.items()}
         if y == "efficiency":
-            lines[label] = {n: 100 * lines[label][n] / ideal[n] for n in line}
+            speed_up = {n: 100 * speed_up[n] / ideal[n] for n in line}
             ideal = dict.fromkeys(line, 100.0)
+        lines[label] = speed_up
         lines.setdefault(f"ideal, from {fewest:g}", {}).update(ideal)
     return lines

@@ -26,6 +26,7 @@ from support.common.hardware import (
 )
 from support.common.packages import require
 from support.common.paths import LOGS
+from support.common.prompt import readable
 from support.common.run_folder import check_name, make_folder
 from support.common.streams import prepare_streams
 from support.training.config_file import read_config
@@ -60,6 +61,9 @@ class CommandLine:
         """
         from support.corpora.pairs import own_name
 
+        for name, value in self.given.items():  # no file of the run could hold other text
+            if isinstance(value, str) and readable(value) != value:
+                raise UserError(f"{option(name)} {value!r}: not UTF-8")
         given = self.with_config_file()
         folder = find_folder(given, restarted)
         checkpoint = self.read_checkpoint(folder, given)

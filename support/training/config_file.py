@@ -58,7 +58,10 @@ def load_file(path: str) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        return yaml.load(Path(path).read_text(encoding="utf-8"), Loader) or {}  # JSON is YAML
+        text = Path(path).read_text(encoding="utf-8")
+        if path.endswith(".json"):
+            text = text.replace("\t", " ")  # which YAML, otherwise like JSON, refuses
+        return yaml.load(text, Loader) or {}
     except (yaml.YAMLError, ValueError, TypeError) as problem:
         mark = getattr(problem, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""

@@ -22,18 +22,19 @@ def flag(
     task: str = "",
     is_shape: bool = False,
     changeable: bool = False,
-    kept: str = "by --resume and --config",
+    remembered: bool = True,
+    copied: bool = True,
 ) -> Any:
     """Describes a flag.
 
     limits: the smallest and the largest number. choices: the allowed words. task: the only task
     that uses it. is_shape: whether it is part of the model's shape, which --pretrained decides.
-    kept: whether a run that --resume continues, and one that begins with --config and another
-    run's config.json, have its value. changeable: whether a resumed run may be given another
-    value; so may it if the flag is not kept by both.
+
+    What happens to it when a run is resumed, or another one starts from its config.json:
+    remembered: --resume uses the value that the run was started with. copied: --config takes
+    the value from another run's config.json. changeable: a resumed run may be given another
+    value; so may it for every flag that is not remembered or not copied.
     """
-    remembered = "--resume" in kept
-    copied = "--config" in kept
     return dataclasses.field(
         default=default,
         metadata={
@@ -42,7 +43,7 @@ def flag(
             "choices": choices,
             "task": task,
             "is_shape": is_shape,
-            "changeable": changeable or not (remembered and copied),
+            "changeable": changeable or not remembered or not copied,
             "remembered": remembered,
             "copied": copied,
         },
@@ -157,7 +158,8 @@ class OptimizerSettings:
     minutes: float = flag(
         0.0,
         "train for as many epochs as fit in this time, found by a short trial; 0: --epochs",
-        kept="no",
+        remembered=False,
+        copied=False,
     )
     lr: float = flag(2e-3, "peak learning rate, at the end of the warm-up")
     warmup: int = flag(1000, "warm-up steps; 0: a tenth of the run")
@@ -214,13 +216,19 @@ class SpeedSettings:
         changeable=True,
     )
     profile: bool = flag(
-        False, "record three steps: step.png, memory.png and traces", kept="no"
+        False,
+        "record three steps: step.png, memory.png and traces",
+        remembered=False,
+        copied=False,
     )
     benchmark: bool = flag(
         False, "time 200 steps and save nothing; prints tokens/s and MFU", changeable=True
     )
     hardware_tflops: float = flag(
-        0.0, "peak of a process's GPU or cores, for MFU; 0: look up or measure", kept="no"
+        0.0,
+        "peak of a process's GPU or cores, for MFU; 0: look up or measure",
+        remembered=False,
+        copied=False,
     )
 
 
@@ -228,9 +236,9 @@ class SpeedSettings:
 class RunSettings:
     """run"""
 
-    config: str = flag("", "take flags from this YAML or JSON file", kept="by --resume")
-    name: str = flag("", "start the run logs/NAME, or resume it", kept="by --resume")
-    resume: str = flag("", "resume the run in this folder, logs/RUN", kept="by --resume")
+    config: str = flag("", "take flags from this YAML or JSON file", copied=False)
+    name: str = flag("", "start the run logs/NAME, or resume it", copied=False)
+    resume: str = flag("", "resume the run in this folder, logs/RUN", copied=False)
     eval_every: int = flag(0, "steps between evaluations; 0: every epoch", changeable=True)
     bleu_sentences: int = flag(
         2000,
@@ -243,7 +251,13 @@ class RunSettings:
     log_every: int = flag(
         10, "steps between rows of metrics.csv", (1, 2**31 - 1), changeable=True
     )
-    device: str = flag("auto", "where to train", choices=("auto", "cpu", "cuda"), kept="no")
+    device: str = flag(
+        "auto",
+        "where to train",
+        choices=("auto", "cpu", "cuda"),
+        remembered=False,
+        copied=False,
+    )
     tensorboard: bool = flag(
         False, "also write metrics for TensorBoard to logs/RUN/", changeable=True
     )
@@ -252,12 +266,16 @@ class RunSettings:
     )
     timeout: int = flag(600, "seconds to wait for another process", (1, 10**7), changeable=True)
     delay_ms: float = flag(
-        0.0, "milliseconds to wait before each collective, as in a slow network", kept="no"
+        0.0,
+        "milliseconds to wait before each collective, as in a slow network",
+        remembered=False,
+        copied=False,
     )
     netem: bool = flag(
         False,
         "batch/netem.sh already delays the network: do not wait in the process as well",
-        kept="no",
+        remembered=False,
+        copied=False,
     )
 
 
@@ -304,7 +322,7 @@ class ShardedSettings(Settings):
     """run"""
 
     sharded: bool = flag(
-        False, "save last.pt in shards, one for each process", kept="by --config"
+        False, "save last.pt in shards, one for each process", remembered=False
     )
 
 
@@ -316,7 +334,7 @@ class FsdpSettings(ShardedSettings):
         1,
         "model replicas for hybrid sharding (HSDP); typically the number of nodes",
         (1, 10_000),
-        kept="by --config",
+        remembered=False,
     )
 
 
@@ -325,7 +343,7 @@ class TpSettings(ShardedSettings):
     """run"""
 
     tensor: int = flag(
-        0, "processes that compute each layer together; 0: all of a node", kept="by --config"
+        0, "processes that compute each layer together; 0: all of a node", remembered=False
     )
 
 

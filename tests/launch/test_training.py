@@ -408,6 +408,7 @@ def test_bad_flags_are_answered_in_one_line(tmp_path, train):
         (["--precision", "tf32"], "--precision tf32: only GPUs have it; use fp32"),
         (["--profile", "--benchmark"], "saves nothing: leave out --profile"),
         (["--lr", "nan"], "--lr nan: it must be from 0 to"),
+        (["--data", os.fsdecode(b"\xff.tsv")], "--data '\\udcff.tsv': not UTF-8"),
         (["--name", "/tmp/x"], "--name '/tmp/x': letters, digits"),
         (["--name", "a/../../x"], "--name 'a/../../x': letters, digits"),
         (["--dropout", "1.5"], "dropout 1.5 is not in [0, 1)"),
@@ -788,6 +789,10 @@ def test_the_peak_is_measured_by_all_processes_once_for_a_machine(monkeypatch, t
     assert (
         throughput.peak_rate(args, 0, 3, tmp_path) == 15e9
     )  # three processes are another case
+    (tmp_path / "matrix_rates.json").write_text("spoilt")
+    measured = iter([1e9])
+    processes = 2
+    assert throughput.peak_rate(args, 0, 2, tmp_path) == 2e9
 
 
 def test_the_measured_rate_is_one_that_products_reach():

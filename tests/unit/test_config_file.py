@@ -92,6 +92,11 @@ def test_words_that_yaml_takes_for_bools_and_flags_given_twice(tmp_path):
         )
 
 
+def test_json_may_be_indented_by_tabs(tmp_path):
+    path = write(tmp_path, "a.json", '{\n\t"lr": 1e-05,\n\t"flip": "yes"\n}')
+    assert read_config(path, Settings) == {"lr": 1e-05, "flip": "yes"}
+
+
 def test_what_another_script_has_recorded_is_ignored(tmp_path):
     path = write(
         tmp_path,

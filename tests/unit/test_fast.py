@@ -483,3 +483,8 @@ def test_the_fast_precision_of_a_gpu(monkeypatch, capability, precision):
 
 def test_memory_can_be_kept():
     keep_freed_memory()  # whatever the C library is
+
+
+def test_a_c_library_without_glibcs_parameters_is_left_as_it_is(monkeypatch):
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())  # as musl has none
+    keep_freed_memory()

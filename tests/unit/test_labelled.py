@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import os
 import tarfile
 import zipfile
 from functools import partial
@@ -13,7 +14,7 @@ from test_data import Quiet, Server
 
 from support.classification import named
 from support.classification.corpus import classes_of
-from support.classification.encoding import prepare_labelled
+from support.classification.encoding import hash_example, prepare_labelled
 from support.classification.images import ImageTransform, read_image
 from support.classification.labelled import find_labelled
 from support.common.errors import UserError
@@ -125,6 +126,9 @@ def test_a_header_is_not_a_class(tmp_path):
     (tmp_path / "b.csv").write_text("spam,buy\nham,hi\nspam,now\n")
     assert read_all(tmp_path / "b.csv", text="2", label="1") == ["ham", "spam"]
     assert "no column '0'" in refusal(read_all, tmp_path / "b.csv", text="2", label="0")
+    # With names there is a header, and the first class may be rare, even called as a column.
+    (tmp_path / "d.csv").write_text("text,spam,label\nhi,1,spam\na,2,ham\nb,3,ham\n")
+    assert read_all(tmp_path / "d.csv", label="label") == ["ham", "spam"]
     (tmp_path / "c.csv").write_text(
         "text,label\nhi,rare\na,ham\nb,ham\n"
     )  # where there is one, a class may be rare
@@ -272,7 +276,9 @@ def test_numbers_that_pandas_has_put_above_columns_are_a_header(tmp_path):
 def test_a_column_is_not_text_and_class_at_once(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\nGood,pos\nBad,neg\n")
     assert "name the same column twice" in refusal(read_all, tmp_path / "a.csv", label="1")
-    assert "no column ''" in refusal(read_all, tmp_path / "a.csv", text="text,", label="label")
+    (tmp_path / "b.csv").write_text(",text,label\n0,Good,pos\n1,Bad,neg\n")  # by pandas
+    for name in ("a.csv", "b.csv"):
+        assert "is missing" in refusal(read_all, tmp_path / name, text="text,", label="label")
 
 
 def test_rows_and_lines_without_anything_are_skipped(tmp_path):
@@ -434,6 +440,17 @@ def test_the_checksum_is_of_what_is_read_and_how(tmp_path):
     assert (
         find_labelled(str(tmp_path / "a.csv"), text="text", label="label").checksum() != sums[0]
     )
+
+
+def test_the_checksum_tells_which_version_has_held_examples_out(tmp_path, monkeypatch):
+    """Else a resumed run would be validated on what it was trained on."""
+    write_tree(tmp_path, {f"{name}.csv": "text,label\na,1\nb,2\n" for name in "ab"})
+    for valid in ("", str(tmp_path / "b.csv")):
+        corpus = find_labelled(str(tmp_path / "a.csv"), valid, label="label")
+        before = corpus.checksum()
+        with monkeypatch.context() as patch:
+            patch.setattr("support.classification.corpus.HOLD_OUT", 99)
+            assert (corpus.checksum() == before) == bool(valid)
 
 
 # --- AG News
@@ -804,11 +821,32 @@ def test_class_folders_without_parts_and_others_to_validate_on(tmp_path):
     )
     corpus = find_labelled(f"{tmp_path}/all", valid=f"{tmp_path}/dev")
     assert read(corpus) == [("x", "a"), ("y", "b")] and read(corpus, "valid") == [("z", "b")]
+    assert (
+        "the test set shares no class with the training set; one of its classes is 'c'"
+        in refusal(read_all, tmp_path / "all", test=f"{tmp_path}/t")
+    )
     answer = refusal(find_labelled, f"{tmp_path}/all", valid=f"{tmp_path}/p")
     assert "images for the valid set, but all has texts" in answer
     assert "both/a: a class without any image" in refusal(find_labelled, f"{tmp_path}/both")
     assert "neither a table" in refusal(find_labelled, f"{tmp_path}/all/a")
     assert "no such file or folder" in refusal(find_labelled, f"{tmp_path}/none", label="label")
+
+
+def test_a_class_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    write_tree(tmp_path, {f"{name}/1.txt": "x" for name in "abc"})
+
+    def refuse_c(call):
+        def read(path):
+            if str(path) == str(tmp_path / "c"):
+                raise PermissionError(13, "Permission denied", str(path))
+            return call(path)
+
+        return read
+
+    for name in ("scandir", "listdir"):
+        monkeypatch.setattr(os, name, refuse_c(getattr(os, name)))
+    with pytest.raises(PermissionError):
+        find_labelled(str(tmp_path))
 
 
 def test_a_folder_with_a_test_part_alone_is_found_but_nothing_to_train_on(tmp_path):
@@ -1018,9 +1056,16 @@ def test_class_folders_of_images(tmp_path, image):
 
 
 @pytest.mark.optional
-def test_images_are_decoded_once(tmp_path, image, monkeypatch):
+def test_images_are_hashed_once_and_decoded_once(tmp_path, image, monkeypatch):
     """Although some are held out to validate on."""
     decoded = []
+    hashed = []
+
+    def hash_and_note(example):
+        hashed.append(example.name)
+        return hash_example(example)
+
+    monkeypatch.setattr("support.classification.encoding.hash_example", hash_and_note)
 
     def read_and_note(path, transform):
         decoded.append(path.name)
@@ -1033,7 +1078,7 @@ def test_images_are_decoded_once(tmp_path, image, monkeypatch):
         image.new("RGB", (9, 9), (6 * number,) * 3).save(folder / f"{number}.png")
     corpus = find_labelled(f"{tmp_path}/all")
     folder = prepare_labelled(corpus, corpus.checksum(), tmp_path, "", 64, 300)
-    assert len(decoded) == 40
+    assert len(decoded) == len(hashed) == 40
     found = {
         part: np.fromfile(folder / f"{part}.pixels", np.uint8).reshape(-1, 3, 32, 32)
         for part in ("train", "valid")

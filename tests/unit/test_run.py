@@ -19,7 +19,7 @@ from conftest import SMALL, read_metrics
 
 import train_cpu
 from support.classification.task import Classification
-from support.common import checkpoint
+from support.common import checkpoint, run_folder
 from support.common.errors import UserError
 from support.distributed import launch, weights
 from support.distributed.rendezvous import publish, store_on_loopback, wait_for_result
@@ -295,3 +295,13 @@ def test_all_ranks_hear_of_rank_0s_error_in_the_same_words():
         Path("no-such-file").read_bytes()
     with pytest.raises(UserError, match="^no-such-file: No such file or directory$"):
         wait_for_result(store, "prepared")
+
+
+@pytest.mark.parametrize("content", ['{"saved": tr', "{}"])
+def test_a_folder_with_a_damaged_config_json_is_answered(tmp_path, monkeypatch, content):
+    monkeypatch.setattr(run_folder, "LOGS", tmp_path)
+    folder = tmp_path / "damaged"
+    folder.mkdir()
+    (folder / "config.json").write_text(content)
+    with pytest.raises(UserError, match="config.json: damaged; choose another --name"):
+        run_folder.make_folder(folder, "corpus")
