@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from data import in_order
 from support.classification.corpus import MAX_CLASSES, Labelled, Reader
 from support.classification.encoding import hold_out_labelled
 from support.classification.images import read_image
@@ -129,7 +130,7 @@ def bar_chart(predictor: Predictor, line: str) -> str:
 
 
 def find_examples(args: argparse.Namespace, predictor: Predictor) -> tuple[Reader, str]:
-    """Returns the reader of the examples that --score names, and their description.
+    """Returns the reader of the examples that --score names, and what follows their number.
 
     They are a table, a folder, or a part of the corpus that the model was trained on. Raises
     UserError.
@@ -156,7 +157,7 @@ def find_examples(args: argparse.Namespace, predictor: Predictor) -> tuple[Reade
         return read, f" of the {args.score} set"
     if corpus.left_out:
         print(corpus.left_out_line(), file=sys.stderr)
-    part = [name for name in PARTS if name in corpus.parts][-1]  # test, or valid, or train
+    part = in_order(corpus.parts)[-1]  # test, or valid, or train
     description = f" of the {part} set" if len(corpus.parts) > 1 else ""
     if part == "train" and path.resolve() == Path(flags["data"]).resolve():
         description = ", including those that the model was trained on"
@@ -164,7 +165,9 @@ def find_examples(args: argparse.Namespace, predictor: Predictor) -> tuple[Reade
 
 
 def read_part(corpus: Labelled, part: str, checksum: str) -> Reader:
-    """Returns the reader of a part, without the examples that training held out of it.
+    """Returns the reader of a part as training had it.
+
+    Without a validation set, some of the training examples are that set.
 
     checksum: that of the corpus when the model was trained. Raises UserError.
     """

@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
-from itertools import chain, islice
+from itertools import chain, filterfalse, islice
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +107,9 @@ def encoded_folder(cache: Path, name: str, description: list, tokenizer: str) ->
     """
     # A new run passes no tokenizer, and its folder is named without one. When the run is
     # resumed, it passes the one that was trained then, and finds the same folder.
-    trained = name_folder(cache, name, [*description, ""])
-    if tokenizer and is_encoded(trained) and read_tokenizer(trained) == tokenizer:
-        return trained
+    own = name_folder(cache, name, [*description, ""])
+    if tokenizer and is_encoded(own) and read_tokenizer(own) == tokenizer:
+        return own
     return name_folder(cache, name, [*description, tokenizer])
 
 
@@ -139,13 +139,13 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
         if is_encoded(folder):
             return folder
         shutil.rmtree(folder, ignore_errors=True)
-    partial = folder.with_name(f"partial-{uuid.uuid4().hex}")
+    unfinished = folder.with_name(f"partial-{uuid.uuid4().hex}")
     try:
-        partial.mkdir(parents=True)
-        meta = write(partial)
-        meta["sizes"] = {file.name: file.stat().st_size for file in partial.iterdir()}
-        (partial / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
-        partial.rename(folder)
+        unfinished.mkdir(parents=True)
+        meta = write(unfinished)
+        meta["sizes"] = {file.name: file.stat().st_size for file in unfinished.iterdir()}
+        (unfinished / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+        unfinished.rename(folder)
     except OSError as problem:
         if not is_encoded(folder):  # else another run has made it meanwhile
             raise UserError(
@@ -153,18 +153,21 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
                 f"XDG_CACHE_HOME names another place"
             ) from problem
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
     return folder
 
 
 def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> dict[str, Any]:
-    """Writes tokenizer.json and the encoded parts; returns counts of what is in them."""
+    """Writes tokenizer.json and the encoded parts; returns the content of meta.json.
+
+    Raises UserError if a part has no pair.
+    """
     # All parts are read, so that errors in a file come at the start.
     num_pairs = {part: sum(1 for _ in read()) for part, read in corpus.parts.items()}
     is_held_out = "valid" not in corpus.parts
     parts = hold_out_pairs(corpus.parts) if is_held_out else corpus.parts
-    stride = math.ceil(num_pairs["train"] / BPE_PAIRS)
-    some_pairs = islice(parts["train"](), 0, None, stride or 1)
+    stride = max(1, math.ceil(num_pairs["train"] / BPE_PAIRS))
+    some_pairs = islice(parts["train"](), 0, None, stride)
     texts = (text.strip() for pair in some_pairs for text in pair)
     encoder = BPE(bpe) if bpe else BPE.train(texts, vocab_size)
     (folder / "tokenizer.json").write_text(encoder.serialized, encoding="utf-8")
@@ -196,10 +199,13 @@ def hold_out_pairs(parts: dict) -> dict:
     hashes = np.fromiter(map(hash_text, sources), np.uint32)
     chosen = choose_held_out(hashes, size=min(1000, len(hashes) // 20))
 
-    def select(held_out: bool) -> Iterator[tuple[str, str]]:
-        return (pair for pair in read() if (hash_text(pair[0]) in chosen) == held_out)
+    def is_held_out(pair: tuple[str, str]) -> bool:
+        return hash_text(pair[0]) in chosen
 
-    return parts | {"train": partial(select, False), "valid": partial(select, True)}
+    return parts | {
+        "train": lambda: filterfalse(is_held_out, read()),
+        "valid": lambda: filter(is_held_out, read()),
+    }
 
 
 def hash_text(text: str) -> int:
@@ -213,8 +219,10 @@ def choose_held_out(hashes: np.ndarray, size: int) -> set[int]:
     hashes: (examples,). Hashes that more than `size` / 10 examples share are not chosen, as a
     single text would decide the score. If all are so frequent, the least frequent are chosen.
     """
+    if not len(hashes):
+        return set()
     values, counts = np.unique(hashes, return_counts=True)
-    is_rare = counts <= max(size // 10, counts.min(initial=len(hashes)))
+    is_rare = counts <= max(size // 10, counts.min())
     # np.unique sorts the hashes, so the first ones are a random choice of examples.
     candidates = values[is_rare][:-1]  # at least one hash is left to train on
     counts = counts[is_rare][:-1]
@@ -225,12 +233,12 @@ def choose_held_out(hashes: np.ndarray, size: int) -> set[int]:
 def encode_part(
     pairs: Iterator[tuple[str, str]], bpe: BPE, path: Path, max_length: int
 ) -> dict[str, Any]:
-    """Writes flat arrays, PATH.src.ids and PATH.src.offsets, the same for tgt; returns counts.
+    """Writes flat arrays, PATH.src.ids and PATH.src.offsets, the same for tgt.
 
     Each sentence ends with eos, which counts as a token. Pairs with an empty side, or with more
     than `max_length` tokens, are left out. The parts that are translated and scored later, all
     but the training set, are kept as text too. There a pair that is left out is a pair of empty
-    lines: lines keep their numbers.
+    lines: lines keep their numbers. Returns counts, and the type of the ids.
     """
     dtype = np.dtype(np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32)
     num_pairs = too_long = empty = 0
@@ -240,18 +248,19 @@ def encode_part(
     while block := list(islice(pairs, ENCODED_AT_ONCE)):
         sources, targets = zip(*block)
         kept = []
-        for row, (source, target) in enumerate(zip(bpe.encode(sources), bpe.encode(targets))):
-            if not source or not target:
+        encoded = zip(bpe.encode(sources), bpe.encode(targets))
+        for row, (src_ids, tgt_ids) in enumerate(encoded):
+            if not src_ids or not tgt_ids:
                 empty += 1
                 block[row] = ("", "")
-            elif max(len(source), len(target)) + 1 > max_length:
+            elif max(len(src_ids), len(tgt_ids)) + 1 > max_length:
                 too_long += 1
                 block[row] = ("", "")
             else:
-                kept.append(([*source, EOS], [*target, EOS]))
+                kept.append(([*src_ids, EOS], [*tgt_ids, EOS]))
         num_pairs += len(kept)
         for i, side in enumerate(SIDES):
-            sentences = [ids[i] for ids in kept]
+            sentences = [pair[i] for pair in kept]
             ends[side] += append_ids(f"{path}.{side}", sentences, dtype, ends[side])
             if path.name != "train":
                 lines = "".join(pair[i] + "\n" for pair in block)
@@ -266,7 +275,10 @@ def encode_part(
 
 
 def append_ids(path: str, sentences: list[list[int]], dtype: np.dtype, start: int) -> int:
-    """Appends to PATH.ids, which has `start` tokens, and PATH.offsets; returns how many."""
+    """Appends ids to PATH.ids, which has `start` so far, and their ends to PATH.offsets.
+
+    Returns how many ids it has appended.
+    """
     lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
     append(f"{path}.ids", np.fromiter(chain.from_iterable(sentences), dtype).tobytes())
     append(f"{path}.offsets", (start + lengths.cumsum()).tobytes())
@@ -285,7 +297,10 @@ def read_tokenizer(folder: Path) -> str:
 
 
 def read_text(folder: Path, part: str, side: str) -> list[str]:
-    """Returns the lines of one side, "src" or "tgt", of a part; those left out are empty."""
+    """Returns the lines of one side, "src" or "tgt", of "valid" or "test".
+
+    The lines of pairs that were left out are empty.
+    """
     # Read as bytes: in text mode a lone carriage return would end a line as well.
     return (folder / f"{part}.{side}.txt").read_bytes().decode().split("\n")[:-1]
 

@@ -14,12 +14,9 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from data import BPE
-from model import Transformer
 from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError, make_parser, run_main
 from support.common.hardware import autocast_dtype, available_cores, fast_precision, find_device
@@ -128,17 +125,19 @@ class Translator:
         procs = args.procs or cores
         torch.set_num_threads(min(procs, cores))  # for one sentence, which this process decodes
         self.n_best = args.n_best
-        found = [find_checkpoint(path, "translation") for path in args.checkpoint or [None]]
-        self.paths = [path for path, _ in found]
-        models, bpes, tasks = zip(*(load_translator(*each) for each in found))
-        self.model: Transformer = models[0]
-        self.bpe: BPE = bpes[0]
-        self.task: dict[str, Any] = tasks[0]
-        kinds = {
-            (bpe.serialized, model.config.max_length, task["src"], task["tgt"])
-            for model, bpe, task in zip(models, bpes, tasks)
-        }
-        if len(kinds) > 1:
+        self.paths = []
+        models = []
+        formats = set()  # of what the models translate: an ensemble has one
+        for path_or_none in args.checkpoint or [None]:
+            path, checkpoint = find_checkpoint(path_or_none, "translation")
+            model, bpe, task = load_translator(path, checkpoint)
+            self.paths.append(path)
+            models.append(model)
+            formats.add((bpe.serialized, model.config.max_length, task["src"], task["tgt"]))
+        self.model = models[0]
+        self.bpe = bpe
+        self.task = task
+        if len(formats) > 1:
             raise UserError(
                 "--checkpoint: the models of an ensemble need one vocabulary, direction and "
                 "--max-length; these have different ones"
@@ -153,7 +152,7 @@ class Translator:
             self.search = Engine(self.model, args.beam, args.n_best, procs).search
         else:
             dtype = autocast_dtype(args.precision)
-            pool = Pool(list(models), args.beam, args.n_best, procs, args.device, dtype)
+            pool = Pool(models, args.beam, args.n_best, procs, args.device, dtype)
             self.search = pool.search
         self.device = args.device
 
@@ -166,7 +165,7 @@ class Translator:
         outputs = []
         for texts in answers:
             if len(texts) == 1:  # of a blank line, or one that was translated in pieces
-                texts *= self.n_best
+                texts = texts * self.n_best
             outputs.append("\n".join(f"{score:.3f}\t{text}" for score, text in texts))
         return outputs
 
@@ -198,6 +197,7 @@ def score_file(args: argparse.Namespace, translator: Translator) -> None:
 
 
 def start_prompt(translator: Translator) -> None:
+    """Translates what is typed at a prompt."""
     src = translator.task["src"]
     tgt = translator.task["tgt"]
     names = ", ".join(map(str, translator.paths))

@@ -2,7 +2,8 @@
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import compress, islice
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,9 @@ def prepare_labelled(
 ) -> Path:
     """Encodes a labelled corpus into a folder that any number of processes can map.
 
-    tokenizer: a serialized one, or "": then one of at most `vocab_size` tokens is trained, of
-    this kind: see `train_tokenizer`. Without a validation set some examples are held out
-    (`hold_out_labelled`). Raises UserError.
+    Returns the folder. tokenizer: serialized, or "": then one of at most `vocab_size` tokens is
+    trained, of this kind: see `train_tokenizer`. Without a validation set some examples are
+    held out (`hold_out_labelled`). Raises UserError.
     """
     description = [FORMAT, corpus.name, checksum, max_length, vocab_size, kind]
     folder = data.encoded_folder(cache, corpus.name, description, tokenizer)
@@ -55,26 +56,27 @@ def prepare_labelled(
 def encode(
     corpus: Labelled, folder: Path, serialized: str, max_length: int, vocab_size: int, kind: str
 ) -> dict[str, Any]:
-    """Writes tokenizer.json and a few flat files for each part. Raises UserError.
+    """Writes a few flat files for each part and, of texts, tokenizer.json.
 
-    Returns a description of the files, which meta.json gets.
+    Returns the content of meta.json. Raises UserError.
     """
     classes = classes_of(corpus)
     numbers = {name: i for i, name in enumerate(classes)}
     is_held_out = "valid" not in corpus.parts
     parts = hold_out_labelled(corpus)
-    if corpus.modality == "text":
+    write: Callable[[Iterator, Path], dict]
+    if corpus.modality == "image" and corpus.transform:
+        write = partial(write_images, transform=corpus.transform)
+    else:
         count = corpus.class_counts.total()
         serialized = serialized or train_tokenizer(parts["train"], count, kind, vocab_size)
         (folder / "tokenizer.json").write_text(serialized, encoding="utf-8")
         tokenizer = Tokenizer.from_str(serialized)
+        write = partial(write_texts, tokenizer=tokenizer, max_length=max_length)
     counts_of_parts = {}
     for part in data.in_order(parts):
         examples = ((example, numbers[name]) for example, name in parts[part]())
-        if corpus.modality == "image" and corpus.transform:
-            counts = write_images(examples, folder / part, corpus.transform)
-        else:
-            counts = write_texts(examples, folder / part, tokenizer, max_length)
+        counts = write(examples, folder / part)
         if not counts["examples"]:
             hint = "; pass one with --valid" if is_held_out and part == "valid" else ""
             raise UserError(f"{corpus.name}: the {part} set has no example{hint}")
@@ -122,14 +124,17 @@ def hash_example(example: str | Path | np.ndarray) -> int:
     """Returns a 32-bit hash of a text or an image. Upper and lower case count as equal."""
     if isinstance(example, str):
         return data.hash_text(example.lower())
-    return zlib.crc32(example.read_bytes() if isinstance(example, Path) else example.tobytes())
+    if isinstance(example, Path):
+        return zlib.crc32(example.read_bytes())
+    return zlib.crc32(example.tobytes())
 
 
 def train_tokenizer(read: Reader, count: int, kind: str, vocab_size: int) -> str:
     """Returns a serialized tokenizer, trained on lower case: "Oil" and "oil" are one word.
 
-    read: of `count` texts; kind: "bpe", over bytes, "words", or "auto": words, unless too many
-    would be unknown, as in a language with many forms of each word.
+    count: of texts in the training set, before some were held out. kind: "bpe", over bytes,
+    "words", or "auto": words, unless too many would be unknown, as in a language with many
+    forms of each word.
     """
 
     def some_texts(most: int) -> Iterator[str]:
@@ -185,20 +190,24 @@ def encode_texts(
     # Without the middle of a long text, which is cut out below, encoding takes less time.
     short_texts = [text[:half] + text[half:][-half:] for text in map(str.strip, texts)]
     encodings = tokenizer.encode_batch(short_texts)
-    all_ids = [encoding.ids for encoding in encodings]
-    longer = [ids for ids in all_ids if len(ids) > max_length]
     num_last = max_length // 2
-    for ids in longer:
-        del ids[max_length - num_last : len(ids) - num_last]
-    return all_ids, len(longer)
+    num_cut = 0
+    ids_of_texts = []
+    for encoding in encodings:
+        ids = encoding.ids
+        if len(ids) > max_length:
+            num_cut += 1
+            ids = ids[: max_length - num_last] + ids[len(ids) - num_last :]
+        ids_of_texts.append(ids)
+    return ids_of_texts, num_cut
 
 
 def write_texts(
     examples: Iterator[tuple[str, int]], path: Path, tokenizer: Tokenizer, max_length: int
 ) -> dict:
-    """Writes PATH.ids, .offsets and .labels. Returns what it counted.
+    """Writes PATH.ids, PATH.labels, (texts,), both int32, and PATH.offsets, (texts + 1,) int64.
 
-    Raises UserError if all texts are empty.
+    Returns what it counted. Raises UserError if all texts are empty.
     """
     counts = {"examples": 0, "empty": 0, "cut": 0, "tokens": 0}
     append(f"{path}.offsets", np.zeros(1, np.int64).tobytes())

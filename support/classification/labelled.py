@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,8 @@ def find_data(
     name = data if data in CLASSIFICATION_CORPORA else own_name(folder, CLASSIFICATION_CORPORA)
     corpus = Labelled(name, transform=transform)
     if data in named.FILES:
-        is_packed = data == "fashion-mnist"
-        folder = download(data, named.FILES[data], named.URLS[data], unpacked=is_packed)
+        unpacked = data == "fashion-mnist"
+        folder = download(data, named.FILES[data], named.URLS[data], unpacked)
     if data == "kinds":
         corpus.classes = phrasebook.KINDS
         for part in PARTS:
@@ -79,7 +79,7 @@ def find_data(
 
 
 def add_archive(corpus: Labelled, folder: Path) -> None:
-    """Adds the two parts in the archive of a corpus with a name, which is not unpacked."""
+    """Adds the training and test texts in the archive of a corpus with a name."""
     corpus.classes = named.CLASSES.get(corpus.name, [])
     (file,) = named.FILES[corpus.name]
     for part in ("train", "test"):
@@ -88,22 +88,22 @@ def add_archive(corpus: Labelled, folder: Path) -> None:
 
 
 def add_idx(corpus: Labelled, folder: Path, size: int) -> None:
-    """Adds IDX files. Raises UserError."""
-    scale: dict[str, Any] = {}
+    """Adds IDX files. size: pixels per side; 0: as stored. Raises UserError."""
+    normalization: dict[str, Any] = {}
     # One small file shows whether the folder holds Fashion-MNIST.
     test_labels = find_file(f"{folder}/t10k-labels-idx1-ubyte")
     checksum = named.FILES["fashion-mnist"]["t10k-labels-idx1-ubyte.gz"]
     if test_labels and sha256(test_labels, unpacked=True) == checksum:
         corpus.name = "fashion-mnist"
         corpus.classes = named.CLASSES["fashion-mnist"]
-        scale = named.FASHION_PIXELS
+        normalization = named.FASHION_PIXELS
     for part, (pixels, labels) in find_idx(folder).items():
         if not pixels or not labels:
             found = pixels or labels
             raise UserError(f"{found}: both images and labels are needed of the {part} set")
         if not corpus.transform:
             side = size or images.idx_shape(pixels, 3)[1]
-            corpus.transform = ImageTransform(side, channels=1, **scale)
+            corpus.transform = ImageTransform(side, channels=1, **normalization)
         read = partial(images.read_idx_pair, pixels, labels, corpus.classes)
         corpus.add(part, "image", read, [pixels, labels])
 
@@ -143,7 +143,9 @@ def add_parts(corpus: Labelled, path: Path, text: str, label: str) -> None:
         parts = class_folders.find_class_folders(path)
         if parts and path not in parts.values():
             corpus.left_out += class_folders.files_beside(path, parts.values())
-    for part, inner in (parts or {"train": path}).items():
+    if not parts:
+        parts = {"train": path}
+    for part, inner in parts.items():
         add_part(corpus, part, inner, text, label)
     if (path / "imdb.vocab").is_file():  # IMDB's archive, unpacked; configs/imdb.yaml applies
         corpus.name = "imdb"
@@ -220,10 +222,12 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
         if part == "train" and folder not in with_examples and class_folders.visible(folder):
             raise UserError(f"{folder}: a class without any {modality}")
     corpus.left_out += left_out
-    corpus.transform = corpus.transform or ImageTransform()
+    if modality == "image" and not corpus.transform:
+        corpus.transform = ImageTransform()
 
     def read() -> Iterator[tuple[Any, str]]:
-        return zip(files if modality == "image" else read_texts(files), names)
+        examples: Iterable = files if modality == "image" else read_texts(files)
+        return zip(examples, names)
 
     corpus.add(part, modality, read, files, layout=Counter(names).items())
 

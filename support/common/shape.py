@@ -17,6 +17,6 @@ def make_config(config_class: type[Config], args, **others) -> Config:
     names = [field.name for field in fields(LayerConfig) if hasattr(args, field.name)]
     shape = {name: getattr(args, name) for name in names}
     try:
-        return config_class(**shape | others)
+        return config_class(**(shape | others))
     except ValueError as problem:
         raise UserError(str(problem)) from problem

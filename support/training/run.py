@@ -234,9 +234,9 @@ class Run:
 
         nll: this rank's sum over the step's targets; targets: of all ranks; norm: the
         gradient's. It waits for the device and the other ranks only where a row, an epoch or a
-        save is due. Raises UserError, which ends the run, if the loss or the gradient is not
-        finite. In fp16 an infinite gradient only skips the step, as long as the scale of the
-        loss is at least 1.
+        save is due; with --profile, for the device after each step. Raises UserError, which
+        ends the run, if the loss or the gradient is not finite. In fp16 an infinite gradient
+        only skips the step, as long as the scale of the loss is at least 1.
         """
         examples, tokens, flops = self.task.size(step - 1)
         self.add_unread(nll, norm)
@@ -307,7 +307,8 @@ class Run:
     def end_row(self, step: int) -> None:
         """Works out a row of metrics.csv, of the steps since the last one.
 
-        There are none where a run is resumed to end at a step that has ended a row.
+        A run that is resumed only to evaluate its last step may have taken none since: then the
+        row has no loss and no speed.
         """
         self.writer.check()
         progress = self.progress
@@ -444,7 +445,10 @@ class Run:
     # --- The log
 
     def log_step(self, step: int, evaluated: dict[str, float]) -> None:
-        """Writes the row of metrics.csv that ends with this step, and its epoch's record."""
+        """Writes the row of metrics.csv that this step has ended, and the record of an epoch.
+
+        evaluated: columns of the row by name, such as valid_loss; {} without an evaluation.
+        """
         if step % self.epoch_steps == 0:
             if self.progress.epoch.seconds:  # else a resumed run has it already
                 self.progress.epochs.append(self.epoch_record(step))
@@ -475,6 +479,7 @@ class Run:
         }
 
     def show(self, row: dict[str, Any]) -> None:
+        """Prints a line with the run's progress."""
         step = row["step"]
         seconds = self.progress.seconds
         remaining = (self.last_step - step) * seconds / step
@@ -502,6 +507,7 @@ class Run:
                 self.bar.write(text)
 
     def close(self) -> None:
+        """Closes the log and the progress bar."""
         if self.bar is not None:
             self.bar.close()
         if self.log:

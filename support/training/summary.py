@@ -165,10 +165,11 @@ def choose_weights(run, model: nn.Module) -> tuple[dict, dict[str, float]]:
         paths = run.evaluation_checkpoints()[-run.args.average_checkpoints :]
     if broadcast_object(len(paths)):
         mean = checkpoint.average_weights(paths) if run.writes else None
-        # As an evaluation during training, with which the steps of a longer run compare it.
+        # As during training: a longer run compares its evaluations with this one.
         score = run.score(load_and_evaluate(mean, final=False))
+        _, negative_loss = score
         _, best_negative_loss = run.progress.best
-        if score[1] > best_negative_loss:  # never if it is not finite
+        if negative_loss > best_negative_loss:  # never if it is not finite
             run.progress.best = score
             if run.writes:
                 content = run.content(run.last_step, mean) | {"averaged": len(paths)}
@@ -193,14 +194,18 @@ def median_speed(path: Path) -> dict[str, float]:
 def how_to_resume(run, step: int) -> str:
     """Returns the command that resumes a stopped run, and what it does not remember."""
     is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-    # What the script would do anyway, and what the resumed run does not do again.
-    unsaid = {"replicas": 1, "device": "cuda" if is_torchrun else "cpu"}
-    unsaid |= {"profile": True, "minutes": run.args.minutes}
+    defaults = {"replicas": 1, "device": "cuda" if is_torchrun else "cpu"}
+    finished = ("profile", "minutes")  # the resumed run does not do them again
     flags = ""
     for name, field in sorted(flags_of(type(run.args)).items()):
         value = getattr(run.args, name)
-        if value and value != unsaid.get(name) and not field.metadata["remembered"]:
-            flags += f" {option(name)}" if value is True else f" {option(name)} {value}"
+        if field.metadata["remembered"] or name in finished:
+            continue
+        if not value or value == defaults.get(name):
+            continue
+        flags += f" {option(name)}"
+        if value is not True:
+            flags += f" {value}"
     command = "python"
     if is_torchrun:
         command = f"torchrun --standalone --nproc-per-node {run.world_size}"
