@@ -26,9 +26,9 @@ def prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if not isinstance(stream, io.TextIOWrapper):  # a notebook's, for example
             continue
-        stream.reconfigure(errors="backslashreplace")
         if not stream.isatty() and "PYTHONIOENCODING" not in os.environ:
             stream.reconfigure(encoding="utf-8")
+        stream.reconfigure(errors="backslashreplace")  # last: an encoding resets it
 
 
 @contextmanager

@@ -77,6 +77,18 @@ print({ascii(CHINESE)}, file=sys.stderr)
     assert done.stdout.strip() == done.stderr.strip() == shown
 
 
+def test_a_name_that_is_not_utf_8_is_printed(tmp_path):
+    """Python reads such a byte of a file's name as half a character."""
+    program = """
+import os
+from support.common.streams import prepare_streams
+prepare_streams()
+print(os.fsdecode(b"caf\\xe9"))
+"""
+    done = run_python(program)
+    assert (done.returncode, done.stdout) == (0, rb"caf\udce9" + b"\n"), done.stderr
+
+
 @pytest.mark.parametrize(
     "script",
     [
