@@ -59,14 +59,20 @@ class TensorSource:
             self.file_names.setdefault(name, file_name)
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Removes and returns a tensor in fp32. Raises UserError if it has another shape."""
+        """Removes and returns a tensor in fp32.
+
+        Raises UserError if it is missing, of another shape, or has numbers that are not finite.
+        """
         tensor = self.tensors.pop(self.file_names.get(name, ""), None)
         if tensor is None or tensor.shape != shape:
             found = "missing" if tensor is None else list(tensor.shape)
             raise UserError(
                 f"{self.path}: {name} is {found}, but config.json says {list(shape)}"
             )
-        return tensor.float()
+        tensor = tensor.float()
+        if not tensor.isfinite().all():
+            raise UserError(f"{self.path}: {name} has numbers that are not finite")
+        return tensor
 
     def take_num_classes(self) -> int:
         """Returns the number of classes that the last layers in the file have.

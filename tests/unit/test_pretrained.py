@@ -752,6 +752,8 @@ def test_tensors_that_are_missing_or_of_another_shape(folder, recwarn):
         assert said in refused(folder)
     save_file(whole | {"classifier.weight": torch.zeros(2, 16)}, file)
     assert "classifier.weight is [2, 16], but config.json says [3, 16]" in refused(folder)
+    save_file(whole | {name: torch.full((24,), torch.nan)}, file)
+    assert f"{name[5:]} has numbers that are not finite" in refused(folder)
     file.unlink()
     torch.save(whole | {"unused": torch.tensor([-torch.inf])}, folder / "pytorch_model.bin")
     assert load_pretrained(folder).left_out == ["unused"]
