@@ -165,11 +165,10 @@ def find_examples(args: argparse.Namespace, predictor: Predictor) -> tuple[Reade
 
 
 def read_part(corpus: Labelled, part: str, checksum: str) -> Reader:
-    """Returns the reader of a part as training had it.
+    """Returns the reader of a part as training had it. Raises UserError.
 
-    Without a validation set, some of the training examples are that set.
-
-    checksum: that of the corpus when the model was trained. Raises UserError.
+    Without a validation set, some of the training examples are that set. checksum: that of the
+    corpus when the model was trained.
     """
     parts = hold_out_labelled(corpus)
     if part not in parts:

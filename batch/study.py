@@ -190,7 +190,7 @@ def read_flags() -> argparse.Namespace:
     subparsers = parser.add_subparsers(dest="study", metavar="STUDY", required=True)
     for name, study in STUDIES.items():
         doc = inspect.getdoc(study) or ""
-        title = doc.splitlines()[0]
+        title, _, _ = doc.partition("\n")
         subparser = subparsers.add_parser(name, help=title, description=doc, **parser_settings)
         add_flags(subparser, name)
     args, passed_on = parser.parse_known_args()

@@ -42,13 +42,18 @@ def find_fonts(characters: set[str]) -> tuple[list[str], set[str]]:
     The first is matplotlib's own. The others follow in the order of how many they have of the
     characters that it lacks.
     """
+    fonts = [DEFAULT_FONT]
     missing = characters - characters_of(findfont(DEFAULT_FONT), characters)
     if not missing:
-        return [DEFAULT_FONT], missing
-    coverage = {name: characters_of(path, missing) for name, path in installed_fonts().items()}
-    useful = sorted(name for name in coverage if coverage[name])
-    useful.sort(key=lambda name: -len(coverage[name]))
-    return [DEFAULT_FONT, *useful], missing.difference(*coverage.values())
+        return fonts, missing
+    coverage = {
+        name: characters_of(path, missing) for name, path in sorted(installed_fonts().items())
+    }
+    for name in sorted(coverage, key=lambda name: -len(coverage[name])):
+        if coverage[name] & missing:
+            fonts.append(name)
+            missing = missing - coverage[name]
+    return fonts, missing
 
 
 def characters_of(path: str, characters: set[str]) -> set[str]:

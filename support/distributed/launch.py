@@ -121,7 +121,10 @@ def end_at_once():
         yield
         status = 0
     except SystemExit as problem:
-        status = problem.code if isinstance(problem.code, int) else int(bool(problem.code))
+        if problem.code is None:
+            status = 0
+        elif isinstance(problem.code, int):
+            status = problem.code
         raise
 
 

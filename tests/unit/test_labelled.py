@@ -545,7 +545,7 @@ def test_idx_files_in_another_size(tmp_path):
     pytest.importorskip("PIL")
     write_idx(tmp_path)
     corpus = find_labelled(str(tmp_path), transform=ImageTransform(size=8, channels=3))
-    pixels, _ = read_images(corpus)[0]
+    pixels = read_images(corpus)[0][0]
     assert pixels.shape == (3, 8, 8) and (pixels[0] == pixels[2]).all()
     assert corpus.checksum() != find_labelled(str(tmp_path)).checksum()
 
