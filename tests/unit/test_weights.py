@@ -1,5 +1,6 @@
 """Copied, sharded and split weights in two processes: gathered, broadcast, saved, restored."""
 
+import faulthandler
 import multiprocessing
 import os
 from datetime import timedelta
@@ -26,9 +27,10 @@ from support.profiling import memory
 
 
 def in_forks(folder, part, procs=2) -> None:
-    """Calls part(rank) in `procs` forks that share a Gloo group, for at most five minutes."""
+    """Calls part(rank) in `procs` forks that share a Gloo group, for at most two minutes."""
 
     def one(rank):
+        faulthandler.dump_traceback_later(120, exit=True, file=2)  # if it hangs, show where
         torch.set_num_threads(1)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group(
@@ -36,7 +38,7 @@ def in_forks(folder, part, procs=2) -> None:
             store=dist.FileStore(str(folder / "store"), procs),
             rank=rank,
             world_size=procs,
-            timeout=timedelta(minutes=4),
+            timeout=timedelta(minutes=1),
         )
         part(rank)
         dist.destroy_process_group()
@@ -48,7 +50,7 @@ def in_forks(folder, part, procs=2) -> None:
     for fork in forks:
         fork.start()
     for fork in forks:
-        fork.join(300)
+        fork.join(150)
         fork.kill()  # if it has not ended
         fork.join()
     assert [fork.exitcode for fork in forks] == [0] * procs
