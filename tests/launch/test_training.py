@@ -647,7 +647,7 @@ def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
         model,
     )
     assert (
-        float(model.weight)
+        model.weight.item()
         == kept
         == float(checkpoint.load(tmp_path / "best.pt")["model"]["weight"])
     )

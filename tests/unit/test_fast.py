@@ -35,7 +35,7 @@ from support.translation.pool import keep_freed_memory
 
 def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
     """How far, as a share of the size of what was expected."""
-    return float((found - expected).norm() / expected.norm())
+    return ((found - expected).norm() / expected.norm()).item()
 
 
 # --- Attention
