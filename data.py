@@ -223,9 +223,11 @@ def choose_held_out(hashes: np.ndarray, size: int) -> set[int]:
         return set()
     values, counts = np.unique(hashes, return_counts=True)
     is_rare = counts <= max(size // 10, counts.min())
+    if is_rare.all():
+        is_rare[-1] = False  # at least one hash is left to train on
     # np.unique sorts the hashes, so the first ones are a random choice of examples.
-    candidates = values[is_rare][:-1]  # at least one hash is left to train on
-    counts = counts[is_rare][:-1]
+    candidates = values[is_rare]
+    counts = counts[is_rare]
     num_before = counts.cumsum() - counts  # examples of all candidates before each
     return set(candidates[num_before < max(1, size)].tolist())
 

@@ -332,6 +332,8 @@ def test_few_texts_that_are_all_frequent_are_held_out_one_by_one():
     assert data.choose_held_out(hashes, size=11) == {11, 22}
     assert data.choose_held_out(hashes[:10], size=2) == set()  # nothing were left
     assert data.choose_held_out(hashes[:0], size=0) == set()
+    frequent = np.repeat([1, 2, 3], [10, 20, 30])
+    assert data.choose_held_out(frequent, size=3) == {1}  # the least frequent
 
 
 def test_pairs_left_out_are_empty_lines_where_the_others_keep_their_numbers(tmp_path):

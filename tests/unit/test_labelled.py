@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import os
+import sys
 import tarfile
 import zipfile
 from functools import partial
@@ -397,6 +398,16 @@ def test_classes_are_sorted_numbers_by_value(tmp_path):
     ):
         (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"a,{x}\n" for x in labels))
         assert classes_of(find_labelled(str(tmp_path / "a.csv"), label="label")) == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are Unicode there")
+def test_a_folder_whose_name_is_not_utf_8_is_a_class_that_can_be_written(tmp_path):
+    """As archives from elsewhere are unpacked on Linux."""
+    for name in (b"kr\xff", b"ok"):
+        folder = tmp_path / os.fsdecode(name)
+        folder.mkdir()
+        (folder / "1.txt").write_text("a")
+    assert classes_of(find_labelled(str(tmp_path))) == ["kr\\udcff", "ok"]
 
 
 def test_a_class_has_one_name_whatever_its_bytes_are(tmp_path):
