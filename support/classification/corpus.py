@@ -24,7 +24,7 @@ from support.corpora.download import sha256
 from support.corpora.tables import has_column
 
 MAX_CLASSES = 5000
-HOLD_OUT = 2  # increase it when `hold_out_labelled` chooses other examples
+HOLD_OUT = 3  # increase it when `hold_out_labelled` chooses other examples
 LARGE_CORPUS = 4 << 30  # bytes of images; above it the checksum is of names and sizes
 
 # Yields (example, class name): an example is a text, an image file, or an image's bytes.

@@ -118,7 +118,7 @@ def one_line(text: str) -> str:
 def class_name(text: str) -> str:
     """Returns a label as the name of its class: equal for equal text in unequal bytes (NFC).
 
-    It can be written as UTF-8: bytes of a folder's name that are not get backslashes.
+    It can be written as UTF-8: other bytes in the name of a folder become text like \\udcff.
     """
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return unicodedata.normalize("NFC", " ".join(text.split()))
