@@ -169,7 +169,7 @@ def newest_checkpoint(task_type: str) -> tuple[Path, dict]:
 
 
 def find_all(name: str) -> list[Path]:
-    """Returns the files of that name in all folders under logs/, also in linked ones."""
+    """Returns the files of that name in all folders under logs/, but not in hidden ones."""
     paths = []
     visited = set()  # a link may lead back to where it is
     for folder, subfolders, _ in os.walk(LOGS, followlinks=True):
@@ -178,6 +178,7 @@ def find_all(name: str) -> list[Path]:
             subfolders.clear()
             continue
         visited.add(real)
+        subfolders[:] = [each for each in subfolders if not each.startswith(".")]
         path = Path(folder, name)
         if path.is_file():
             paths.append(path)

@@ -4,10 +4,12 @@ import contextlib
 import dataclasses
 import io
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import torch.distributed as dist
@@ -19,7 +21,8 @@ from support.distributed.signals import Signals
 
 TRIAL_STEPS = 40  # or fewer, where these take longer than SHARE_OF_TRIAL
 SHARE_OF_TRIAL = 0.2  # of the time
-SHARE_OF_STEPS = 0.9  # of the time; the rest is for evaluations
+SCORING = 3  # evaluations that take as long as the scoring of the best weights at the end
+RESERVE = 0.05  # of the time, since speeds vary
 
 
 @dataclass
@@ -29,39 +32,61 @@ class Trial:
     max_seconds: float  # after which it ends
     epoch_steps: int = 0
     epoch_seconds: float = 0.0  # of the steps of an epoch
+    steps_ended: float = 0.0  # when the last step did, by time.perf_counter
+    evaluation_seconds: float = 0.0  # to evaluate and save once
 
 
 def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store, args) -> None:
     """Sets the number of epochs that fits in --minutes, or of steps if not even one epoch does.
 
-    The trial is a run with --benchmark, which saves nothing: a run that is given the number of
-    epochs is the same run. All processes take part. A signal in the trial ends them.
+    The trial is a run with --benchmark, which leaves no files: a run that is given the number
+    of epochs is the same run. It evaluates and saves once, since in a small corpus this takes
+    longer than the steps of an epoch. All processes take part. A signal in the trial ends them.
     """
     trial = Trial(60 * args.minutes * SHARE_OF_TRIAL)
+    folder = Path(args.folder) / ".trial"
     # With --log-every 1 each step is timed.
     trial_args = dataclasses.replace(
-        args, benchmark=True, steps=TRIAL_STEPS, trial=trial, log_every=1, profile=False
+        args,
+        folder=str(folder),
+        benchmark=True,
+        steps=TRIAL_STEPS,
+        trial=trial,
+        log_every=1,
+        profile=False,
     )
     # A port of its own: the keys of a group stay in its store, where the next would find them.
     server = open_port(dist.PrefixStore("trial", store), rank)
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()), temporary(folder):
         train(rank, world_size, trial_args)
-        measured = seconds_since_start(), trial.epoch_seconds
-        elapsed, epoch_seconds = broadcast_object(measured)
-        dist.destroy_process_group()
+    measured = seconds_since_start(), trial.epoch_seconds, trial.evaluation_seconds
+    elapsed, epoch_seconds, evaluation_seconds = broadcast_object(measured)
+    dist.destroy_process_group()
     del server
     if Signals.run_stopped:
         if rank == 0:
             with ignore_lost_stdout(OSError):
                 print("stopped in the trial of --minutes; nothing was saved")
         sys.exit(Signals.status())
-    remaining = max(0.0, 60 * args.minutes - elapsed) * SHARE_OF_STEPS
-    epochs = remaining / epoch_seconds
+    remaining = 60 * args.minutes * (1 - RESERVE) - elapsed - SCORING * evaluation_seconds
+    eval_every = args.eval_every or trial.epoch_steps
+    epoch_seconds += evaluation_seconds * trial.epoch_steps / eval_every
+    epochs = max(0.0, remaining) / epoch_seconds
     if epochs >= 1:
         args.epochs = int(epochs)
         args.steps = 0
     else:
         args.steps = max(1, int(epochs * trial.epoch_steps))
+
+
+@contextlib.contextmanager
+def temporary(folder: Path):
+    """Makes a folder for the block; each process removes it afterwards, whoever is first."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def seconds_since_start() -> float:

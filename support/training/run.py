@@ -93,6 +93,7 @@ class Run:
         self.data_size = world_size // self.tp_size
         self.folder = Path(args.folder)
         self.writes = rank == 0 and not args.benchmark
+        self.saves = self.writes or (rank == 0 and args.trial is not None)
         self.epoch_steps = len(task.batches)
         self.last_step = args.steps or args.epochs * self.epoch_steps
         self.eval_every = args.eval_every or self.epoch_steps
@@ -216,13 +217,19 @@ class Run:
 
     def should_evaluate(self, step: int) -> bool:
         """Returns whether the model is evaluated after this step."""
-        is_due = step % self.eval_every == 0 or step == self.last_step
-        return is_due and not self.args.benchmark
+        if self.args.benchmark:
+            return self.ends_trial(step)
+        return step % self.eval_every == 0 or step == self.last_step
 
     def should_save(self, step: int, stopping: bool) -> bool:
         """Returns whether a checkpoint is written after this step."""
-        is_due = step % self.save_every == 0 or step == self.last_step or stopping
-        return is_due and not self.args.benchmark
+        if self.args.benchmark:
+            return self.ends_trial(step)
+        return step % self.save_every == 0 or step == self.last_step or stopping
+
+    def ends_trial(self, step: int) -> bool:
+        """Returns whether this step is the last one of a trial, which evaluates and saves."""
+        return self.args.trial is not None and step == self.last_step
 
     def should_log(self, step: int) -> bool:
         """Returns whether this step ends a row of metrics.csv."""
@@ -264,6 +271,7 @@ class Run:
             self.log_step(step, {})
         if self.args.trial:
             self.stop_if_trial_is_over(step, self.args.trial.max_seconds)
+            self.args.trial.steps_ended = time.perf_counter()
         self.restart_clock()
 
     def add_unread(self, nll: Tensor, norm: Tensor) -> None:
@@ -367,7 +375,7 @@ class Run:
         if is_best:
             self.progress.best = score
             self.progress.since_best = 0
-        if self.writes:
+        if self.saves:
             content = self.content(step, state)
             self.writer.write(lambda: self.write_evaluated(content, is_best))
         self.stop_if_patience_is_over(step)
@@ -421,7 +429,7 @@ class Run:
             content = self.content(step, {}) | {"sharded": shards}
         else:
             content = self.content(step, model_state) | {"optimizer": optimizer_state}
-        if self.writes:
+        if self.saves:
             self.writer.write(lambda: self.write_last(content))
         self.restart_clock()
 
@@ -517,6 +525,9 @@ class Run:
 
     def finish(self, step: int, model: nn.Module, stopping: bool) -> None:
         """Says how to resume a stopped run, or scores and sums up one that has ended."""
+        trial = self.args.trial
+        if trial:
+            trial.evaluation_seconds = time.perf_counter() - trial.steps_ended
         self.writer.wait()
         if self.profile:
             last = self.profile.recorded[-1]

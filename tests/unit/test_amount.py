@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -87,27 +88,32 @@ def group_of_one(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("minutes", "epoch_seconds", "expected"),
-    [(10, 60, {"epochs": 9, "steps": 0}), (1, 540, {"epochs": 7, "steps": 6})],
+    ("minutes", "epoch_seconds", "evaluation_seconds", "expected"),
+    [
+        (10, 60, 0, {"epochs": 9, "steps": 0}),
+        (10, 1, 9, {"epochs": 54, "steps": 0}),  # small corpora: most of the time evaluates
+        (1, 540, 0, {"epochs": 7, "steps": 6}),
+    ],
 )
 def test_minutes_become_epochs_or_steps(
-    monkeypatch, group_of_one, minutes, epoch_seconds, expected
+    monkeypatch, tmp_path, group_of_one, minutes, epoch_seconds, evaluation_seconds, expected
 ):
-    """Of the time without what has passed, a tenth is kept for evaluations."""
-
     def train(rank, world_size, args):
         assert args.benchmark and args.trial.max_seconds == 12 * minutes
+        assert Path(args.folder).is_dir()
         dist.init_process_group("gloo", rank=rank, world_size=world_size)
         args.trial.epoch_seconds, args.trial.epoch_steps = epoch_seconds, 60
+        args.trial.evaluation_seconds = evaluation_seconds
 
     monkeypatch.setattr("support.distributed.trial.seconds_since_start", lambda: 0.0)
-    args = CpuSettings(minutes=minutes, epochs=7)
+    args = CpuSettings(minutes=minutes, epochs=7, folder=str(tmp_path))
     settle_length(train, 0, 1, group_of_one, args)
     assert {name: getattr(args, name) for name in expected} == expected
     assert not dist.is_initialized()
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_signal_in_the_trial_ends_the_run(monkeypatch, group_of_one, capfd):
+def test_a_signal_in_the_trial_ends_the_run(monkeypatch, tmp_path, group_of_one, capfd):
     """Whatever the trial has measured by then: it would give the run a wrong length."""
 
     def train(rank, world_size, args):
@@ -116,7 +122,7 @@ def test_a_signal_in_the_trial_ends_the_run(monkeypatch, group_of_one, capfd):
         monkeypatch.setattr(Signals, "run_stopped", True)
         monkeypatch.setattr(Signals, "received", signal.SIGINT)
 
-    args = CpuSettings(minutes=10, epochs=7)
+    args = CpuSettings(minutes=10, epochs=7, folder=str(tmp_path))
     with pytest.raises(SystemExit) as stop:
         settle_length(train, 0, 1, group_of_one, args)
     assert (stop.value.code, args.epochs) == (130, 7)
