@@ -1,8 +1,9 @@
 """Images as arrays of bytes: from files that Pillow reads, and from IDX files."""
 
+import math
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from support.corpora.archives import read_bytes
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # of a GIF, only the first image
 MAX_PIXELS = 50_000_000
 MAX_RATIO = 16  # of an image's edges, of which a crop keeps a square
+GREY_16 = bytes([16, 0])  # in the header of a PNG file: bits, and that they are grey
+SAMPLE_IMAGES = 1000  # enough to see how many bits the pixels use
 
 
 @dataclass
@@ -32,6 +35,8 @@ class ImageTransform:
     mean: list[float] = field(default_factory=list)
     std: list[float] = field(default_factory=list)
     square: bool = False  # whether both edges are resized to `size` before a crop
+    # In use in 16-bit grey images: the upper 8 of them become a byte. 0: not yet looked for.
+    grey_bits: int = 0
 
     def __post_init__(self):
         self.mean = list(self.mean) or [0.5] * self.channels
@@ -59,15 +64,37 @@ def read_image(source: Path | np.ndarray, transform: ImageTransform) -> np.ndarr
         if transform.channels == 1 and transform.size == n and source.shape == (n, n):
             return source[None]  # without Pillow
         return to_array(load_pillow().fromarray(source), transform)
-    image_module = load_pillow()
-    if not source.is_file():
-        raise UserError(f"{source}: no such file")
-    with (
-        as_user_error(f"{source}: not a readable image of type {', '.join(FORMATS)}"),
-        warnings.catch_warnings(action="ignore"),
-        image_module.open(source, formats=FORMATS) as image,
-    ):
+    with open_image(source) as image:
         return to_array(image, transform)
+
+
+@contextmanager
+def open_image(path: Path):
+    """Opens an image with Pillow. Raises UserError, also for what the block cannot read."""
+    image_module = load_pillow()
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    with (
+        as_user_error(f"{path}: not a readable image of type {', '.join(FORMATS)}"),
+        warnings.catch_warnings(action="ignore"),
+        image_module.open(path, formats=FORMATS) as image,
+    ):
+        yield image
+
+
+def bits_in_use(paths: list[Path]) -> int:
+    """Returns how many bits the 16-bit grey images of a corpus use: often 10, 12 or 14.
+
+    It is one number for all, so that a bright image stays brighter than a dark one. Up to
+    SAMPLE_IMAGES of the files are looked into. Without such images it is 16. Raises UserError.
+    """
+    largest = 0
+    for path in paths[:: math.ceil(len(paths) / SAMPLE_IMAGES)]:
+        header = path.read_bytes()[:26]
+        if header.startswith(b"\x89PNG") and header.endswith(GREY_16):
+            with open_image(path) as image:
+                largest = max(largest, int(np.asarray(image).max()))
+    return max(8, largest.bit_length()) if largest else 16
 
 
 def load_pillow():
@@ -90,11 +117,9 @@ def to_array(image, transform: ImageTransform) -> np.ndarray:
     with suppress(Exception):  # broken EXIF data raise exceptions of many types
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
-        # Of 16-bit pixels, which often use 10, 12 or 14 bits, convert() would clip values over
-        # 255. These are the upper 8 of the bits in use.
-        pixels = np.asarray(image)
-        used_bits = int(pixels.max()).bit_length()
-        image = image_module.fromarray((pixels >> max(0, used_bits - 8)).astype(np.uint8))
+        # Pillow's convert() would clip all values over 255.
+        pixels = np.asarray(image) >> (transform.grey_bits or 16) - 8
+        image = image_module.fromarray(pixels.clip(max=255).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = image_module.new("RGBA", image.size, "white")

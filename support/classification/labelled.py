@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -222,8 +223,11 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
         if part == "train" and folder not in with_examples and class_folders.visible(folder):
             raise UserError(f"{folder}: a class without any {modality}")
     corpus.left_out += left_out
-    if modality == "image" and not corpus.transform:
-        corpus.transform = ImageTransform()
+    if modality == "image":
+        transform = corpus.transform or ImageTransform()
+        # A model that has been trained on other images keeps its own number.
+        grey_bits = transform.grey_bits or images.bits_in_use(files)
+        corpus.transform = replace(transform, grey_bits=grey_bits)
 
     def read() -> Iterator[tuple[Any, str]]:
         examples: Iterable = files if modality == "image" else read_texts(files)

@@ -974,10 +974,20 @@ def test_what_is_transparent_is_white(tmp_path, image, mode):
 @pytest.mark.optional
 @pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
 def test_pixels_of_16_bits_are_scaled_by_those_they_use(tmp_path, image, bits):
+    """As many in the whole corpus: classes may differ by how bright their images are."""
     slope = np.arange(64).reshape(8, 8) << bits - 6
-    image.fromarray(slope.astype(np.uint16)).save(tmp_path / "deep.png")
-    pixels = read_image(tmp_path / "deep.png", ImageTransform(8, 1))[0]
-    assert (pixels == np.arange(64).reshape(8, 8) * 4).all()
+    write_tree(tmp_path, {"bright/note.txt": "", "dark/note.txt": ""})
+    for i in range(2):
+        image.fromarray(slope.astype(np.uint16)).save(tmp_path / f"bright/{i}.png")
+        image.fromarray((slope // 4).astype(np.uint16)).save(tmp_path / f"dark/{i}.png")
+    corpus = find_labelled(str(tmp_path), size=8)
+    assert corpus.transform.grey_bits == bits
+    bright, dark = (read_image(read(corpus)[i][0], corpus.transform)[0] for i in (0, 2))
+    assert (bright == np.arange(64).reshape(8, 8) * 4).all()
+    assert (dark == np.arange(64).reshape(8, 8)).all()
+    # A model keeps the number that it was trained with, also where another corpus is scored.
+    trained = ImageTransform(8, grey_bits=12)
+    assert find_labelled(str(tmp_path), transform=trained).transform == trained
 
 
 @pytest.mark.optional
