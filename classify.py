@@ -32,7 +32,8 @@ from support.common.errors import UserError, make_parser, run_main
 from support.common.hardware import available_cores, configure_backends, find_device
 from support.common.prompt import prompt, readable
 from support.common.text_table import pad_right, text_width
-from support.corpora.pairs import PARTS, find_part_tables
+from support.corpora.archives import PARTS
+from support.corpora.pairs import find_part_tables
 from support.corpora.tables import blocks, decode_lines, find_table
 from support.pretrained.export import export
 

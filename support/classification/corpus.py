@@ -41,6 +41,8 @@ class Labelled:
     classes: list[str] = field(default_factory=list)  # in their order; [] if that is unknown
     files: list[Path] = field(default_factory=list)
     layout: list = field(default_factory=list)  # for each part: columns of a table, or folders
+    # The class of each example, by part, if folders tell it: then no example has to be read.
+    names: dict[str, list[str]] = field(default_factory=dict)
     has_table: bool = False
     without_header: File | None = None  # the training set's table, if perhaps it has no header
     left_out: Counter[str] = field(default_factory=Counter)  # files, by ending or by folder
@@ -58,10 +60,16 @@ class Labelled:
         self.files += files
         self.layout += [part, *layout]
 
+    def names_of(self, part: str) -> Iterable[str]:
+        """Returns the class of each example of a part, in their order."""
+        if part in self.names:
+            return self.names[part]
+        return (name for _, name in self.parts[part]())
+
     @cached_property
     def class_counts(self) -> Counter[str]:
         """The number of training examples of each class, in the order of their first ones."""
-        return Counter(name for _, name in self.parts["train"]())
+        return Counter(self.names_of("train"))
 
     def left_out_line(self) -> str:
         """Returns a line that counts the files that are not examples; "" if there are none."""
@@ -105,7 +113,7 @@ def classes_of(corpus: Labelled) -> list[str]:
         return corpus.classes
     names = set(corpus.class_counts)
     for part in corpus.parts.keys() - {"train"}:
-        names_of_part = {name for _, name in corpus.parts[part]()}
+        names_of_part = set(corpus.names_of(part))
         if names_of_part and names_of_part.isdisjoint(corpus.class_counts):
             raise UserError(
                 f"{corpus.name}: the {part} set shares no class with the training set; one of "

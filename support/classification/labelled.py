@@ -8,16 +8,20 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from support.classification import images, named
 from support.classification.corpus import Labelled
 from support.classification.images import ImageTransform
 from support.common.errors import UserError
 from support.corpora import class_folders, phrasebook, tables
-from support.corpora.archives import File
+from support.corpora.archives import PARTS, File
 from support.corpora.download import download, sha256
-from support.corpora.pairs import PARTS, find_file, find_part_tables, own_name
+from support.corpora.pairs import find_file, find_part_tables, own_name
 from support.corpora.task_type import CLASSIFICATION_CORPORA, find_idx, find_numbered
 
+MAX_UNKNOWN = 0.01  # of texts in an unknown encoding: some corpora have a few damaged ones
+MAX_SHARE = 0.3  # of bytes over 127 in a text in Windows-1252
 TEXT_COLUMNS = ("text", "content", "sentence", "review", "body")  # the first found has the text
 
 
@@ -213,9 +217,12 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
     """Adds a folder with a folder for each class. Raises UserError."""
     modality, files, left_out = class_folders.find_examples(path)
     if not files:
+        hint = "save other tables as .csv, and unpack archives"
+        if path.is_dir():
+            hint = class_folders.what_is_in(path)
         raise UserError(
             f"{path}: neither a table (.csv, .jsonl, or each line with tabs) nor a folder of "
-            f"class folders; save other tables as .csv, and unpack archives"
+            f"class folders; {hint}"
         )
     names = [tables.class_name(file.parent.name) for file in files]
     with_examples = {file.parent for file in files}
@@ -233,26 +240,46 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
         examples: Iterable = files if modality == "image" else read_texts(files)
         return zip(examples, names)
 
+    corpus.names[part] = names
     corpus.add(part, modality, read, files, layout=Counter(names).items())
 
 
 def read_texts(paths: list[Path]) -> Iterator[str]:
-    """Yields the text of each file."""
+    """Yields the text of each file. Raises UserError if too many have an unknown encoding."""
     other = []  # files in another encoding
+    unknown = []
     for path in paths:
-        content = path.read_bytes()
-        try:
-            text = content.decode("utf-8-sig")
-        except UnicodeDecodeError:  # perhaps from Windows, where UTF-16 begins with a mark
+        text, encoding = decode_text(path.read_bytes())
+        if encoding != "utf-8":
             other.append(path)
-            encoding = "utf-16" if content.startswith(tables.UTF_16) else "cp1252"
-            text = content.decode(encoding, errors="replace")
+        if not encoding:
+            unknown.append(path)
         yield tables.one_line(text)
+    if len(unknown) > MAX_UNKNOWN * len(paths):
+        raise UserError(f"{unknown[0]}: {tables.NOT_UTF_8}")
     if other:
         warn_once(
             f"{len(other):,} of {len(paths):,} texts, such as {other[0]}, are not UTF-8; they "
             f"are read as UTF-16 or Windows-1252"
         )
+
+
+def decode_text(content: bytes) -> tuple[str, str]:
+    """Returns what a file holds, and its encoding: utf-8, utf-16, cp1252, or "" if unknown.
+
+    It is unknown where a text in Windows-1252 would have hardly any letters of ASCII, as one in
+    another alphabet has, and for UTF-16 without the mark with which it should begin.
+    """
+    if content.startswith(tables.UTF_16):
+        return content.decode("utf-16", errors="replace"), "utf-16"
+    try:
+        text = content.decode("utf-8-sig")
+        encoding = "utf-8"
+    except UnicodeDecodeError:
+        text = content.decode("cp1252", errors="replace")
+        share = np.mean(np.frombuffer(content, np.uint8) > 127)
+        encoding = "cp1252" if share < MAX_SHARE else ""
+    return text, "" if "\0" in text else encoding
 
 
 @cache

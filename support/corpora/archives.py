@@ -8,6 +8,13 @@ from typing import IO
 
 from support.common.errors import UserError
 
+# The names of files that hold each part, without their endings.
+PARTS = {
+    "train": ["train", "training"],
+    "valid": ["val", "valid", "validation", "dev"],
+    "test": ["test_2016_flickr", "test", "testing"],
+}
+
 SYSTEM_FILES = ("__MACOSX", "Thumbs.db", "desktop.ini")  # of macOS and Windows
 # What reading raises. RuntimeError: the archive is encrypted.
 UNREADABLE = (EOFError, zlib.error, OSError, zipfile.BadZipFile, RuntimeError)

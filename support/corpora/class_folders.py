@@ -8,12 +8,13 @@ Example:
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from support.common.errors import UserError
 from support.common.paths import LOGS
-from support.corpora.archives import is_hidden
-from support.corpora.pairs import PARTS
+from support.corpora.archives import PARTS, is_hidden
 from support.corpora.tables import TABLES, suffix_of
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
@@ -25,6 +26,8 @@ IMAGE_BEGINNING = re.compile(
 TEST_SET = re.compile(r"(.*[-_.])?test(ing)?([-_.].*|\d*)")  # what a folder with one is called
 LANGUAGE = re.compile(r"\.[a-z]{2}")  # perhaps the ending of a side of a parallel corpus
 FIRST_BYTES = 8192  # of a file, which tell whether it is a text
+COUNTED_FILES = 10_000  # of a folder that is no corpus
+ARCHIVES = {".gz", ".tgz", ".tar", ".zip", ".bz2", ".xz", ".7z", ".rar"}
 
 
 def visible(folder: Path) -> list[Path]:
@@ -139,3 +142,22 @@ def find_part(folder: Path, name: str) -> Path | None:
     folders = {path.name.lower(): path for path in inner_folders(folder)}
     longer = [path for key, path in folders.items() if re.fullmatch(f".+[-_.]{name}", key)]
     return folders.get(name) or (longer[0] if len(longer) == 1 else None)
+
+
+def what_is_in(folder: Path) -> str:
+    """Returns what is in a folder that is no corpus: perhaps a folder that is one."""
+    for inner in inner_folders(folder):
+        with suppress(UserError):
+            if find_class_folders(inner):
+                return f"{inner} has class folders: pass it instead"
+    endings = (
+        path.suffix.lower() or "without ending"
+        for path in folder.rglob("*")
+        if path.is_file() and not any(map(is_hidden, path.relative_to(folder).parts))
+    )
+    counts = Counter(islice(endings, COUNTED_FILES))
+    if not counts:
+        return "it has no files"
+    files = ", ".join(f"{count:,} {ending}" for ending, count in counts.most_common(5))
+    advice = "; unpack archives" if ARCHIVES & counts.keys() else ""
+    return f"its files: {files}{advice}"

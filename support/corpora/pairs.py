@@ -15,16 +15,10 @@ from pathlib import Path
 
 from support.common.errors import UserError
 from support.corpora import phrasebook
-from support.corpora.archives import File, zip_members
+from support.corpora.archives import PARTS, File, zip_members
+from support.corpora.class_folders import visible, what_is_in
 from support.corpora.download import download, parse_checksums, sha256
 from support.corpora.tables import TABLES, is_table, read_columns, read_lines, suffix_of
-
-# The names of files that hold each part, without their endings.
-PARTS = {
-    "train": ["train", "training"],
-    "valid": ["val", "valid", "validation", "dev"],
-    "test": ["test_2016_flickr", "test", "testing"],
-}
 
 # Elliott et al., 2016, for non-commercial research.
 MULTI30K_URL = (
@@ -105,9 +99,12 @@ def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
         for part, table in find_part_tables(folder).items():
             add_part(corpus, part, str(table), src, tgt)
     if "train" not in corpus.parts:
+        hint = what_is_in(folder)
+        if any(path.is_file() for path in visible(folder)):
+            hint += f"; name parallel files by their PREFIX: {folder}/NAME for NAME.{src}"
         raise UserError(
-            f"{folder}: no train.{src} and train.{tgt}, no train.tsv, and no folders of texts "
-            f"or images; of other files name the PREFIX: {folder}/NAME for NAME.{src}"
+            f"{folder}: no train.{src} and train.{tgt}, no train.tsv, and no class folders of "
+            f"texts or images; {hint}"
         )
     if find_file(f"{folder}/test_2016_flickr.{src}"):
         corpus.name = "multi30k"

@@ -31,6 +31,10 @@ HEADER = {
     *("label", "class", "class index", "category", "topic", "sentiment", "stars", "rating"),
 }
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such a file begins
+NOT_UTF_8 = (
+    "not UTF-8; convert it: iconv -f CP1252 -t UTF-8, or -f UTF-16, GBK, SHIFT-JIS, CP1251: "
+    "as it was saved"
+)
 QUOTED = re.compile(r'\A"((?:[^"]|"")*)"\Z')
 
 
@@ -54,10 +58,7 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
             # A file may begin with a byte order mark.
             yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as problem:
-            raise UserError(
-                f"{name}, line {number}: not UTF-8; convert it: iconv -f CP1252 -t UTF-8, or "
-                f"-f UTF-16, GBK, SHIFT-JIS, CP1251: as it was saved"
-            ) from problem
+            raise UserError(f"{name}, line {number}: {NOT_UTF_8}") from problem
 
 
 def blocks(items: Iterable, size: int) -> Iterator[list]:

@@ -132,7 +132,7 @@ def base_config(flags: dict[str, Any]) -> Path | None:
         return own
     kind = f"{prefix}{corpus.modality}s"
     has_examples = "train" in corpus.parts  # else there will be an error that says so
-    return config_for_amount(kind, corpus.parts["train"]() if has_examples else ())
+    return config_for_amount(kind, corpus.names_of("train") if has_examples else ())
 
 
 def config_for_amount(kind: str, examples: Iterable) -> Path | None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 from unicodedata import name, normalize
 
 # sacreBLEU's tokenizers of languages in which spaces do not separate words, or not all of them.
@@ -34,6 +35,7 @@ class Score:
 
     value: float
     signature: str
+    note: str = ""  # a line for those who read the value; it ends with a line break
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Score:
@@ -41,7 +43,8 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) ->
 
     language: of the references, as --tgt names it; BLEU counts the words that its tokenizer
     finds. Without the package of a tokenizer (pip install sacrebleu[ja] or sacrebleu[ko]) each
-    character is a word. The signature names the tokenizer.
+    character is a word. The signature names the tokenizer. BLEU is the geometric mean over
+    sequences of one to four words, and so 0 where no translation has four.
     """
     import sacrebleu  # slow to import
 
@@ -49,24 +52,28 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) ->
         metric = sacrebleu.BLEU(tokenize=choose_tokenizer(language, references))
     except RuntimeError:  # the package is missing
         metric = sacrebleu.BLEU(tokenize="char")
-    return apply(metric, hypotheses, references)
+    score, result = apply(metric, hypotheses, references)
+    if result.totals[3] == 0:
+        score.note = "No translation has four words, and so BLEU is 0: chrF tells more.\n"
+    return score
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     """Returns corpus chrF (Popović, 2015), which counts characters and needs no tokenizer."""
     import sacrebleu
 
-    return apply(sacrebleu.CHRF(), hypotheses, references)
+    score, _ = apply(sacrebleu.CHRF(), hypotheses, references)
+    return score
 
 
-def apply(metric, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Returns the score that one of sacreBLEU's metrics gives."""
+def apply(metric, hypotheses: Sequence[str], references: Sequence[str]) -> tuple[Score, Any]:
+    """Returns the score that one of sacreBLEU's metrics gives, and all that it has found."""
     assert len(hypotheses) == len(references)  # sacreBLEU would not say
     # The same character may have other bytes in the references.
     hypotheses = [normalize("NFC", text) for text in hypotheses]
     references = [normalize("NFC", text) for text in references]
-    value = metric.corpus_score(hypotheses, [references]).score
-    return Score(value, str(metric.get_signature()))
+    result = metric.corpus_score(hypotheses, [references])
+    return Score(result.score, str(metric.get_signature())), result
 
 
 def choose_tokenizer(language: str, references: Sequence[str]) -> str:

@@ -212,6 +212,7 @@ class Translation:
         text = (
             f"BLEU {self.bleu_score.value:.1f}, chrF {self.chrf_score.value:.1f} "
             f"on {len(scored):,} sentences of the {part} set, beam {BEAM}\n"
+            f"{self.bleu_score.note}"
             f"BLEU's signature: {self.bleu_score.signature}\n"
             f"chrF's signature: {self.chrf_score.signature}\n\n"
         )

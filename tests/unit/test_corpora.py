@@ -226,3 +226,23 @@ def test_a_part_with_one_of_its_two_sides_is_refused(tmp_path):
         (tmp_path / name).write_text("Ja.\n")
     with pytest.raises(UserError, match="test.de: no such file"):
         find_corpus(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (
+            ["cat/1.heic", "cat/2.HEIC", "dog/1.tif", ".cache/1.bin"],
+            "its files: 2 .heic, 1 .tif",
+        ),
+        (["aclImdb_v1.tar.gz"], "its files: 1 .gz; unpack archives; name parallel files by"),
+        (["photos/cat/1.jpg", "photos/dog/1.jpg"], "photos has class folders: pass it instead"),
+        ([], "it has no files"),
+    ],
+)
+def test_a_folder_without_a_corpus_is_described(tmp_path, files, found):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"\0")
+    with pytest.raises(UserError, match=re.escape(found)):
+        find_corpus(str(tmp_path))

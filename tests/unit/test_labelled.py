@@ -785,6 +785,25 @@ def test_texts_that_are_not_utf_8_are_read_and_counted(tmp_path, capfd):
     assert warning.count("\n") == 1 and "2 of 3 texts, such as" in warning
 
 
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1251", "Это хороший фильм"),
+        ("gbk", "这部电影很好看"),
+        ("utf-16-le", "A good film"),
+        ("utf-16-le", "这部电影很好看\n"),
+    ],
+)
+def test_texts_in_other_encodings_are_refused(tmp_path, encoding, text):
+    """As rows of a table are. A few among many are let pass: they may be damaged."""
+    write_tree(tmp_path, {"all/a/1.txt": text.encode(encoding), "all/b/1.txt": "Gut."})
+    corpus = find_labelled(f"{tmp_path}/all")
+    assert corpus.class_counts == {"a": 1, "b": 1}  # without reading them
+    assert "all/a/1.txt: not UTF-8; convert it: iconv" in refusal(read, corpus)
+    write_tree(tmp_path, {f"all/b/{i}.txt": "Gut." for i in range(2, 101)})
+    assert len(read(find_labelled(f"{tmp_path}/all"))) == 101
+
+
 def test_a_picture_among_texts_does_not_make_them_images(tmp_path):
     files = {f"{name}/{i}.txt": "x" for name in "ab" for i in range(2)}
     write_tree(tmp_path, files | {"a/logo.png": "?", "b/logo.png": "?"})

@@ -61,3 +61,12 @@ def test_accents_may_be_encoded_in_two_ways():
     decomposed = normalize("NFD", composed)
     assert bleu([composed], [decomposed], "de").value == pytest.approx(100)
     assert chrf([composed], [decomposed]).value == pytest.approx(100)
+
+
+def test_words_without_a_sentence_have_a_note():
+    """BLEU counts four words in a row, of which a list of words has none."""
+    words = ["the house", "a dog", "to go"]
+    score = bleu(words, words, "en")
+    assert score.value == 0 and "BLEU is 0: chrF tells more" in score.note
+    assert chrf(words, words).value == pytest.approx(100)
+    assert bleu([GERMAN], [GERMAN], "de").note == ""
