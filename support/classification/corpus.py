@@ -24,6 +24,7 @@ from support.corpora.download import sha256
 from support.corpora.tables import has_column
 
 MAX_CLASSES = 5000
+FEW_CLASSES = 20  # which are no mistake, however few examples each has
 HOLD_OUT = 3  # increase it when `hold_out_labelled` chooses other examples
 LARGE_CORPUS = 4 << 30  # bytes of images; above it the checksum is of names and sizes
 
@@ -90,7 +91,7 @@ class Labelled:
         if is_large:
             contents = [[file.name, file.stat().st_size] for file in self.files]
         else:
-            contents = [sha256(file) for file in dict.fromkeys(self.files)]
+            contents = [sha256(file, unpacked=True) for file in dict.fromkeys(self.files)]
         parts: list[Any] = sorted(self.parts)
         if "valid" not in parts:
             parts.append(HOLD_OUT)
@@ -136,9 +137,10 @@ def check_classes(corpus: Labelled) -> None:
             f"{corpus.name}: the training set has only the class {first!r}; at least two "
             f"classes are needed"
         )
-    if len(counts) > MAX_CLASSES:
+    if len(counts) > min(MAX_CLASSES, max(FEW_CLASSES, 2 * counts.total() / 3)):
         raise UserError(
-            f"{corpus.name}: {len(counts):,} classes; does --label name the right column?"
+            f"{corpus.name}: {len(counts):,} classes in {counts.total():,} examples; does "
+            f"--label name the right column?"
         )
     only_first_is_unique = counts[first] == 1 and max(counts.values()) > 1
     table = corpus.without_header

@@ -86,8 +86,12 @@ def save(path: Path, checkpoint: dict) -> None:
         replace(partial, path)
         sync_folder(path.parent)  # the rename has to reach the disk, too
     except (OSError, RuntimeError) as problem:  # torch.save raises RuntimeError on a full disk
+        reason = first_line(problem, 200)
+        if isinstance(problem, RuntimeError):
+            free = shutil.disk_usage(path.parent).free >> 20
+            reason = f"torch.save has failed; {free:,} MiB are free on the disk"
         partial.unlink(missing_ok=True)
-        message = f"{path}: the checkpoint cannot be written ({first_line(problem, 200)})"
+        message = f"{path}: the checkpoint cannot be written ({reason})"
         if path.is_file():
             message += "; the previous one is intact"
         raise UserError(message) from problem

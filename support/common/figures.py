@@ -78,7 +78,7 @@ LEGEND_PLACE = "outside lower center"
 
 @contextmanager
 def new_figure(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """Gives the block a figure of this size, in inches, and then writes it as a PNG file."""
+    """Gives the block a figure of this size, in inches, and then writes it to a file."""
     with matplotlib.rc_context(STYLE):
         figure = Figure((width, height), dpi=300, layout="constrained")
         yield figure

@@ -13,20 +13,22 @@ MAX_SHOWN = 10  # characters that a warning names
 
 
 def save(figure, path: Path) -> None:
-    """Writes a figure to a PNG file, in fonts that have its characters.
+    """Writes a figure in fonts that have its characters: as PNG, or as .pdf, .svg and so on.
 
     If no installed font has a character, a box stands for it, and a warning says so.
     """
+    ending = path.suffix.lower().removeprefix(".")
+    file_format = ending if ending in figure.canvas.get_supported_filetypes() else "png"
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure.savefig(path, format="png")  # only now all labels have their text
+        figure.savefig(path, format=file_format)  # only now all labels have their text
         texts = figure.findobj(Text)
         characters = {c for text in texts for c in text.get_text() if c.isprintable()}
         fonts, missing = find_fonts(characters)
         if len(fonts) > 1:
             for text in texts:
                 text.set_fontfamily(fonts)
-            figure.savefig(path, format="png")
+            figure.savefig(path, format=file_format)
     if missing:
         some = " ".join(sorted(missing)[:MAX_SHOWN])
         print(

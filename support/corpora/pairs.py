@@ -49,7 +49,10 @@ class Corpus:
 
     def checksum(self) -> str:
         """Returns a checksum of what the files hold, and of how they are read."""
-        content = {part: [sha256(file) for file in files] for part, files in self.files.items()}
+        content = {
+            part: [sha256(file, unpacked=True) for file in files]
+            for part, files in self.files.items()
+        }
         description = [self.languages, sorted(content.items())]
         return hashlib.sha256(json.dumps(description).encode()).hexdigest()
 
@@ -155,11 +158,11 @@ def add_part(corpus: Corpus, part: str, source: str, src: str, tgt: str) -> None
             f"{source}: neither a table (.csv, .jsonl, or each line with tabs) nor one of two "
             f"files NAME.{src} and NAME.{tgt} (--src, --tgt); save other tables as .csv"
         )
+    elif src_file or tgt_file:
+        raise UserError(f"{prefix}.{tgt if src_file else src}: no such file")
     else:
-        missing = f"{prefix}.{tgt if src_file else src}"
-        if suffix_of(path) in (*TABLES, ".zip"):
-            missing = source
-        raise UserError(f"{missing}: no such file")
+        also = "" if suffix_of(path) in (*TABLES, ".zip") else f", and no {source}.{src}"
+        raise UserError(f"{source}: no such file or folder{also}")
 
 
 def find_prefix(source: str, src: str, tgt: str) -> str:

@@ -31,6 +31,7 @@ HEADER = {
     *("label", "class", "class index", "category", "topic", "sentiment", "stars", "rating"),
 }
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such a file begins
+SEPARATOR = re.compile(r'"?sep=(.)"?\s*$')  # the first line of some .csv files, for Excel
 NOT_UTF_8 = (
     "not UTF-8; convert it: iconv -f CP1252 -t UTF-8, or -f UTF-16, GBK, SHIFT-JIS, CP1251: "
     "as it was saved"
@@ -39,10 +40,19 @@ QUOTED = re.compile(r'\A"((?:[^"]|"")*)"\Z')
 
 
 def read_lines(path: File) -> Iterator[str]:
-    """Yields the lines of a text file (.gz too), without line ends. Raises UserError."""
+    """Yields the lines of a text file (.gz too), without line ends. Raises UserError.
+
+    If it has no line feeds, carriage returns end its lines, as in the Macintosh's format that
+    Excel offers.
+    """
     try:
         with open_bytes(path) as file:
-            yield from decode_lines(file, str(path))
+            lines = decode_lines(file, str(path))
+            first_two = list(islice(lines, 2))
+            if len(first_two) == 1:
+                first_two = first_two[0].split("\r")
+            yield from first_two
+            yield from lines
     except UNREADABLE as problem:
         raise UserError(f"{path}: cannot be read ({problem})") from problem
 
@@ -88,7 +98,7 @@ def suffix_of(path: File) -> str:
 
 
 def is_table(path: Path | zipfile.Path) -> bool:
-    """Returns whether a file is a table: its ending says so, or its first lines have tabs."""
+    """Returns whether a file is a table: its ending says so, or nearly all lines have tabs."""
     if not path.is_file():
         return False
     if suffix_of(path) in TABLES:
@@ -100,7 +110,8 @@ def is_table(path: Path | zipfile.Path) -> bool:
     if len(lines) > 1:
         lines.pop()  # it may be cut
     lines = [line for line in lines if line.strip()]
-    return bool(lines) and all(b"\t" in line for line in lines)
+    # Of a line without a tab among many, the error message should give the number.
+    return len(lines) > 0 and sum(b"\t" in line for line in lines) > 0.9 * len(lines)
 
 
 def find_table(path: Path) -> File | None:
@@ -138,10 +149,10 @@ def read_rows(path: File) -> Iterator[tuple[int, list[str]]]:
     quotes are text: see `unquoted`. Raises UserError.
     """
     if suffix_of(path) == ".csv":
-        yield from read_csv_rows(table_lines(path), str(path))
+        yield from read_csv_rows(read_lines(path), str(path))
         return
-    quoted = quoted_columns(table_lines(path))
-    for number, line in enumerate(table_lines(path), 1):
+    quoted = quoted_columns(read_lines(path))
+    for number, line in enumerate(read_lines(path), 1):
         if line:
             cells = line.split("\t")
             yield number, [unquoted(cell, i in quoted) for i, cell in enumerate(cells)]
@@ -153,10 +164,15 @@ def read_csv_rows(lines: Iterator[str], name: str) -> Iterator[tuple[int, list[s
     # Carriage returns within a line would end the row.
     lines = (line.replace("\r", " ") + "\n" for line in lines)
     first_lines = list(islice(lines, FIRST_LINES))
-    delimiter = find_delimiter(first_lines)
+    declared = SEPARATOR.match(first_lines[0]) if first_lines else None
+    delimiter = declared[1] if declared else find_delimiter(first_lines)
     rows = csv.reader(chain(first_lines, lines), strict=True, delimiter=delimiter)
+    first_row = 1
+    if declared:
+        next(rows)
+        first_row = 2
     try:
-        for number, row in enumerate(rows, 1):
+        for number, row in enumerate(rows, first_row):
             if any(row):
                 yield number, [cell.replace("\n", " ") for cell in row]
     except csv.Error as problem:
@@ -176,20 +192,6 @@ def find_delimiter(lines: list[str]) -> str:
 
     in_first_line = [each for each in ",\t;" if each in "".join(lines[:1])]
     return max(in_first_line, key=num_alike, default=",")
-
-
-def table_lines(path: File) -> Iterator[str]:
-    """Yields the lines of a table. If it has no line feeds, carriage returns end them.
-
-    Excel writes such files if it is asked for the Macintosh's format.
-    """
-    lines = read_lines(path)
-    first_two = list(islice(lines, 2))
-    if len(first_two) == 1:
-        yield from first_two[0].split("\r")
-    else:
-        yield from first_two
-    yield from lines
 
 
 def quoted_columns(lines: Iterable[str]) -> set[int]:
@@ -300,6 +302,10 @@ def read_columns(
     width = len(first_row)
     by_position = all(name.isdecimal() for name in columns)
     positions = find_columns(path, columns, [] if by_position else first_row, flags)
+    if max(positions) >= width:
+        raise UserError(
+            f"{path}: no column {max(positions) + 1} ({flags}): the first row has {width}"
+        )
     if by_position and not is_header(first_row, positions):
         rows = chain([first], rows)
     # A longer row may have a text with a comma and without quotes. By position, the rows of a
@@ -341,6 +347,10 @@ def find_columns(path: File, columns: list[str], header: list[str], flags: str) 
     names = [column_name(cell) for cell in header]
     positions = []
     for name in columns:
+        if names.count(column_name(name)) > 1:
+            raise UserError(
+                f"{path}: two columns are called {name!r} ({flags}); give a position, from 1"
+            )
         if column_name(name) in names:
             positions.append(names.index(column_name(name)))
         elif name.isdecimal() and int(name) > 0:

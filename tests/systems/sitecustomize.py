@@ -190,7 +190,7 @@ REPLACED = {
             "getppid": lambda: PARENT,  # also when it has died
             "kill": lambda process, number: real_kill(process, 9),  # whatever the signal
         },
-        "psutil": {"Process": lambda: process},
+        "psutil": {"Process": lambda pid=None: process},
     },
 }
 

@@ -92,8 +92,42 @@ def test_tables_by_position_with_and_without_a_header(tmp_path):
     assert read(tmp_path / "b.tsv", src="1", tgt="2") == [('"Nein" sagt er', 'He says "no"')]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_carriage_returns_end_the_lines_of_a_file_without_line_feeds(tmp_path, packed):
+    for language, text in (("de", b"Ja.\rNein.\r"), ("en", b"Yes.\rNo.")):
+        path = tmp_path / f"a.{language}{'.gz' if packed else ''}"
+        path.write_bytes(gzip.compress(text) if packed else text)
+    assert read(tmp_path / "a") == [("Ja.", "Yes."), ("Nein.", "No.")]
+
+
+def test_a_corpus_that_was_packed_is_the_same(tmp_path):
+    """So its runs can be resumed."""
+    write_pairs(tmp_path / "a", [("Ja.", "Yes.")])
+    before = find_corpus(str(tmp_path / "a")).checksum()
+    for language in ("de", "en"):
+        path = tmp_path / f"a.{language}"
+        Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    assert find_corpus(str(tmp_path / "a")).checksum() == before
+
+
+@pytest.mark.parametrize("position", ["3", "9"])
+def test_a_position_beyond_the_columns_is_refused(tmp_path, position):
+    (tmp_path / "a.tsv").write_text("Ja.\tYes.\n")
+    with pytest.raises(UserError, match=f"no column {position} .*the first row has 2"):
+        read(tmp_path / "a.tsv", src="1", tgt=position)
+
+
+@pytest.mark.parametrize("declared", ["sep=;", '"sep=;"'])
+def test_a_table_may_declare_its_separator(tmp_path, declared):
+    """As Excel reads it in every language."""
+    (tmp_path / "a.csv").write_text(f"{declared}\nde;en\nJa, ja, ja.;Yes.\n")
+    assert read(tmp_path / "a.csv") == [("Ja, ja, ja.", "Yes.")]
+
+
 WRONG = {  # name: (files, what the answer says)
-    "missing": ({}, "missing.de: no such file"),
+    "missing": ({}, "missing: no such file or folder, and no ", "missing.de"),
+    "missing.csv": ({}, "missing.csv: no such file or folder"),
     "short": (
         {"short.de": b"a\nb\nc\nd\n", "short.en": b"a\nb\n"},
         "short.de has 4 lines",
@@ -121,6 +155,9 @@ WRONG = {  # name: (files, what the answer says)
     "long": ({"long.de": b"ein " * 500, "long.en": b"a"}, "1 longer than --max-length"),
     "cols.csv": ({"cols.csv": b"german,french\na,b\n"}, "no column 'de'", "german, french"),
     "rows.csv": ({"rows.csv": b"de,en\na\n"}, "rows.csv, row 2: 1 columns"),
+    "twice.csv": ({"twice.csv": b"de,en,de\na,b,c\n"}, "two columns are called 'de'"),
+    # One of many lines has no tab: the file is a table all the same.
+    "rows.txt": ({"rows.txt": b"de\ten\n" + 50 * b"a\tb\n" + b"c\n"}, "row 52: 1 columns"),
     "quote.csv": ({"quote.csv": b'de,en\n"a,b\n'}, "quote.csv", "line"),
 }
 

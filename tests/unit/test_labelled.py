@@ -302,6 +302,13 @@ def test_a_table_may_be_packed_within_an_archive(tmp_path):
     assert read_all(tmp_path / "a.zip", label="label") == ["neg", "pos"]
 
 
+def test_a_column_that_differs_in_each_row_has_no_classes(tmp_path):
+    rows = "".join(f"text {i},{i % 2}\n" for i in range(50))
+    write_tree(tmp_path, {"a.csv": f"text,label\n{rows}"})
+    answer = refusal(read_all, tmp_path / "a.csv", text="label", label="text")
+    assert "50 classes in 50 examples; does --label name the right column?" in answer
+
+
 def test_a_test_set_without_labels_is_refused_with_advice(tmp_path):
     """As competitions give it out."""
     write_tree(tmp_path, {"train.csv": "id,text,target\n1,a,0\n2,b,1\n"})

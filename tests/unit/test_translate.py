@@ -281,6 +281,8 @@ def test_a_picture_of_what_each_word_attends_to(trained, answer):
     assert answer("--attention", "out.png", SENTENCE).startswith("out.png: ")
     picture = (trained / "out.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) > 5_000
+    answer("--attention", "out.pdf", SENTENCE)
+    assert (trained / "out.pdf").read_bytes().startswith(b"%PDF")
     for wrong in (["out.png"], ["out.png", "Hund " * 500]):
         with pytest.raises(UserError, match="--attention"):
             answer("--attention", *wrong)
