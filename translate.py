@@ -57,7 +57,7 @@ def parse_arguments() -> argparse.Namespace:
         metavar=("SRC", "REF"),
         help="translate SRC and score it against REF",
     )
-    add("--attention", metavar="PNG", help="plot what each word of the translation attends to")
+    add("--attention", metavar="FILE", help="plot what each word of the translation attends to")
     add(
         "--engine",
         choices=("own", "ctranslate2"),
