@@ -34,14 +34,39 @@ class Trial:
     epoch_seconds: float = 0.0  # of the steps of an epoch
     steps_ended: float = 0.0  # when the last step did, by time.perf_counter
     evaluation_seconds: float = 0.0  # to evaluate and save once
+    elapsed: float = 0.0  # seconds since the command was started
 
 
 def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store, args) -> None:
     """Sets the number of epochs that fits in --minutes, or of steps if not even one epoch does.
 
-    The trial is a run with --benchmark, which leaves no files: a run that is given the number
-    of epochs is the same run. It evaluates and saves once, since in a small corpus this takes
-    longer than the steps of an epoch. All processes take part. A signal in the trial ends them.
+    All processes take part. A signal in the trial ends them.
+    """
+    trial = run_trial(train, rank, world_size, store, args)
+    if Signals.run_stopped:
+        if rank == 0:
+            with ignore_lost_stdout(OSError):
+                print("stopped in the trial of --minutes; nothing was saved")
+        sys.exit(Signals.status())
+    remaining = 60 * args.minutes * (1 - RESERVE) - trial.elapsed
+    remaining -= SCORING * trial.evaluation_seconds
+    eval_every = args.eval_every or trial.epoch_steps
+    evaluations = trial.epoch_steps / eval_every  # in an epoch
+    epoch_seconds = trial.epoch_seconds + evaluations * trial.evaluation_seconds
+    epochs = max(0.0, remaining) / epoch_seconds
+    if epochs >= 1:
+        args.epochs = int(epochs)
+        args.steps = 0
+    else:
+        args.steps = max(1, int(epochs * trial.epoch_steps))
+
+
+def run_trial(train: Callable, rank: int, world_size: int, store: dist.Store, args) -> Trial:
+    """Trains for some steps, evaluates and saves once, and returns what rank 0 has measured.
+
+    In a small corpus an evaluation takes longer than the steps of an epoch. The trial is a run
+    with --benchmark whose files are removed, so that a run which is given the number of epochs
+    is the same run.
     """
     trial = Trial(60 * args.minutes * SHARE_OF_TRIAL)
     folder = Path(args.folder) / ".trial"
@@ -59,24 +84,11 @@ def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store
     server = open_port(dist.PrefixStore("trial", store), rank)
     with contextlib.redirect_stdout(io.StringIO()), temporary(folder):
         train(rank, world_size, trial_args)
-    measured = seconds_since_start(), trial.epoch_seconds, trial.evaluation_seconds
-    elapsed, epoch_seconds, evaluation_seconds = broadcast_object(measured)
+    trial.elapsed = seconds_since_start()
+    trial = broadcast_object(trial)
     dist.destroy_process_group()
     del server
-    if Signals.run_stopped:
-        if rank == 0:
-            with ignore_lost_stdout(OSError):
-                print("stopped in the trial of --minutes; nothing was saved")
-        sys.exit(Signals.status())
-    remaining = 60 * args.minutes * (1 - RESERVE) - elapsed - SCORING * evaluation_seconds
-    eval_every = args.eval_every or trial.epoch_steps
-    epoch_seconds += evaluation_seconds * trial.epoch_steps / eval_every
-    epochs = max(0.0, remaining) / epoch_seconds
-    if epochs >= 1:
-        args.epochs = int(epochs)
-        args.steps = 0
-    else:
-        args.steps = max(1, int(epochs * trial.epoch_steps))
+    return trial
 
 
 @contextlib.contextmanager
