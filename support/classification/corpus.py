@@ -20,11 +20,11 @@ from typing import Any
 from support.classification.images import ImageTransform
 from support.common.errors import UserError
 from support.corpora.archives import File
-from support.corpora.download import sha256
+from support.corpora.download import content_checksum
 from support.corpora.tables import has_column
 
 MAX_CLASSES = 5000
-FEW_CLASSES = 20  # which are no mistake, however few examples each has
+FEW_CLASSES = 20  # up to so many may have one example each
 HOLD_OUT = 3  # increase it when `hold_out_labelled` chooses other examples
 LARGE_CORPUS = 4 << 30  # bytes of images; above it the checksum is of names and sizes
 
@@ -42,7 +42,7 @@ class Labelled:
     classes: list[str] = field(default_factory=list)  # in their order; [] if that is unknown
     files: list[Path] = field(default_factory=list)
     layout: list = field(default_factory=list)  # for each part: columns of a table, or folders
-    # The class of each example, by part, if folders tell it: then no example has to be read.
+    # The class of each example of a part, if its folder tells it, so that no file is read.
     names: dict[str, list[str]] = field(default_factory=dict)
     has_table: bool = False
     without_header: File | None = None  # the training set's table, if perhaps it has no header
@@ -58,6 +58,7 @@ class Labelled:
             raise UserError(f"{files[0]}: {modality}s for the {part} set, but {own}")
         self.modality = modality
         self.parts[part] = read
+        self.names.pop(part, None)  # of what was this part before
         self.files += files
         self.layout += [part, *layout]
 
@@ -87,11 +88,13 @@ class Labelled:
             is_large = sum(file.stat().st_size for file in self.files) > LARGE_CORPUS
             # Normalization comes later: what is stored does not depend on it.
             transform = vars(self.transform) | {"mean": 0, "std": 0}
+            if not self.transform.grey_bits:
+                del transform["grey_bits"]
         contents: list[Any]
         if is_large:
             contents = [[file.name, file.stat().st_size] for file in self.files]
         else:
-            contents = [sha256(file, unpacked=True) for file in dict.fromkeys(self.files)]
+            contents = [content_checksum(file) for file in dict.fromkeys(self.files)]
         parts: list[Any] = sorted(self.parts)
         if "valid" not in parts:
             parts.append(HOLD_OUT)
@@ -137,7 +140,8 @@ def check_classes(corpus: Labelled) -> None:
             f"{corpus.name}: the training set has only the class {first!r}; at least two "
             f"classes are needed"
         )
-    if len(counts) > min(MAX_CLASSES, max(FEW_CLASSES, 2 * counts.total() / 3)):
+    differs_in_each_row = corpus.has_table and counts.total() < 1.1 * len(counts)
+    if len(counts) > MAX_CLASSES or (len(counts) > FEW_CLASSES and differs_in_each_row):
         raise UserError(
             f"{corpus.name}: {len(counts):,} classes in {counts.total():,} examples; does "
             f"--label name the right column?"

@@ -1,6 +1,6 @@
 """Images as arrays of bytes: from files that Pillow reads, and from IDX files."""
 
-import math
+import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,7 +35,8 @@ class ImageTransform:
     mean: list[float] = field(default_factory=list)
     std: list[float] = field(default_factory=list)
     square: bool = False  # whether both edges are resized to `size` before a crop
-    # In use in 16-bit grey images: the upper 8 of them become a byte. 0: not yet looked for.
+    # How many bits the 16-bit grey images of the corpus use; the upper 8 of them become a byte.
+    # 0: there are none, so each image that comes later is scaled by its own.
     grey_bits: int = 0
 
     def __post_init__(self):
@@ -83,18 +84,19 @@ def open_image(path: Path):
 
 
 def bits_in_use(paths: list[Path]) -> int:
-    """Returns how many bits the 16-bit grey images of a corpus use: often 10, 12 or 14.
+    """Returns how many bits the 16-bit grey images of a corpus use; 0 if there are none.
 
-    It is one number for all, so that a bright image stays brighter than a dark one. Up to
-    SAMPLE_IMAGES of the files are looked into. Without such images it is 16. Raises UserError.
+    It is one number for all, so that a bright image stays brighter than a dark one: often 10,
+    12 or 14. At most SAMPLE_IMAGES of the files are looked into. Raises UserError.
     """
     largest = 0
-    for path in paths[:: math.ceil(len(paths) / SAMPLE_IMAGES)]:
-        header = path.read_bytes()[:26]
+    for path in random.Random(1).sample(paths, min(len(paths), SAMPLE_IMAGES)):
+        with path.open("rb") as file:
+            header = file.read(26)
         if header.startswith(b"\x89PNG") and header.endswith(GREY_16):
             with open_image(path) as image:
                 largest = max(largest, int(np.asarray(image).max()))
-    return max(8, largest.bit_length()) if largest else 16
+    return max(8, largest.bit_length()) if largest else 0
 
 
 def load_pillow():
@@ -118,8 +120,10 @@ def to_array(image, transform: ImageTransform) -> np.ndarray:
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         # Pillow's convert() would clip all values over 255.
-        pixels = np.asarray(image) >> (transform.grey_bits or 16) - 8
-        image = image_module.fromarray(pixels.clip(max=255).astype(np.uint8))
+        pixels = np.asarray(image)
+        bits = transform.grey_bits or int(pixels.max()).bit_length()
+        pixels = (pixels >> max(0, bits - 8)).clip(max=255)
+        image = image_module.fromarray(pixels.astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = image_module.new("RGBA", image.size, "white")

@@ -20,8 +20,8 @@ from support.corpora.download import download, sha256
 from support.corpora.pairs import find_file, find_part_tables, own_name
 from support.corpora.task_type import CLASSIFICATION_CORPORA, find_idx, find_numbered
 
-MAX_UNKNOWN = 0.01  # of texts in an unknown encoding: some corpora have a few damaged ones
-MAX_SHARE = 0.3  # of bytes over 127 in a text in Windows-1252
+MAX_DAMAGED = 0.01  # of the texts
+MAX_ODD_BYTES = 0.4  # of the bytes of texts in Windows-1252: those over 127, or 0
 TEXT_COLUMNS = ("text", "content", "sentence", "review", "body")  # the first found has the text
 
 
@@ -219,7 +219,7 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
     if not files:
         hint = "save other tables as .csv, and unpack archives"
         if path.is_dir():
-            hint = class_folders.what_is_in(path)
+            hint = f"{class_folders.what_is_in(path)}; pass a table itself, as .csv"
         raise UserError(
             f"{path}: neither a table (.csv, .jsonl, or each line with tabs) nor a folder of "
             f"class folders; {hint}"
@@ -232,7 +232,7 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
     corpus.left_out += left_out
     if modality == "image":
         transform = corpus.transform or ImageTransform()
-        # A model that has been trained on other images keeps its own number.
+        # A model that was trained on such images keeps its number.
         grey_bits = transform.grey_bits or images.bits_in_use(files)
         corpus.transform = replace(transform, grey_bits=grey_bits)
 
@@ -240,23 +240,31 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
         examples: Iterable = files if modality == "image" else read_texts(files)
         return zip(examples, names)
 
-    corpus.names[part] = names
     corpus.add(part, modality, read, files, layout=Counter(names).items())
+    corpus.names[part] = names
 
 
 def read_texts(paths: list[Path]) -> Iterator[str]:
-    """Yields the text of each file. Raises UserError if too many have an unknown encoding."""
-    other = []  # files in another encoding
-    unknown = []
+    """Yields the text of each file.
+
+    Raises UserError at the end if they are neither UTF-8 nor UTF-16 nor Windows-1252, except
+    for a few, which may be damaged.
+    """
+    other = []  # files in another encoding than UTF-8
+    num_bytes = num_odd_bytes = 0  # of those that are not UTF-16, either
     for path in paths:
-        text, encoding = decode_text(path.read_bytes())
+        content = path.read_bytes()
+        text, encoding = decode_text(content)
         if encoding != "utf-8":
             other.append(path)
-        if not encoding:
-            unknown.append(path)
+        if encoding == "cp1252":
+            codes = np.frombuffer(content, np.uint8)
+            num_bytes += len(codes)
+            num_odd_bytes += np.count_nonzero((codes > 127) | (codes == 0))
         yield tables.one_line(text)
-    if len(unknown) > MAX_UNKNOWN * len(paths):
-        raise UserError(f"{unknown[0]}: {tables.NOT_UTF_8}")
+    # In Windows-1252 most letters are those of ASCII.
+    if len(other) > MAX_DAMAGED * len(paths) and num_odd_bytes > MAX_ODD_BYTES * num_bytes:
+        raise UserError(f"{other[0]}: {tables.NOT_UTF_8}")
     if other:
         warn_once(
             f"{len(other):,} of {len(paths):,} texts, such as {other[0]}, are not UTF-8; they "
@@ -265,21 +273,16 @@ def read_texts(paths: list[Path]) -> Iterator[str]:
 
 
 def decode_text(content: bytes) -> tuple[str, str]:
-    """Returns what a file holds, and its encoding: utf-8, utf-16, cp1252, or "" if unknown.
-
-    It is unknown where a text in Windows-1252 would have hardly any letters of ASCII, as one in
-    another alphabet has, and for UTF-16 without the mark with which it should begin.
-    """
-    if content.startswith(tables.UTF_16):
+    """Returns what a file holds, and its encoding: utf-8, utf-16, or else cp1252."""
+    if content.startswith(tables.UTF_16):  # as Windows begins such files
         return content.decode("utf-16", errors="replace"), "utf-16"
+    is_utf_16 = content.count(0) > len(content) / 4  # without the mark at its beginning
     try:
-        text = content.decode("utf-8-sig")
-        encoding = "utf-8"
+        if not is_utf_16:
+            return content.decode("utf-8-sig"), "utf-8"
     except UnicodeDecodeError:
-        text = content.decode("cp1252", errors="replace")
-        share = np.mean(np.frombuffer(content, np.uint8) > 127)
-        encoding = "cp1252" if share < MAX_SHARE else ""
-    return text, "" if "\0" in text else encoding
+        pass
+    return content.decode("cp1252", errors="replace"), "cp1252"
 
 
 @cache

@@ -89,7 +89,7 @@ def save(path: Path, checkpoint: dict) -> None:
         reason = first_line(problem, 200)
         if isinstance(problem, RuntimeError):
             free = shutil.disk_usage(path.parent).free >> 20
-            reason = f"torch.save has failed; {free:,} MiB are free on the disk"
+            reason += f"; {free:,} MiB are free on the disk"
         partial.unlink(missing_ok=True)
         message = f"{path}: the checkpoint cannot be written ({reason})"
         if path.is_file():

@@ -13,12 +13,12 @@ MAX_SHOWN = 10  # characters that a warning names
 
 
 def save(figure, path: Path) -> None:
-    """Writes a figure in fonts that have its characters: as PNG, or as .pdf, .svg and so on.
+    """Writes a figure in fonts that have its characters: as .pdf, .svg, or else PNG.
 
     If no installed font has a character, a box stands for it, and a warning says so.
     """
     ending = path.suffix.lower().removeprefix(".")
-    file_format = ending if ending in figure.canvas.get_supported_filetypes() else "png"
+    file_format = ending if ending in ("pdf", "svg") else "png"
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(path, format=file_format)  # only now all labels have their text

@@ -5,6 +5,7 @@ Example:
     modality, examples, left_out = find_examples(parts["train"])
 """
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -147,17 +148,21 @@ def find_part(folder: Path, name: str) -> Path | None:
 def what_is_in(folder: Path) -> str:
     """Returns what is in a folder that is no corpus: perhaps a folder that is one."""
     for inner in inner_folders(folder):
-        with suppress(UserError):
+        with suppress(UserError, OSError):
             if find_class_folders(inner):
                 return f"{inner} has class folders: pass it instead"
-    endings = (
-        path.suffix.lower() or "without ending"
-        for path in folder.rglob("*")
-        if path.is_file() and not any(map(is_hidden, path.relative_to(folder).parts))
-    )
-    counts = Counter(islice(endings, COUNTED_FILES))
+    counts = Counter(islice(endings_in(folder), COUNTED_FILES))
     if not counts:
         return "it has no files"
     files = ", ".join(f"{count:,} {ending}" for ending, count in counts.most_common(5))
     advice = "; unpack archives" if ARCHIVES & counts.keys() else ""
     return f"its files: {files}{advice}"
+
+
+def endings_in(folder: Path) -> Iterator[str]:
+    """Yields the ending of each file in a folder and the folders in it."""
+    for _, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not is_hidden(name)]
+        for name in files:
+            if not is_hidden(name):
+                yield Path(name).suffix.lower() or "without ending"

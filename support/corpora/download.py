@@ -30,6 +30,15 @@ def sha256(path: Path, unpacked: bool = False) -> str:
         return ""
 
 
+def content_checksum(path: Path) -> str:
+    """Returns a file's SHA-256, and of a single file in .gz that of the file itself.
+
+    So the same corpus, packed or unpacked, has the same checksum.
+    """
+    is_archive = path.name.lower().endswith(".tar.gz")  # long to unpack
+    return sha256(path, unpacked=not is_archive) or sha256(path)
+
+
 def parse_checksums(lines: str) -> dict[str, str]:
     """Returns {file: SHA-256} of lines such as `sha256sum` prints."""
     return {file: checksum for checksum, file in map(str.split, lines.strip().splitlines())}

@@ -16,8 +16,8 @@ from pathlib import Path
 from support.common.errors import UserError
 from support.corpora import phrasebook
 from support.corpora.archives import PARTS, File, zip_members
-from support.corpora.class_folders import visible, what_is_in
-from support.corpora.download import download, parse_checksums, sha256
+from support.corpora.class_folders import LANGUAGE, visible, what_is_in
+from support.corpora.download import content_checksum, download, parse_checksums
 from support.corpora.tables import TABLES, is_table, read_columns, read_lines, suffix_of
 
 # Elliott et al., 2016, for non-commercial research.
@@ -50,8 +50,7 @@ class Corpus:
     def checksum(self) -> str:
         """Returns a checksum of what the files hold, and of how they are read."""
         content = {
-            part: [sha256(file, unpacked=True) for file in files]
-            for part, files in self.files.items()
+            part: list(map(content_checksum, files)) for part, files in self.files.items()
         }
         description = [self.languages, sorted(content.items())]
         return hashlib.sha256(json.dumps(description).encode()).hexdigest()
@@ -103,7 +102,7 @@ def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
             add_part(corpus, part, str(table), src, tgt)
     if "train" not in corpus.parts:
         hint = what_is_in(folder)
-        if any(path.is_file() for path in visible(folder)):
+        if any(LANGUAGE.fullmatch(path.suffix) for path in visible(folder)):
             hint += f"; name parallel files by their PREFIX: {folder}/NAME for NAME.{src}"
         raise UserError(
             f"{folder}: no train.{src} and train.{tgt}, no train.tsv, and no class folders of "

@@ -31,7 +31,8 @@ HEADER = {
     *("label", "class", "class index", "category", "topic", "sentiment", "stars", "rating"),
 }
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such a file begins
-SEPARATOR = re.compile(r'"?sep=(.)"?\s*$')  # the first line of some .csv files, for Excel
+# The first line of some .csv files, for Excel.
+SEPARATOR = re.compile(r'("?)sep=([,;\t|])\1[,;\t|]*\s*', re.IGNORECASE)
 NOT_UTF_8 = (
     "not UTF-8; convert it: iconv -f CP1252 -t UTF-8, or -f UTF-16, GBK, SHIFT-JIS, CP1251: "
     "as it was saved"
@@ -47,12 +48,11 @@ def read_lines(path: File) -> Iterator[str]:
     """
     try:
         with open_bytes(path) as file:
-            lines = decode_lines(file, str(path))
-            first_two = list(islice(lines, 2))
-            if len(first_two) == 1:
-                first_two = first_two[0].split("\r")
-            yield from first_two
-            yield from lines
+            first_line = file.readline()
+            lines = [first_line]
+            if b"\r" in first_line and not first_line.endswith(b"\n"):  # the whole file
+                lines = first_line.removesuffix(b"\r").split(b"\r")
+            yield from decode_lines(chain(lines, file), str(path))
     except UNREADABLE as problem:
         raise UserError(f"{path}: cannot be read ({problem})") from problem
 
@@ -164,13 +164,15 @@ def read_csv_rows(lines: Iterator[str], name: str) -> Iterator[tuple[int, list[s
     # Carriage returns within a line would end the row.
     lines = (line.replace("\r", " ") + "\n" for line in lines)
     first_lines = list(islice(lines, FIRST_LINES))
-    declared = SEPARATOR.match(first_lines[0]) if first_lines else None
-    delimiter = declared[1] if declared else find_delimiter(first_lines)
-    rows = csv.reader(chain(first_lines, lines), strict=True, delimiter=delimiter)
     first_row = 1
+    declared = SEPARATOR.fullmatch(first_lines[0]) if first_lines else None
     if declared:
-        next(rows)
+        delimiter = declared[2]
+        del first_lines[0]
         first_row = 2
+    else:
+        delimiter = find_delimiter(first_lines)
+    rows = csv.reader(chain(first_lines, lines), strict=True, delimiter=delimiter)
     try:
         for number, row in enumerate(rows, first_row):
             if any(row):
@@ -302,10 +304,6 @@ def read_columns(
     width = len(first_row)
     by_position = all(name.isdecimal() for name in columns)
     positions = find_columns(path, columns, [] if by_position else first_row, flags)
-    if max(positions) >= width:
-        raise UserError(
-            f"{path}: no column {max(positions) + 1} ({flags}): the first row has {width}"
-        )
     if by_position and not is_header(first_row, positions):
         rows = chain([first], rows)
     # A longer row may have a text with a comma and without quotes. By position, the rows of a
@@ -314,6 +312,9 @@ def read_columns(
     for number, row in rows:
         is_longer = has_equal_rows and any(cell.strip() for cell in row[width:])
         if is_longer or len(row) <= max(positions):
+            if len(row) == width:
+                last = max(positions) + 1
+                raise UserError(f"{path}: no column {last} ({flags}); it has {width} columns")
             raise UserError(
                 f"{path}, row {number}: {len(row)} columns, but the first row has {width}; "
                 f"save texts with commas or line ends as .csv, with quotes around them"

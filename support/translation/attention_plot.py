@@ -36,7 +36,7 @@ def draw_attention(model: Transformer, bpe: BPE, text: str, beam: int, path: str
     """Translates a sentence, plots its attention, and returns the translation.
 
     The heat map has a row for each word of the translation and a column for each of the source.
-    It shows the last layer's attention to the source, mean over heads. path: the PNG file.
+    It shows the last layer's attention to the source, mean over heads. path: the file.
     Raises UserError for a sentence that is too long.
     """
     ids = bpe.encode([text])[0]
@@ -103,7 +103,7 @@ def find_words(bpe: BPE, ids: list[int]) -> list[Word]:
 
 
 def plot_weights(weights: Tensor, rows: list[Word], columns: list[Word], path: Path) -> None:
-    """Writes a heat map of weights, (rows, columns), to a PNG file."""
+    """Writes a heat map of weights, (rows, columns), to a file."""
     row_names = [printable(word.text) for word in rows]
     column_names = [printable(word.text) for word in columns]
     # Inches: a cell, and room for the longest label.

@@ -92,12 +92,18 @@ def test_tables_by_position_with_and_without_a_header(tmp_path):
     assert read(tmp_path / "b.tsv", src="1", tgt="2") == [('"Nein" sagt er', 'He says "no"')]
 
 
+def test_a_header_of_r_is_shorter_than_the_rows(tmp_path):
+    """It has no name for the numbers of the rows."""
+    (tmp_path / "a.tsv").write_text("de\ten\n1\tJa.\tYes.\n2\tNein.\tNo.\n")
+    assert read(tmp_path / "a.tsv", src="2", tgt="3")[-1] == ("Nein.", "No.")
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_carriage_returns_end_the_lines_of_a_file_without_line_feeds(tmp_path, packed):
-    for language, text in (("de", b"Ja.\rNein.\r"), ("en", b"Yes.\rNo.")):
+    for language, text in (("de", b"Ja.\rNein.\r\r"), ("en", b"Yes.\rNo.\r\r")):
         path = tmp_path / f"a.{language}{'.gz' if packed else ''}"
         path.write_bytes(gzip.compress(text) if packed else text)
-    assert read(tmp_path / "a") == [("Ja.", "Yes."), ("Nein.", "No.")]
+    assert read(tmp_path / "a") == [("Ja.", "Yes."), ("Nein.", "No."), ("", "")]
 
 
 def test_a_corpus_that_was_packed_is_the_same(tmp_path):
@@ -114,11 +120,11 @@ def test_a_corpus_that_was_packed_is_the_same(tmp_path):
 @pytest.mark.parametrize("position", ["3", "9"])
 def test_a_position_beyond_the_columns_is_refused(tmp_path, position):
     (tmp_path / "a.tsv").write_text("Ja.\tYes.\n")
-    with pytest.raises(UserError, match=f"no column {position} .*the first row has 2"):
+    with pytest.raises(UserError, match=f"no column {position} .*; it has 2 columns"):
         read(tmp_path / "a.tsv", src="1", tgt=position)
 
 
-@pytest.mark.parametrize("declared", ["sep=;", '"sep=;"'])
+@pytest.mark.parametrize("declared", ["sep=;", '"sep=;"', "SEP=;;"])
 def test_a_table_may_declare_its_separator(tmp_path, declared):
     """As Excel reads it in every language."""
     (tmp_path / "a.csv").write_text(f"{declared}\nde;en\nJa, ja, ja.;Yes.\n")

@@ -307,6 +307,18 @@ def test_a_column_that_differs_in_each_row_has_no_classes(tmp_path):
     write_tree(tmp_path, {"a.csv": f"text,label\n{rows}"})
     answer = refusal(read_all, tmp_path / "a.csv", text="label", label="text")
     assert "50 classes in 50 examples; does --label name the right column?" in answer
+    # With folders it is what was asked for.
+    write_tree(tmp_path, {f"all/{i}/1.txt": "x" for i in range(50)})
+    assert len(read_all(tmp_path / "all")) == 50
+
+
+def test_a_table_may_replace_the_test_set_of_a_folder(tmp_path):
+    folders = ("train/a", "train/b", "test/a", "test/b")
+    write_tree(tmp_path, {f"all/{folder}/1.txt": "x" for folder in folders})
+    write_tree(tmp_path, {"test.csv": "text,label\nx,a\nx,z\n"})
+    assert read_all(tmp_path / "all", test=str(tmp_path / "test.csv"), label="label") == [
+        *"abz",
+    ]
 
 
 def test_a_test_set_without_labels_is_refused_with_advice(tmp_path):
@@ -798,7 +810,6 @@ def test_texts_that_are_not_utf_8_are_read_and_counted(tmp_path, capfd):
         ("cp1251", "Это хороший фильм"),
         ("gbk", "这部电影很好看"),
         ("utf-16-le", "A good film"),
-        ("utf-16-le", "这部电影很好看\n"),
     ],
 )
 def test_texts_in_other_encodings_are_refused(tmp_path, encoding, text):
@@ -809,6 +820,15 @@ def test_texts_in_other_encodings_are_refused(tmp_path, encoding, text):
     assert "all/a/1.txt: not UTF-8; convert it: iconv" in refusal(read, corpus)
     write_tree(tmp_path, {f"all/b/{i}.txt": "Gut." for i in range(2, 101)})
     assert len(read(find_labelled(f"{tmp_path}/all"))) == 101
+
+
+def test_short_texts_in_windows_1252_are_read(tmp_path):
+    """In one word half of the letters may be umlauts."""
+    words = ["Öl", "Tür", "für", "Käse", "Größe", "Baum"]
+    files = {f"{i % 2}/{i}.txt": word.encode("cp1252") for i, word in enumerate(words)}
+    write_tree(tmp_path, files | {"0/nul.txt": "one\0 is no reason"})
+    texts = [text for text, _ in read(find_labelled(str(tmp_path)))]
+    assert sorted(texts) == sorted([*words, "one\0 is no reason"])
 
 
 def test_a_picture_among_texts_does_not_make_them_images(tmp_path):
@@ -1014,6 +1034,9 @@ def test_pixels_of_16_bits_are_scaled_by_those_they_use(tmp_path, image, bits):
     # A model keeps the number that it was trained with, also where another corpus is scored.
     trained = ImageTransform(8, grey_bits=12)
     assert find_labelled(str(tmp_path), transform=trained).transform == trained
+    # Without one, as after a training on 8-bit images, each image is scaled by its own.
+    alone = read_image(tmp_path / "dark/0.png", ImageTransform(8))
+    assert alone.max() == min(252, (63 << bits - 6) // 4)
 
 
 @pytest.mark.optional
