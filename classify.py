@@ -3,7 +3,7 @@
 Examples:
     python classify.py                          # a prompt, until q
     python classify.py "Wo wohnt der Mann?"     # one text
-    python classify.py shirt.png                # one image, with a model of images
+    python classify.py shirt.png                # one image, or several, with a model of images
     python classify.py < in.txt > out.txt       # label, tab, probability of each line
     python classify.py --score test.csv         # precision, recall, F1 and accuracy
     python classify.py --export FOLDER          # for Hugging Face's transformers
@@ -12,7 +12,7 @@ Examples:
 import argparse
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,11 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add_action = parser.add_mutually_exclusive_group().add_argument
     add_action(
-        "example",
-        nargs="?",
+        "examples",
+        nargs="*",
+        default=[],
         metavar="TEXT",
-        help="a text, or the path of an image [a prompt, or standard input]",
+        help="a text, or the paths of images [a prompt, or standard input]",
     )
     add_action(
         "--score",
@@ -100,11 +101,12 @@ def parse_arguments() -> argparse.Namespace:
 def read_example(predictor: Predictor, line: str) -> str | np.ndarray:
     """Returns the line or, if the model is for images, the image whose path it is."""
     if predictor.transform:
-        return read_image(Path(line.strip()), predictor.transform)
+        # A terminal puts quotes around the name of a file that is dragged into it.
+        return read_image(Path(line.strip().strip("'\"")), predictor.transform)
     return line
 
 
-def label_lines(predictor: Predictor, examples: list[str | np.ndarray | None]) -> list[str]:
+def label_lines(predictor: Predictor, examples: Sequence[str | np.ndarray | None]) -> list[str]:
     """Returns the likeliest class of each example, a tab and its probability; "" for None."""
     lines = [""] * len(examples)
     rows = [i for i, example in enumerate(examples) if example is not None]
@@ -250,6 +252,16 @@ def classify_line(predictor: Predictor, line: str) -> None:
     print(bar_chart(predictor, readable(line)))
 
 
+def classify_files(predictor: Predictor, paths: list[str]) -> None:
+    """Prints a line for each image: its path, the likeliest class, and the probability."""
+    if predictor.modality == "text":
+        raise UserError("pass one text, in quotes, or several as lines of standard input")
+    for block in blocks(paths, BLOCK):
+        images = [read_example(predictor, path) for path in block]
+        for path, line in zip(block, label_lines(predictor, images)):
+            print(f"{path}\t{line}")
+
+
 def classify_at_prompt(predictor: Predictor) -> None:
     """Classifies what is typed at a prompt."""
     expected = "a text" if predictor.modality == "text" else "the path of an image"
@@ -275,8 +287,10 @@ def main() -> None:
     elif args.export is not None:
         export(args.export, predictor.model, predictor.saved)
         print(f"{args.export}: {predictor.path} in the format of transformers")
-    elif args.example is not None:
-        classify_line(predictor, args.example)
+    elif len(args.examples) > 1:
+        classify_files(predictor, args.examples)
+    elif args.examples:
+        classify_line(predictor, args.examples[0])
     elif sys.stdin.isatty():
         classify_at_prompt(predictor)
     else:

@@ -84,6 +84,10 @@ def find_figures(runs: list[Row], logs: dict[str, list[Row]]) -> dict[str, list[
         "learning_rate.png": ("lr", ["train_loss", "valid_loss", *metrics]),
         "delay.png": ("delay_ms", speeds),
     }
+    sizes_and_rates = {(run["batch_tokens"], run["lr"]) for run in runs}
+    sizes = {size for size, _ in sizes_and_rates}
+    if 1 < len(sizes) == len(sizes_and_rates):  # each size has its rate: the same figure
+        del comparisons["learning_rate.png"]
     for file, (x, ys) in comparisons.items():
         figures[file] = [(x, y, runs_table.compare(runs, x, y)) for y in ys]
     drawable = {

@@ -325,8 +325,6 @@ def plot(args: argparse.Namespace, runs: list[StudyRun]) -> None:
     folders = [str(run.folder) for run in runs]
     if call(["python", "plot.py", "--out", str(folder), *folders]):
         raise UserError(f"plot.py failed; to repeat it, start {args.name} again")
-    if args.study == "batch-size":  # this figure would show the same as batch_size.png
-        (folder / "learning_rate.png").unlink(missing_ok=True)
 
 
 def main() -> None:

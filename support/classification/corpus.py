@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from support.classification.images import ImageTransform
 from support.common.errors import UserError
 from support.corpora.archives import File
+from support.corpora.class_folders import IMAGES
 from support.corpora.download import content_checksum
 from support.corpora.tables import has_column
 
@@ -135,6 +137,11 @@ def check_classes(corpus: Labelled) -> None:
     if not counts:
         raise UserError(f"{corpus.name}: the training set has no example")
     first = next(iter(counts))  # the class of the first example
+    if corpus.has_table and names_of_images(corpus):
+        raise UserError(
+            f"{corpus.name}: its texts are names of images; a table of these is not read, so "
+            f"put the images of each class in a folder of its own"
+        )
     if len(counts) == 1:
         raise UserError(
             f"{corpus.name}: the training set has only the class {first!r}; at least two "
@@ -153,3 +160,9 @@ def check_classes(corpus: Labelled) -> None:
             f"{corpus.name}: the class {first!r} occurs in the first row only. If that row is "
             f"a header, pass --label {shlex.quote(first)}; if not, put a header above it"
         )
+
+
+def names_of_images(corpus: Labelled) -> bool:
+    """Returns whether the first texts of the training set are all names of image files."""
+    texts = [text for text, _ in islice(corpus.parts["train"](), 20)]
+    return all(text.lower().endswith(IMAGES) for text in texts)

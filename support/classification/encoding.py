@@ -28,6 +28,7 @@ MAX_UNKNOWN = 0.2  # of the words; in 18 corpora it is at most 0.15, in a Korean
 UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
 VALID_EXAMPLES = 2000  # held out if there is no validation set,
 ONE_IN = 20  # but at most one of so many examples
+MAX_SHOWN = 20  # of the images that cannot be read
 CHARACTERS_PER_TOKEN = 100  # hardly any token has more than a dozen
 
 
@@ -227,12 +228,26 @@ def write_texts(
 def write_images(
     examples: Iterator[tuple[Path | np.ndarray, int]], path: Path, transform: ImageTransform
 ) -> dict:
-    """Writes PATH.pixels, (images, channels, height, width) bytes, and PATH.labels, int32."""
+    """Writes PATH.pixels, (images, channels, height, width) bytes, and PATH.labels, int32.
+
+    Raises UserError that names all images which cannot be read.
+    """
     n = transform.output_size
     count = 0
+    unreadable: list[str] = []
+    first_problem = ""
     with open(f"{path}.pixels", "wb") as pixels, open(f"{path}.labels", "wb") as labels:
         for source, label in examples:
-            pixels.write(read_image(source, transform).tobytes())
+            try:
+                pixels.write(read_image(source, transform).tobytes())
+            except UserError as problem:
+                unreadable.append(str(source))
+                first_problem = first_problem or str(problem)
             labels.write(np.int32(label).tobytes())
             count += 1
+    if len(unreadable) > 1:
+        names = ", ".join(unreadable[:MAX_SHOWN])
+        raise UserError(f"{len(unreadable):,} images cannot be read: {names}; {first_problem}")
+    if unreadable:
+        raise UserError(first_problem)
     return {"examples": count, "shape": (transform.channels, n, n)}

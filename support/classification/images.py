@@ -73,6 +73,8 @@ def read_image(source: Path | np.ndarray, transform: ImageTransform) -> np.ndarr
 def open_image(path: Path):
     """Opens an image with Pillow. Raises UserError, also for what the block cannot read."""
     image_module = load_pillow()
+    if path.is_dir():
+        raise UserError(f"{path}: a folder; pass an image")
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     with (

@@ -260,7 +260,7 @@ def read_texts(paths: list[Path]) -> Iterator[str]:
         if encoding == "cp1252":
             codes = np.frombuffer(content, np.uint8)
             num_bytes += len(codes)
-            num_odd_bytes += np.count_nonzero((codes > 127) | (codes == 0))
+            num_odd_bytes += int(np.count_nonzero((codes > 127) | (codes == 0)))
         yield tables.one_line(text)
     # In Windows-1252 most letters are those of ASCII.
     if len(other) > MAX_DAMAGED * len(paths) and num_odd_bytes > MAX_ODD_BYTES * num_bytes:

@@ -35,6 +35,8 @@ from support.distributed.collectives import sum_over_data
 
 EVALUATION_TOKENS = 4096  # in a batch of an evaluation
 FEW_EXAMPLES = 10_000  # training examples, up to which pretrained weights are advised
+FEW_VALID = 100  # validation examples, of which each is at least a point of accuracy
+MANY_PATCHES = 400  # of an image: attention takes the square of their number
 PRETRAINED_WEIGHTS = {"text": "a BERT of their language", "image": "a ViT or a DeiT"}
 
 
@@ -129,6 +131,17 @@ class Classification:
                 f"--patch, --stem-channels, --image-size, --crop and --flip are for images, "
                 f"but {self.name} has texts"
             )
+        if not self.transform:
+            return
+        size = self.transform.output_size
+        if args.crop >= size:
+            raise UserError(f"--crop {args.crop}: images have {size} pixels a side")
+        if not args.pretrained and size % args.patch:
+            multiple = max(1, size // args.patch) * args.patch
+            raise UserError(
+                f"--patch {args.patch}: images have {size} pixels a side, which it does not "
+                f"divide; --image-size {multiple} would do"
+            )
 
     def new_config(self) -> ClassifierConfig:
         """Returns the shape of a model that begins with random weights. Raises UserError."""
@@ -179,6 +192,7 @@ class Classification:
             lines.append(line)
         lines += self.untrained_classes()
         lines += filter(None, [self.left_out_line, self.summary_of_weights, self.advice()])
+        lines += self.warnings()
         return "\n".join(lines)
 
     def untrained_classes(self) -> list[str]:
@@ -195,6 +209,24 @@ class Classification:
                     f"have classes that the training set lacks; no model can learn these, "
                     f"but they count in all figures: {names[:120]}"
                 )
+        return lines
+
+    def warnings(self) -> list[str]:
+        """Returns a line for slow images, and one for a validation set that tells little."""
+        lines = []
+        if self.transform:
+            patches = (self.config.image_size // self.config.patch) ** 2
+            if patches > MANY_PATCHES:
+                lines.append(
+                    f"warning: {patches:,} patches an image make this slow; a larger --patch, "
+                    f"or a smaller --image-size, makes fewer"
+                )
+        valid = self.meta["parts"]["valid"]["examples"]
+        if valid < FEW_VALID:
+            lines.append(
+                f"warning: the valid set has only {valid:,} {self.unit}, so its figures are "
+                f"rough; --valid names a larger one"
+            )
         return lines
 
     def advice(self) -> str:

@@ -82,8 +82,8 @@ def has_examples(folder: Path) -> bool:
 def find_examples(folder: Path) -> tuple[str, list[Path], Counter[str]]:
     """Returns the examples in the folders of a folder: "text" or "image", and their files.
 
-    Also returns how many files are left out, by their endings. Beside images all other files
-    are, unless more files are named .txt: then the images are.
+    Also returns how much is left out: files by their endings, and folders. Beside images all
+    other files are, unless more files are named .txt: then the images are.
     """
     found = dict(modalities(folder))
     num_images = sum(modality == "image" for modality in found.values())
@@ -98,7 +98,9 @@ def find_examples(folder: Path) -> tuple[str, list[Path], Counter[str]]:
             left_out["folder(s)"] += 1
         else:
             left_out[path.suffix.lower() or "without ending"] += 1
-    return modality, examples, left_out
+    left_out["in no class folder"] = sum(path.is_file() for path in visible(folder))
+    left_out["empty folder(s)"] = sum(not visible(inner) for inner in inner_folders(folder))
+    return modality, examples, +left_out
 
 
 def find_class_folders(folder: Path) -> dict[str, Path]:
@@ -155,7 +157,11 @@ def what_is_in(folder: Path) -> str:
     if not counts:
         return "it has no files"
     files = ", ".join(f"{count:,} {ending}" for ending, count in counts.most_common(5))
-    advice = "; unpack archives" if ARCHIVES & counts.keys() else ""
+    advice = ""
+    if ARCHIVES & counts.keys():
+        advice = "; unpack archives"
+    elif counts.keys() & set(IMAGES):
+        advice = "; put the images of each class in a folder of its own"
     return f"its files: {files}{advice}"
 
 

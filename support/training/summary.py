@@ -60,9 +60,15 @@ def beginning(run) -> str:
 
 
 def forecast(run, step: int) -> str:
-    """Returns how long the rest of a run will take, by the speed of the last steps."""
-    epochs = (run.last_step - step) / run.epoch_steps
-    remaining = epochs * epoch_seconds(run, run.throughput.speeds[-1])
+    """Returns how long the rest of a run will take, by the speed of the last steps.
+
+    If the model has been evaluated by then, its evaluations take much of the time and count.
+    """
+    steps = run.last_step - step
+    if run.progress.last_evaluation:
+        remaining = steps * run.progress.seconds / step
+    else:
+        remaining = steps / run.epoch_steps * epoch_seconds(run, run.throughput.speeds[-1])
     if remaining < 120:
         return f"about {remaining:.0f} seconds of training here"
     return f"about {remaining / 60:.0f} minutes of training here"

@@ -141,9 +141,14 @@ def test_a_trial_ends_when_its_time_is_over(monkeypatch):
 def test_a_forecast_counts_what_remains():
     task = SimpleNamespace(size=lambda step: (8, 100 + step % 2, 0.0))
     throughput = SimpleNamespace(speeds=[1.0, 100.5])
-    run = SimpleNamespace(task=task, last_step=900, epoch_steps=400, throughput=throughput)
+    progress = SimpleNamespace(last_evaluation=0, seconds=500.0)
+    run = SimpleNamespace(
+        task=task, last_step=900, epoch_steps=400, throughput=throughput, progress=progress
+    )
     assert summary.forecast(run, step=50) == "about 14 minutes of training here"
     assert summary.forecast(run, step=800) == "about 100 seconds of training here"
+    progress.last_evaluation = 400  # of which one takes longer than the steps of an epoch
+    assert summary.forecast(run, step=800) == "about 62 seconds of training here"
 
 
 @pytest.mark.parametrize(

@@ -386,6 +386,8 @@ def test_what_cannot_be_is_said_in_one_line(tmp_path, table):
             "patch 2 is not a multiple of 4",
         ),
         (["--data", "kinds", "--stem-channels", "8"], "are for images"),
+        (["--data", "IMAGES", "--patch", "3"], "does not divide; --image-size 6 would do"),
+        (["--data", "IMAGES", "--crop", "8"], "--crop 8: images have 8 pixels a side"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(refusal, images, flags, expected):
@@ -490,6 +492,13 @@ def test_few_examples_call_for_published_weights(
     expected = "few texts: pretrained weights would do better, such as a BERT of their language"
     assert expected in first_lines(*table)
     assert "few images: pretrained weights" in first_lines(*images)
+    assert "patches an image" not in first_lines(*images)
+    monkeypatch.setattr("support.classification.task.MANY_PATCHES", 50)
+    small = ["--patch", "1", "--stem-channels", "0"]
+    assert "64 patches an image make this slow" in first_lines(*images, *small)
+    assert "the valid set has only" in first_lines(*images)
+    monkeypatch.setattr("support.classification.task.FEW_VALID", 1)
+    assert "the valid set has only" not in first_lines(*images)
     assert "would do better" not in first_lines(
         *table, "--pretrained", published[0], "--max-length", "32"
     )

@@ -421,7 +421,7 @@ def test_what_does_not_go_together_is_refused(folder, tmp_path, answer):
         (["dog", "--threads", "-1"], "--threads -1"),
         (["dog", "--label", "kind"], "columns of --score's file"),
         (["dog", "--device", "tpu"], "--help lists the flags"),
-        (["dog", "cat"], "--help lists the flags"),
+        (["dog", "cat"], "pass one text, in quotes"),
     ]:
         with pytest.raises(UserError) as problem:
             answer(*flags)
@@ -501,6 +501,9 @@ def test_images_are_named_by_their_paths(images, answer, monkeypatch):
     assert (
         answer(lines=b"red.png\n\n red.png \n").out == f"{name}\t{p:.4f}\n\n{name}\t{p:.4f}\n"
     )
+    assert answer("red.png", "'red.png'").out == (
+        f"red.png\t{name}\t{p:.4f}\n'red.png'\t{name}\t{p:.4f}\n"
+    )
     (folder / "shown" / name).mkdir(parents=True)
     (folder / "red.png").rename(folder / "shown" / name / "1.png")
     out = answer("--score", "shown").out
@@ -513,6 +516,7 @@ def test_images_are_named_by_their_paths(images, answer, monkeypatch):
     for path, expected in (
         ("broken.png", "broken.png: not a readable image"),
         ("no.png", "no such file"),
+        ("shown", "shown: a folder; pass an image"),
     ):
         for given in ({}, {"lines": f"{path}\n".encode()}):
             with pytest.raises(UserError, match=expected):

@@ -1047,10 +1047,14 @@ def test_images_are_known_by_what_they_hold_and_the_rest_is_counted(tmp_path, im
         for number, kind in enumerate(("png", "jpeg", "webp", "bmp", "gif")):
             black.save(tmp_path / name / str(number), kind)
     left_out = {"a/1.heic": "\0", "b/1.heic": "\0", "a/1.txt": "?", "b/notes": "?"}
-    write_tree(tmp_path, left_out | {"a/old/1.png": "?"})
+    write_tree(tmp_path, left_out | {"a/old/1.png": "?", "loose.png": "?"})
+    (tmp_path / "c").mkdir()
     corpus = find_labelled(str(tmp_path))
     assert (corpus.modality, len(read(corpus))) == ("image", 10)
-    expected = "left out: 2 .heic, 1 .txt, 1 folder(s), 1 without ending"
+    expected = (
+        "left out: 2 .heic, 1 .txt, 1 folder(s), 1 without ending, 1 in no class folder, "
+        "1 empty folder(s)"
+    )
     assert corpus.left_out_line() == f"{tmp_path.name}: {expected}"
 
 
@@ -1156,6 +1160,28 @@ def test_images_are_hashed_once_and_decoded_once(tmp_path, image, monkeypatch):
     assert len(found["train"]) == 38 and len(found["valid"]) == 2
     values = sorted(pixels[0, 0, 0] for part in found.values() for pixels in part)
     assert values == [6 * number for number in range(40)]
+
+
+@pytest.mark.optional
+def test_all_images_that_cannot_be_read_are_named_at_once(tmp_path, image):
+    for name in ("a/1.png", "a/2.png", "b/1.png", "b/2.png"):
+        (tmp_path / "all" / name).parent.mkdir(parents=True, exist_ok=True)
+        image.new("1", (8, 8)).save(tmp_path / "all" / name)
+    (tmp_path / "all/a/2.png").write_bytes(b"")
+    (tmp_path / "all/b/2.png").write_bytes(b"text")
+    corpus = find_labelled(str(tmp_path / "all"), valid=str(tmp_path / "all"))
+    answer = refusal(prepare_labelled, corpus, "", tmp_path, "", max_length=1, vocab_size=1)
+    names, reason = answer.split("; ")
+    assert names == f"2 images cannot be read: {tmp_path}/all/a/2.png, {tmp_path}/all/b/2.png"
+    assert reason.startswith(f"{tmp_path}/all/a/2.png: not a readable image")
+
+
+def test_a_table_of_names_of_images_is_refused(tmp_path):
+    """Classifying the names as texts would learn the folders in them."""
+    rows = "".join(f"shapes/{'ab'[i % 2]}/{i}.PNG,{'ab'[i % 2]}\n" for i in range(30))
+    write_tree(tmp_path, {"a.csv": f"file,label\n{rows}"})
+    answer = refusal(read_all, tmp_path / "a.csv", text="file", label="label")
+    assert "its texts are names of images" in answer
 
 
 @pytest.mark.optional
