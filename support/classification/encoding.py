@@ -16,8 +16,9 @@ from data import BPE, NFC, append, append_ids
 from support.classification.corpus import Labelled, Reader, classes_of
 from support.classification.images import ImageTransform, read_image
 from support.common.errors import UserError
+from support.common.files import write_json
 
-FORMAT = 13  # version of the files; increase it when the same examples are stored differently
+FORMAT = 14  # version of the files; increase it when the same examples are stored differently
 BLOCK = 1000  # texts encoded at once; a long one takes about 5 KiB per token of max_length
 TRAINING_TEXTS = 200_000  # enough to train a tokenizer; each distinct word takes about 1 KB
 SAMPLE_TEXTS = 1000  # enough to estimate how many words are unknown
@@ -230,10 +231,12 @@ def write_images(
 ) -> dict:
     """Writes PATH.pixels, (images, channels, height, width) bytes, and PATH.labels, int32.
 
-    Raises UserError that names all images which cannot be read.
+    Of image files it also writes PATH.files.json: their names, each with its folder's. Raises
+    UserError that names all images which cannot be read.
     """
     n = transform.output_size
     count = 0
+    files: list[str] = []
     unreadable: list[str] = []
     first_problem = ""
     with open(f"{path}.pixels", "wb") as pixels, open(f"{path}.labels", "wb") as labels:
@@ -245,9 +248,14 @@ def write_images(
                 first_problem = first_problem or str(problem)
             labels.write(np.int32(label).tobytes())
             count += 1
+            if isinstance(source, Path):
+                name = f"{source.parent.name}/{source.name}"  # perhaps not UTF-8
+                files.append(name.encode("utf-8", "backslashreplace").decode("utf-8"))
     if len(unreadable) > 1:
         names = ", ".join(unreadable[:MAX_SHOWN])
         raise UserError(f"{len(unreadable):,} images cannot be read: {names}; {first_problem}")
     if unreadable:
         raise UserError(first_problem)
+    if files:
+        write_json(path.with_name(f"{path.name}.files.json"), files)
     return {"examples": count, "shape": (transform.channels, n, n)}

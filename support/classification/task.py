@@ -299,7 +299,7 @@ class Classification:
     ) -> tuple[dict[str, Any], str]:
         """Scores the test set, or without one the validation set.
 
-        Writes predictions.csv to `folder`; its rows are numbered from 0 in the part's order.
+        Writes predictions.csv to `folder`; texts are numbered from 0 in the part's order.
         Returns entries for summary.json and text to show.
         """
         part = "test" if "test" in self.meta["parts"] else "valid"
@@ -307,7 +307,7 @@ class Classification:
         if dist.get_rank() > 0:
             return {}, ""
         labels = self.part(part).labels
-        self.write_predictions(folder / "predictions.csv", labels)
+        self.write_predictions(folder / "predictions.csv", part)
         summary = {
             **{f"{part}_{name}": round(value, 6) for name, value in metrics.items()},
             "classes": self.classes,
@@ -318,15 +318,24 @@ class Classification:
         text = f"the {part} set, {len(labels):,} examples:\n\n{table}\n\n"
         return summary, text + "Now try it:\n\n  python classify.py\n"
 
-    def write_predictions(self, path: Path, labels: np.ndarray) -> None:
-        """Writes a line for each example: true class, likeliest class, all probabilities."""
+    def write_predictions(self, path: Path, part: str) -> None:
+        """Writes a line for each example: true class, likeliest class, all probabilities.
+
+        The line of an image begins with the name of its file.
+        """
+        labels = self.part(part).labels
+        names = self.folder / f"{part}.files.json"
+        files = read_json(names) if names.is_file() else []
+        columns = ["row", "label", "prediction", *(f"p({name})" for name in self.classes)]
+        if files:
+            columns[0] = "file"
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
-            columns = [f"p({name})" for name in self.classes]
-            writer.writerow(["row", "label", "prediction", *columns])
+            writer.writerow(columns)
             for row, values in enumerate(self.probabilities):
-                names = [self.classes[labels[row]], self.classes[values.argmax()]]
-                writer.writerow([row, *names, *(f"{value:.6f}" for value in values)])
+                line = [self.classes[labels[row]], self.classes[values.argmax()]]
+                line += [f"{value:.6f}" for value in values]
+                writer.writerow([files[row] if files else row, *line])
 
     def saved(self) -> dict[str, Any]:
         """Returns what classify.py and a resumed run need besides the weights."""

@@ -18,7 +18,7 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def write_json(path: Path, content: dict) -> None:
+def write_json(path: Path, content: dict | list) -> None:
     """Writes a JSON file, as `write_text` does."""
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 

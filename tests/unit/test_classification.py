@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import kill
 import numpy as np
@@ -34,6 +35,7 @@ from support.classification.examples import ExampleBatches, Images, Texts
 from support.classification.images import ImageTransform, shift_and_mirror
 from support.classification.labelled import find_labelled
 from support.classification.predict import Predictor
+from support.classification.task import Classification
 from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError
 from support.pretrained.export import export
@@ -242,6 +244,29 @@ def test_a_killed_run_goes_on_to_the_last_bit_and_early_stopping_holds(tmp_path,
     assert mathematics(read_metrics(a))[9:] == mathematics(read_metrics(b))[9:]
     weights = weights_of(a), weights_of(b)
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+@pytest.mark.optional
+def test_predictions_name_the_files_of_images(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for part, numbers in (("train", "12"), ("valid", "34")):
+        for name, number in zip("ab", numbers):
+            (tmp_path / "all" / part / name).mkdir(parents=True)
+            image.new("1", (4, 4)).save(tmp_path / "all" / part / name / f"{number}.png")
+    corpus = find_labelled(str(tmp_path / "all"))
+    encoded = prepare_labelled(corpus, "", tmp_path / "cache", "", 1, 1)
+    task = SimpleNamespace(
+        folder=encoded,
+        classes=["a", "b"],
+        part=lambda part: Images(encoded, part, 1),
+        probabilities=np.array([[0.75, 0.25], [0.5, 0.5]]),
+    )
+    Classification.write_predictions(task, tmp_path / "predictions.csv", "valid")
+    assert (tmp_path / "predictions.csv").read_text().splitlines() == [
+        "file,label,prediction,p(a),p(b)",
+        "a/3.png,a,a,0.750000,0.250000",
+        "b/4.png,b,a,0.500000,0.500000",
+    ]
 
 
 def test_images_move_and_are_mirrored():
