@@ -80,7 +80,9 @@ def encode(
         examples = ((example, numbers[name]) for example, name in parts[part]())
         counts = write(examples, folder / part)
         if not counts["examples"]:
-            hint = "; pass one with --valid" if is_held_out and part == "valid" else ""
+            hint = ""
+            if is_held_out and part == "valid":
+                hint = ": too few differ to hold some out of training; pass one with --valid"
             raise UserError(f"{corpus.name}: the {part} set has no example{hint}")
         counts_of_parts[part] = counts
     return {

@@ -44,15 +44,20 @@ def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store
     """
     trial = run_trial(train, rank, world_size, store, args)
     if Signals.run_stopped:
-        if rank == 0:
-            with ignore_lost_stdout(OSError):
-                print("stopped in the trial of --minutes; nothing was saved")
+        say(rank, "stopped in the trial of --minutes; nothing was saved")
         sys.exit(Signals.status())
     remaining = 60 * args.minutes * (1 - RESERVE) - trial.elapsed
     remaining -= SCORING * trial.evaluation_seconds
     eval_every = args.eval_every or trial.epoch_steps
     evaluations = trial.epoch_steps / eval_every  # in an epoch
     epoch_seconds = trial.epoch_seconds + evaluations * trial.evaluation_seconds
+    if remaining < 0:
+        say(
+            rank,
+            f"warning: --minutes {args.minutes:g} is too short: preparing took "
+            f"{trial.elapsed:.0f} seconds, and an evaluation takes "
+            f"{trial.evaluation_seconds:.0f}",
+        )
     epochs = max(0.0, remaining) / epoch_seconds
     if epochs >= 1:
         args.epochs = int(epochs)
@@ -89,6 +94,13 @@ def run_trial(train: Callable, rank: int, world_size: int, store: dist.Store, ar
     dist.destroy_process_group()
     del server
     return trial
+
+
+def say(rank: int, text: str) -> None:
+    """Prints a line from rank 0."""
+    if rank == 0:
+        with ignore_lost_stdout(OSError):
+            print(text)
 
 
 @contextlib.contextmanager

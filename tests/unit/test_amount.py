@@ -93,10 +93,18 @@ def group_of_one(monkeypatch):
         (10, 60, 0, {"epochs": 9, "steps": 0}),
         (10, 1, 9, {"epochs": 54, "steps": 0}),  # small corpora: most of the time evaluates
         (1, 540, 0, {"epochs": 7, "steps": 6}),
+        (1, 9, 30, {"epochs": 7, "steps": 1}),
     ],
 )
 def test_minutes_become_epochs_or_steps(
-    monkeypatch, tmp_path, group_of_one, minutes, epoch_seconds, evaluation_seconds, expected
+    monkeypatch,
+    capfd,
+    tmp_path,
+    group_of_one,
+    minutes,
+    epoch_seconds,
+    evaluation_seconds,
+    expected,
 ):
     def train(rank, world_size, args):
         assert args.benchmark and args.trial.max_seconds == 12 * minutes
@@ -111,6 +119,8 @@ def test_minutes_become_epochs_or_steps(
     assert {name: getattr(args, name) for name in expected} == expected
     assert not dist.is_initialized()
     assert not list(tmp_path.iterdir())
+    is_too_short = "--minutes 1 is too short" in capfd.readouterr().out
+    assert is_too_short == (expected["steps"] == 1)
 
 
 def test_a_signal_in_the_trial_ends_the_run(monkeypatch, tmp_path, group_of_one, capfd):
