@@ -48,10 +48,9 @@ def read_lines(path: File) -> Iterator[str]:
     """
     try:
         with open_bytes(path) as file:
-            first_line = file.readline()
-            lines = [first_line]
-            if b"\r" in first_line and not first_line.endswith(b"\n"):  # the whole file
-                lines = first_line.removesuffix(b"\r").split(b"\r")
+            lines = list(islice(file, 1))
+            if lines and b"\r" in lines[0] and not lines[0].endswith(b"\n"):  # the whole file
+                lines = lines[0].removesuffix(b"\r").split(b"\r")
             yield from decode_lines(chain(lines, file), str(path))
     except UNREADABLE as problem:
         raise UserError(f"{path}: cannot be read ({problem})") from problem

@@ -152,7 +152,7 @@ WRONG = {  # name: (files, what the answer says)
         {"cutgz.de.gz": gzip.compress(b"ein Satz\n" * 99)[:20], "cutgz.en": b"a\n"},
         "cutgz.de.gz: cannot be read",
     ),
-    "empty": ({"empty.de": b"", "empty.en": b""}, "no sentence pair in the train set"),
+    "empty": ({"empty.de": b"", "empty.en": b""}, "no sentence pair", "(0 with an empty side"),
     "blank": (
         {"blank.de": b" \n\n", "blank.en": b"a\nb\n"},
         "no sentence pair in the train set",
