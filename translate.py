@@ -186,7 +186,7 @@ def score_file(args: argparse.Namespace, translator: Translator) -> None:
     seconds = time.perf_counter() - start
     by_words = bleu(hypotheses, references, translator.task["tgt"])
     by_characters = chrf(hypotheses, references)
-    print(f"BLEU {by_words.value:.2f}  {by_words.signature}\n{by_words.note}", end="")
+    print(f"BLEU {by_words.value:.2f}  {by_words.signature}")
     print(f"chrF {by_characters.value:.2f}  {by_characters.signature}")
     print(
         f"{len(sources):,} sentences, beam {args.beam}, {seconds:.1f} s, "
@@ -194,6 +194,7 @@ def score_file(args: argparse.Namespace, translator: Translator) -> None:
     )
     if len(scored) < len(pairs):
         print(f"not scored: {len(pairs) - len(scored):,} lines with an empty side")
+    print(by_words.note, end="")
 
 
 def start_prompt(translator: Translator) -> None:

@@ -381,7 +381,7 @@ def answered_in_one_line(done, expected) -> bool:
 
 def test_bad_flags_are_answered_in_one_line(tmp_path, train):
     for flags, expected in [
-        (["--data", "nowhere"], "nowhere.de: no such file"),
+        (["--data", "nowhere"], "nowhere: no such file or folder, and no nowhere.de"),
         (["--procs", "10000"], "--procs 10000: at most 4 for each of the"),
     ]:
         done = train(tmp_path, *flags)
