@@ -21,7 +21,10 @@ from support.distributed.signals import Signals
 
 TRIAL_STEPS = 40  # or fewer, where these take longer than SHARE_OF_TRIAL
 SHARE_OF_TRIAL = 0.2  # of the time
-SCORING = 3  # evaluations that take as long as the scoring of the best weights at the end
+# Of the time that the trial's evaluation and saving takes, what later ones take: the first call
+# is slower, and translations by a model that has hardly learnt go on to their greatest length.
+LATER = 0.5
+SCORING = 3  # later ones that take as long as the scoring of the best weights at the end
 RESERVE = 0.05  # of the time, since speeds vary
 
 
@@ -46,17 +49,17 @@ def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store
     if Signals.run_stopped:
         say(rank, "stopped in the trial of --minutes; nothing was saved")
         sys.exit(Signals.status())
+    evaluation_seconds = LATER * trial.evaluation_seconds
     remaining = 60 * args.minutes * (1 - RESERVE) - trial.elapsed
-    remaining -= SCORING * trial.evaluation_seconds
+    remaining -= SCORING * evaluation_seconds
     eval_every = args.eval_every or trial.epoch_steps
     evaluations = trial.epoch_steps / eval_every  # in an epoch
-    epoch_seconds = trial.epoch_seconds + evaluations * trial.evaluation_seconds
+    epoch_seconds = trial.epoch_seconds + evaluations * evaluation_seconds
     if remaining < 0:
         say(
             rank,
             f"warning: --minutes {args.minutes:g} is too short: preparing took "
-            f"{trial.elapsed:.0f} seconds, and an evaluation takes "
-            f"{trial.evaluation_seconds:.0f}",
+            f"{trial.elapsed:.0f} seconds, and an evaluation takes {evaluation_seconds:.0f}",
         )
     epochs = max(0.0, remaining) / epoch_seconds
     if epochs >= 1:

@@ -91,9 +91,9 @@ def group_of_one(monkeypatch):
     ("minutes", "epoch_seconds", "evaluation_seconds", "expected"),
     [
         (10, 60, 0, {"epochs": 9, "steps": 0}),
-        (10, 1, 9, {"epochs": 54, "steps": 0}),  # small corpora: most of the time evaluates
+        (10, 1, 18, {"epochs": 54, "steps": 0}),  # small corpora: most of the time evaluates
         (1, 540, 0, {"epochs": 7, "steps": 6}),
-        (1, 9, 30, {"epochs": 7, "steps": 1}),
+        (1, 9, 60, {"epochs": 7, "steps": 1}),
     ],
 )
 def test_minutes_become_epochs_or_steps(
