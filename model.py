@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # slow to import, and only train_tp.py needs it
     from torch.distributed.tensor.parallel import ParallelStyle
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True)  # so that ModelConfig can add a field without a default
 class LayerConfig:
     """The shape of a stack of layers. Raises ValueError for an impossible one."""
 
@@ -36,7 +36,7 @@ class LayerConfig:
     max_length: int = 128  # the longest sentence, in tokens, its end mark included
     pad: int = 0
     bias: bool = False  # in attention's projections
-    activation: str = "relu"  # between the feed-forward layers
+    activation: str = "relu"  # between the two matrices of a feed-forward layer
     epsilon: float = 1e-5  # of layer norm
     CHOICES: ClassVar[dict[str, tuple[str, ...]]] = {
         "norm": ("pre", "post"),
@@ -88,7 +88,8 @@ def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Multi-head attention (section 3.2.2), of a sentence to itself or to another sequence."""
 
-    # support/common/kernels.py replaces it with a faster one.
+    # Tasks replace it with a faster function, which computes the same (speed_up in
+    # support/common/kernels.py). To change attention, remove the replacement there.
     attend: Callable = staticmethod(scaled_dot_product)
 
     def __init__(self, config: LayerConfig):
@@ -96,6 +97,7 @@ class Attention(nn.Module):
         self.d_head = config.d_model // config.heads
         self.query = nn.Linear(config.d_model, config.d_model, bias=config.bias)
         # Rows: the keys of the first head, its values, the keys of the second head, ...
+        # In this order train_tp.py can split them by heads.
         self.key_value = nn.Linear(config.d_model, 2 * config.d_model, bias=config.bias)
         self.out = nn.Linear(config.d_model, config.d_model, bias=config.bias)
 
@@ -127,7 +129,7 @@ class Attention(nn.Module):
 
 
 def feed_forward(config: LayerConfig) -> nn.Sequential:
-    """Returns max(0, x W1 + b1) W2 + b2, the same at every position (section 3.3)."""
+    """Returns the module that computes max(0, x W1 + b1) W2 + b2 (section 3.3)."""
     activation = nn.GELU() if config.activation == "gelu" else nn.ReLU()
     return nn.Sequential(
         nn.Linear(config.d_model, config.d_ff),

@@ -25,7 +25,7 @@ from support.training.tasks import find_task
 
 def train(rank: int, world_size: int, args: CpuSettings) -> None:
     """Runs in each of `world_size` processes, with the same args and its own rank from 0."""
-    # --- Process group: who takes part
+    # --- Process group: reads rank, world size and address from the environment
     device = torch.device("cpu")
     dist.init_process_group("gloo", timeout=timedelta(seconds=args.timeout))
 
@@ -62,7 +62,7 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
             # Micro-batch i of n has the step's examples i, i + n, i + 2n, ...
             batch = task.batches.micro_batch(step, index, num_micro_batches, device)
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
-                loss, batch_nll = model(*batch)  # sums; the nll is without smoothing
+                loss, batch_nll = model(*batch)  # sums over targets; nll is for the log
             scaler.scale(loss / targets).backward()  # gradients add up over micro-batches
             nll += batch_nll
 
@@ -77,7 +77,7 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
         scaler.update()  # halves the scale after an overflow, and sometimes doubles it
         gradients.zero_()  # zero_grad() would drop the views
         step += 1
-        stopping = stop_requested()  # if one rank is asked to stop, all stop
+        stopping = stop_requested()  # an all-reduce: all ranks stop after the same step
         run.record(step, nll, targets, norm)
 
         # --- Evaluate and save: all ranks take part, rank 0 writes

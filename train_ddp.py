@@ -29,7 +29,7 @@ from support.training.tasks import find_task
 
 def train(rank: int, world_size: int, args: Settings) -> None:
     """Runs in each of `world_size` processes, with the same args and its own rank from 0."""
-    # --- Process group: who takes part
+    # --- Process group: reads rank, world size and address from the environment
     device = torch.device("cpu")
     backend = "gloo"
     if args.device == "cuda":
@@ -69,7 +69,7 @@ def train(rank: int, world_size: int, args: Settings) -> None:
             is_last = index + world_size >= num_micro_batches
             ddp_model.require_backward_grad_sync = is_last  # only then are gradients sent
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
-                loss, batch_nll = ddp_model(*batch)  # sums; the nll is without smoothing
+                loss, batch_nll = ddp_model(*batch)  # sums over targets; nll is for the log
             scaler.scale(loss * world_size / targets).backward()  # DDP averages over ranks
             nll += batch_nll
 
@@ -81,7 +81,7 @@ def train(rank: int, world_size: int, args: Settings) -> None:
         scaler.update()  # halves the scale after an overflow, and sometimes doubles it
         optimizer.zero_grad(set_to_none=False)  # keeps the views into DDP's buckets
         step += 1
-        stopping = stop_requested()  # if one rank is asked to stop, all stop
+        stopping = stop_requested()  # an all-reduce: all ranks stop after the same step
         run.record(step, nll, targets, norm)
 
         # --- Evaluate and save: all ranks take part, rank 0 writes

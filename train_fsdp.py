@@ -30,7 +30,7 @@ from support.training.tasks import find_task
 
 def train(rank: int, world_size: int, args: FsdpSettings) -> None:
     """Runs in each of `world_size` processes, with the same args and its own rank from 0."""
-    # --- Process group: who takes part
+    # --- Process group: reads rank, world size and address from the environment
     device = torch.device("cpu")
     backend = "gloo"
     if args.device == "cuda":
@@ -47,7 +47,7 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
     dtype = autocast_dtype(args.precision)  # bf16, fp16, or None for fp32
     with torch.device("meta"):  # shapes, but no memory yet
         model = task.model()
-    # --replicas N: N groups of ranks; each group holds the whole model, each rank a shard.
+    # --replicas R: R groups of ranks; each group holds the whole model, each rank a shard.
     mesh_shape = (args.replicas, world_size // args.replicas)
     mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=("replicate", "shard"))
     mesh = mesh if args.replicas > 1 else mesh["shard"]
@@ -79,7 +79,7 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
             is_last = index + world_size >= num_micro_batches
             model.set_requires_gradient_sync(is_last)  # only then are gradients sent
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
-                loss, batch_nll = model(*batch)  # sums; the nll is without smoothing
+                loss, batch_nll = model(*batch)  # sums over targets; nll is for the log
             scaler.scale(loss * world_size / targets).backward()  # FSDP averages over ranks
             nll += batch_nll
 
@@ -91,7 +91,7 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
         scaler.update()  # halves the scale after an overflow, and sometimes doubles it
         optimizer.zero_grad()
         step += 1
-        stopping = stop_requested()  # if one rank is asked to stop, all stop
+        stopping = stop_requested()  # an all-reduce: all ranks stop after the same step
         run.record(step, nll, targets, norm)
 
         # --- Evaluate and save: all ranks take part, rank 0 writes

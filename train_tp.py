@@ -31,7 +31,7 @@ from support.training.tasks import find_task
 
 def train(rank: int, world_size: int, args: TpSettings) -> None:
     """Runs in each of `world_size` processes, with the same args and its own rank from 0."""
-    # --- Process group: who takes part
+    # --- Process group: reads rank, world size and address from the environment
     device = torch.device("cpu")
     backend = "gloo"
     if args.device == "cuda":
@@ -82,7 +82,7 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
             is_last = index + data_size >= num_micro_batches
             model.set_requires_gradient_sync(is_last)  # only then are gradients sent
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
-                loss, batch_nll = model(*batch)  # sums; the nll is without smoothing
+                loss, batch_nll = model(*batch)  # sums over targets; nll is for the log
             scaler.scale(loss * data_size / targets).backward()  # FSDP averages over TP groups
             nll += batch_nll
 
@@ -93,7 +93,7 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
         scaler.update()  # halves the scale after an overflow, and sometimes doubles it
         optimizer.zero_grad()
         step += 1
-        stopping = stop_requested()  # if one rank is asked to stop, all stop
+        stopping = stop_requested()  # an all-reduce: all ranks stop after the same step
         run.record(step, nll / args.tensor, targets, norm)  # nll is equal within a TP group
 
         # --- Evaluate and save: all ranks take part, rank 0 writes
