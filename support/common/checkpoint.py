@@ -17,7 +17,6 @@
 support/distributed/weights.py gathers the weights that are saved and distributes those loaded.
 """
 
-import atexit
 import os
 import pickle
 import shutil
@@ -98,13 +97,14 @@ def save(path: Path, checkpoint: dict) -> None:
 
 
 class Writer:
-    """Calls functions that write files: at once, or in a thread while training continues."""
+    """Calls functions that write files: at once, or in a thread while training continues.
+
+    A process that ends waits for the thread first.
+    """
 
     def __init__(self, in_background: bool):
         self.pool = ThreadPoolExecutor(max_workers=1) if in_background else None
         self.job: Future | None = None  # the last one that the thread was given
-        if self.pool:
-            atexit.register(self.pool.shutdown)  # a process that ends writes its files first
 
     def write(self, job: Callable[[], None]) -> None:
         """Waits for the job before, and calls `job`, or lets the thread call it.
