@@ -90,8 +90,12 @@ def run_trial(train: Callable, rank: int, world_size: int, store: dist.Store, ar
     )
     # A port of its own: the keys of a group stay in its store, where the next would find them.
     server = open_port(dist.PrefixStore("trial", store), rank)
-    with contextlib.redirect_stdout(io.StringIO()), temporary(folder):
-        train(rank, world_size, trial_args)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.redirect_stdout(io.StringIO()):
+            train(rank, world_size, trial_args)
+    finally:  # each process removes it, whoever is first
+        shutil.rmtree(folder, ignore_errors=True)
     trial.elapsed = seconds_since_start()
     trial = broadcast_object(trial)
     dist.destroy_process_group()
@@ -104,16 +108,6 @@ def say(rank: int, text: str) -> None:
     if rank == 0:
         with ignore_lost_stdout(OSError):
             print(text)
-
-
-@contextlib.contextmanager
-def temporary(folder: Path):
-    """Makes a folder for the block; each process removes it afterwards, whoever is first."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def seconds_since_start() -> float:
