@@ -66,12 +66,6 @@ def connect(port: int, timeout: timedelta) -> dist.TCPStore:
     )
 
 
-def wait_for(store: dist.Store, key: str) -> None:
-    """Waits for a key without a time limit; unlike store.wait, a signal ends it."""
-    while not store.check([key]):
-        time.sleep(0.05)
-
-
 @contextmanager
 def publish(store: dist.Store, key: str):
     """Sets a key when the block has ended: to "", or to the message of its error."""
@@ -85,7 +79,8 @@ def publish(store: dist.Store, key: str):
 
 def wait_for_result(store: dist.Store, key: str) -> None:
     """Waits for a `publish` block in another process; raises its error as UserError."""
-    wait_for(store, key)
+    while not store.check([key]):  # without a time limit; unlike store.wait, a signal ends it
+        time.sleep(0.05)
     message = store.get(key).decode()
     if message:
         raise UserError(message)

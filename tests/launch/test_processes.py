@@ -224,11 +224,11 @@ def test_the_first_of_each_node_goes_before_the_others_there(monkeypatch):
     class Waits(Exception):
         pass
 
-    def wait_for(store, key):
+    def wait_for_result(store, key):
         if not store.check([key]):
             raise Waits
 
-    monkeypatch.setattr(rendezvous, "wait_for", wait_for)
+    monkeypatch.setattr(rendezvous, "wait_for_result", wait_for_result)
     everyone = {(rank, rank // 2, rank % 2) for rank in range(4)}
     for turn in ([0], [1, 2], [3]):
         for process in sorted(everyone, reverse=True):
@@ -302,7 +302,7 @@ def test_who_waits_for_the_dead_in_code_of_c_ends_by_a_signal(monkeypatch, fate)
         text=True,
     )
     try:
-        rendezvous.wait_for(store, "waiting")
+        store.wait(["waiting"])
         with socket.create_server(("127.0.0.1", 0)) as listener:  # rank 1 is this process
             store.set("listener/1", f"127.0.0.1 {listener.getsockname()[1]}")
             waiting.send_signal(signal.SIGTERM)
