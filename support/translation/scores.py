@@ -15,18 +15,9 @@ from unicodedata import name, normalize
 # sacreBLEU's tokenizers of languages in which spaces do not separate words, or not all of them.
 TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 TOKENIZERS |= dict.fromkeys(("th", "lo", "km", "my", "bo"), "char")
-# These languages by their letters: by the first word of a letter's name in Unicode.
-LANGUAGES = {
-    "CJK": "zh",
-    "HIRAGANA": "ja",
-    "KATAKANA": "ja",
-    "HANGUL": "ko",
-    "THAI": "th",
-    "LAO": "lo",
-    "KHMER": "km",
-    "MYANMAR": "my",
-    "TIBETAN": "bo",
-}
+# Those of their letters, by the first word of a letter's name in Unicode.
+OF_LETTERS = {"CJK": "zh", "HIRAGANA": "ja-mecab", "KATAKANA": "ja-mecab", "HANGUL": "ko-mecab"}
+OF_LETTERS |= dict.fromkeys(("THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"), "char")
 
 
 @dataclass
@@ -82,18 +73,13 @@ def choose_tokenizer(language: str, references: Sequence[str]) -> str:
     If its name is unknown, as of a column "2", the letters of the references decide.
     """
     code = re.split("[-_]", language.lower())[0]
-    if code not in TOKENIZERS:
-        code = recognize_language(references)
-    return TOKENIZERS.get(code, "13a")
-
-
-def recognize_language(texts: Sequence[str]) -> str:
-    """Returns the language of TOKENIZERS that most letters belong to; "" for any other."""
-    letters = Counter(char for char in chain.from_iterable(texts) if char.isalpha())
-    counts: Counter[str] = Counter()
+    if code in TOKENIZERS:
+        return TOKENIZERS[code]
+    letters = Counter(char for char in chain.from_iterable(references) if char.isalpha())
+    counts = Counter({"13a": 0})
     for letter, count in letters.items():
         script = name(letter, "").split(" ")[0]
-        counts[LANGUAGES.get(script, "")] += count
-    if counts["ja"] > counts["zh"] / 10:  # Japanese is written in Chinese letters, too
-        counts["ja"] += counts.pop("zh", 0)
-    return max(counts, key=lambda language: counts[language], default="")
+        counts[OF_LETTERS.get(script, "13a")] += count
+    if counts["ja-mecab"] > counts["zh"] / 10:  # Japanese is written in Chinese letters, too
+        counts["ja-mecab"] += counts.pop("zh", 0)
+    return max(counts, key=lambda tokenizer: counts[tokenizer])
