@@ -217,9 +217,14 @@ def translate_batch(
     beam: int,
     n_best: int = 1,
     others: Iterable[Transformer] = (),
+    dtype: torch.dtype | None = None,
 ) -> list[list[Hypothesis]]:
-    """Returns `beam_search` of token ids, to which it adds eos and padding."""
+    """Returns `beam_search` of token ids, to which it adds eos and padding.
+
+    dtype: that of autocast, if it is used.
+    """
     rows = [torch.tensor([*ids, model.config.eos]) for ids in sentences]
     src = pad_sequence(rows, batch_first=True, padding_value=model.config.pad)
-    device = next(model.parameters()).device
-    return beam_search(model, src.to(device), beam, n_best, others=others)
+    device = model.embedding.weight.device
+    with torch.autocast(device.type, dtype, enabled=dtype is not None):
+        return beam_search(model, src.to(device), beam, n_best, others=others)

@@ -50,8 +50,10 @@ class Pool:
         """procs: processes on a CPU; device: "cpu" or "cuda"; dtype: autocast's, if any."""
         configure_backends()
         keep_freed_memory()  # now, so that forked processes inherit it
-        models = [speed_up(model.to(device), device, dtype).eval() for model in models]
-        self.search_batch = partial(search_batch, models, beam, n_best, dtype)
+        model, *others = (speed_up(model.to(device), device, dtype).eval() for model in models)
+        self.search_batch = partial(
+            translate_batch, model, beam=beam, n_best=n_best, others=others, dtype=dtype
+        )
         self.procs = procs if device == "cpu" else 1
         if sys.platform == "win32":
             self.procs = min(self.procs, 61)  # a process cannot wait for more there
@@ -81,16 +83,6 @@ class Pool:
                 "a process that translated has died, perhaps out of memory; "
                 "use fewer of them: --procs N"
             ) from None
-
-
-def search_batch(
-    models: list[Transformer], beam: int, n_best: int, dtype: torch.dtype | None, batch: Batch
-) -> list[list[Hypothesis]]:
-    """Returns what `beam_search` returns for a batch of token ids."""
-    model, *others = models
-    device = model.embedding.weight.device
-    with torch.autocast(device.type, dtype, enabled=dtype is not None):
-        return translate_batch(model, batch, beam, n_best, others)
 
 
 def keep_freed_memory() -> None:
