@@ -89,7 +89,8 @@ class Hypotheses:
         totals, indices = sums.topk(2 * self.beam)
         parents = indices // log_p.shape[2]
         tokens = indices % log_p.shape[2]
-        self.ids = torch.cat([gather_columns(self.ids, parents), tokens[:, :, None]], dim=2)
+        prefixes = self.ids.take_along_dim(parents[:, :, None], 1)
+        self.ids = torch.cat([prefixes, tokens[:, :, None]], dim=2)
         ends = tokens == self.config.eos
         self.collect_finished(totals, ends)
 
@@ -99,7 +100,7 @@ class Hypotheses:
         rows = torch.tensor(kept, dtype=torch.long).to(log_p.device, non_blocking=True)
         unfinished = totals.masked_fill(ends, -math.inf)[rows]
         self.scores, best = unfinished.topk(self.beam)  # (kept, beam)
-        self.ids = gather_columns(self.ids[rows], best)
+        self.ids = self.ids[rows].take_along_dim(best[:, :, None], 1)
         self.limit = self.limit[rows]
         return rows, parents[rows].gather(1, best)
 
@@ -142,14 +143,6 @@ def mean_log_probability(logits: list[Tensor]) -> Tensor:
     if len(log_p) == 1:
         return log_p[0]
     return torch.stack(log_p).logsumexp(0) - math.log(len(log_p))
-
-
-def gather_columns(values: Tensor, columns: Tensor) -> Tensor:
-    """Selects columns of each row.
-
-    values: (live, n, length); columns: (live, m), numbers below n. Returns (live, m, length).
-    """
-    return values.gather(1, columns[:, :, None].expand(-1, -1, values.shape[2]))
 
 
 class Decoder:
