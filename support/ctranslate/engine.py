@@ -13,7 +13,7 @@ from itertools import groupby
 
 import ctranslate2
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from model import Attention, Transformer, sinusoids
 from support.common.rows import to_keys_then_values
@@ -30,11 +30,11 @@ def convert(model: Transformer) -> ctranslate2.specs.TransformerSpec:
         config.layers, config.heads, pre_norm=pre_norm
     )
     for to, layer in zip(spec.encoder.layer, model.encoder):
-        copy_self_attention(to.self_attention, layer.attention, layer.residuals[0].norm)
+        copy_attention(to.self_attention, layer.attention, layer.residuals[0].norm)
         copy_feed_forward(to.ffn, layer.feed_forward, layer.residuals[1].norm)
     for to, layer in zip(spec.decoder.layer, model.decoder):
-        copy_self_attention(to.self_attention, layer.self_attention, layer.residuals[0].norm)
-        copy_cross_attention(to.attention, layer.cross_attention, layer.residuals[1].norm)
+        copy_attention(to.self_attention, layer.self_attention, layer.residuals[0].norm)
+        copy_attention(to.attention, layer.cross_attention, layer.residuals[1].norm)
         copy_feed_forward(to.ffn, layer.feed_forward, layer.residuals[2].norm)
     for to, norm in ((spec.encoder, model.encoder_norm), (spec.decoder, model.decoder_norm)):
         positions = torch.arange(config.max_length)
@@ -56,16 +56,15 @@ def convert(model: Transformer) -> ctranslate2.specs.TransformerSpec:
     return spec
 
 
-def copy_self_attention(to, attention: Attention, norm: nn.LayerNorm) -> None:
-    to.linear[0].weight = torch.cat([attention.query.weight, key_value_weight(attention)])
-    to.linear[1].weight = attention.out.weight
-    copy_norm(to.layer_norm, norm)
-
-
-def copy_cross_attention(to, attention: Attention, norm: nn.LayerNorm) -> None:
-    to.linear[0].weight = attention.query.weight
-    to.linear[1].weight = key_value_weight(attention)
-    to.linear[2].weight = attention.out.weight
+def copy_attention(to, attention: Attention, norm: nn.LayerNorm) -> None:
+    query = attention.query.weight
+    key_value = attention.key_value.weight
+    key_value = to_keys_then_values(key_value, heads=len(query) // attention.d_head)
+    products = [query, key_value]
+    if len(to.linear) == 2:  # self-attention has one product for all three
+        products = [torch.cat(products)]
+    for linear, weight in zip(to.linear, [*products, attention.out.weight]):
+        linear.weight = weight
     copy_norm(to.layer_norm, norm)
 
 
@@ -79,11 +78,6 @@ def copy_feed_forward(to, layers: nn.Sequential, norm: nn.LayerNorm) -> None:
 def copy_norm(to, norm: nn.LayerNorm) -> None:
     to.gamma = norm.weight
     to.beta = norm.bias
-
-
-def key_value_weight(attention: Attention) -> Tensor:
-    weight = attention.key_value.weight
-    return to_keys_then_values(weight, heads=len(weight) // (2 * attention.d_head))
 
 
 # --- The search
