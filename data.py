@@ -243,47 +243,42 @@ def encode_part(
     lines: lines keep their numbers. Returns counts, and the type of the ids.
     """
     dtype = np.dtype(np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32)
-    num_pairs = too_long = empty = 0
-    ends = dict.fromkeys(SIDES, 0)  # tokens so far
-    for side in SIDES:
-        append(f"{path}.{side}.offsets", np.zeros(1, np.int64).tobytes())
+    counts = {"pairs": 0, "too_long": 0, "empty": 0, "tokens": 0}
     while block := list(islice(pairs, ENCODED_AT_ONCE)):
         sources, targets = zip(*block)
         kept = []
         encoded = zip(bpe.encode(sources), bpe.encode(targets))
         for row, (src_ids, tgt_ids) in enumerate(encoded):
             if not src_ids or not tgt_ids:
-                empty += 1
-                block[row] = ("", "")
+                counts["empty"] += 1
             elif max(len(src_ids), len(tgt_ids)) + 1 > max_length:
-                too_long += 1
-                block[row] = ("", "")
+                counts["too_long"] += 1
             else:
                 kept.append(([*src_ids, EOS], [*tgt_ids, EOS]))
-        num_pairs += len(kept)
+                continue
+            block[row] = ("", "")  # left out
+        counts["pairs"] += len(kept)
         for i, side in enumerate(SIDES):
             sentences = [pair[i] for pair in kept]
-            ends[side] += append_ids(f"{path}.{side}", sentences, dtype, ends[side])
+            counts["tokens"] += append_ids(f"{path}.{side}", sentences, dtype)
             if path.name != "train":
                 lines = "".join(pair[i] + "\n" for pair in block)
                 append(f"{path}.{side}.txt", lines.encode())
-    return {
-        "pairs": num_pairs,
-        "too_long": too_long,
-        "empty": empty,
-        "tokens": sum(ends.values()),
-        "dtype": dtype.name,
-    }
+    return counts | {"dtype": dtype.name}
 
 
-def append_ids(path: str, sentences: list[list[int]], dtype: np.dtype, start: int) -> int:
-    """Appends ids to PATH.ids, which has `start` so far, and their ends to PATH.offsets.
+def append_ids(path: str, sentences: list[list[int]], dtype: np.dtype) -> int:
+    """Appends ids to PATH.ids, and where each sentence ends to PATH.offsets, after a zero.
 
     Returns how many ids it has appended.
     """
     lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
-    append(f"{path}.ids", np.fromiter(chain.from_iterable(sentences), dtype).tobytes())
-    append(f"{path}.offsets", (start + lengths.cumsum()).tobytes())
+    with open(f"{path}.ids", "ab") as ids, open(f"{path}.offsets", "ab") as offsets:
+        if not offsets.tell():
+            offsets.write(np.zeros(1, np.int64).tobytes())
+        start = ids.tell() // dtype.itemsize
+        ids.write(np.fromiter(chain.from_iterable(sentences), dtype).tobytes())
+        offsets.write((start + lengths.cumsum()).tobytes())
     return int(lengths.sum())
 
 

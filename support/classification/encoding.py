@@ -214,14 +214,13 @@ def write_texts(
     Returns what it counted. Raises UserError if all texts are empty.
     """
     counts = {"examples": 0, "empty": 0, "cut": 0, "tokens": 0}
-    append(f"{path}.offsets", np.zeros(1, np.int64).tobytes())
     while block := list(islice(examples, BLOCK)):
         texts, labels = zip(*block)
         encoded, cut = encode_texts(tokenizer, texts, max_length)
         counts["examples"] += len(block)
         counts["empty"] += texts.count("")
         counts["cut"] += cut
-        counts["tokens"] += append_ids(str(path), encoded, np.dtype(np.int32), counts["tokens"])
+        counts["tokens"] += append_ids(str(path), encoded, np.dtype(np.int32))
         append(f"{path}.labels", np.array(labels, np.int32).tobytes())
     if counts["examples"] and not counts["tokens"]:
         raise UserError(f"the texts of the {path.name} set are all empty")
