@@ -51,6 +51,8 @@ def flag(
 
 
 TRANSLATE, CLASSIFY = "translation", "classification"
+# Of a flag that is for one start on one machine: neither --resume nor --config takes it over.
+ONCE: dict[str, Any] = {"remembered": False, "copied": False}
 
 # The docstring of each class below is the heading of its flags in --help. The classes of single
 # scripts have the heading "run" again, so that their flags are listed under it.
@@ -158,8 +160,7 @@ class OptimizerSettings:
     minutes: float = flag(
         0.0,
         "train for as many epochs as fit in this time, found by a short trial; 0: --epochs",
-        remembered=False,
-        copied=False,
+        **ONCE,
     )
     lr: float = flag(2e-3, "peak learning rate, at the end of the warm-up")
     warmup: int = flag(1000, "warm-up steps; 0: a tenth of the run")
@@ -215,20 +216,12 @@ class SpeedSettings:
         "keep few activations and recompute the others in the backward pass",
         changeable=True,
     )
-    profile: bool = flag(
-        False,
-        "record three steps: step.png, memory.png and traces",
-        remembered=False,
-        copied=False,
-    )
+    profile: bool = flag(False, "record three steps: step.png, memory.png and traces", **ONCE)
     benchmark: bool = flag(
         False, "time 200 steps and save nothing; prints tokens/s and MFU", changeable=True
     )
     hardware_tflops: float = flag(
-        0.0,
-        "peak of a process's GPU or cores, for MFU; 0: look up or measure",
-        remembered=False,
-        copied=False,
+        0.0, "peak of a process's GPU or cores, for MFU; 0: look up or measure", **ONCE
     )
 
 
@@ -251,13 +244,7 @@ class RunSettings:
     log_every: int = flag(
         10, "steps between rows of metrics.csv", (1, 2**31 - 1), changeable=True
     )
-    device: str = flag(
-        "auto",
-        "where to train",
-        choices=("auto", "cpu", "cuda"),
-        remembered=False,
-        copied=False,
-    )
+    device: str = flag("auto", "where to train", choices=("auto", "cpu", "cuda"), **ONCE)
     tensorboard: bool = flag(
         False, "also write metrics for TensorBoard to logs/RUN/", changeable=True
     )
@@ -266,16 +253,12 @@ class RunSettings:
     )
     timeout: int = flag(600, "seconds to wait for another process", (1, 10**7), changeable=True)
     delay_ms: float = flag(
-        0.0,
-        "milliseconds to wait before each collective, as in a slow network",
-        remembered=False,
-        copied=False,
+        0.0, "milliseconds to wait before each collective, as in a slow network", **ONCE
     )
     netem: bool = flag(
         False,
         "batch/netem.sh already delays the network: do not wait in the process as well",
-        remembered=False,
-        copied=False,
+        **ONCE,
     )
 
 
