@@ -302,7 +302,7 @@ def read_text(folder: Path, part: str, side: str) -> list[str]:
     return (folder / f"{part}.{side}.txt").read_bytes().decode().split("\n")[:-1]
 
 
-def map_file(path: Path, dtype: str | type) -> np.ndarray:
+def map_file(path: Path | str, dtype: str | type) -> np.ndarray:
     """Returns the content of a file: mapped from disk or, if that fails, read."""
     try:
         return np.memmap(path, dtype=dtype, mode="r")
@@ -310,24 +310,46 @@ def map_file(path: Path, dtype: str | type) -> np.ndarray:
         return np.fromfile(path, dtype)
 
 
+class Sentences:
+    """Token ids that `append_ids` has written, mapped: all processes share the same memory."""
+
+    def __init__(self, path: str, dtype: str | type):
+        self.ids = map_file(f"{path}.ids", dtype)  # of all sentences, one after another
+        self.offsets = map_file(f"{path}.offsets", np.int64)  # sentence i begins at [i]
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        """Returns how many tokens the sentences `rows` have, (rows,)."""
+        return self.offsets[rows + 1] - self.offsets[rows]
+
+    def padded(self, rows: np.ndarray, width: int, pad: int = PAD) -> torch.Tensor:
+        """Returns the sentences `rows`, padded: (rows, width) int64; width: 0 for the longest.
+
+        Without rows it returns one row of padding.
+        """
+        if not len(rows):
+            return torch.full((1, width or 1), pad)
+        lengths = self.lengths(rows)
+        column = np.arange(width or int(lengths.max(initial=1)))
+        # Past the end of a sentence this reads the next one, which np.where leaves out.
+        position = np.minimum(self.offsets[rows, None] + column, len(self.ids) - 1)
+        out = np.where(column < lengths[:, None], self.ids[position], pad)
+        return torch.from_numpy(out.astype(np.int64))
+
+
 class Pairs:
-    """One set of an encoded corpus, mapped from disk: all processes share the same memory."""
+    """One part of an encoded corpus: training, validation or test set."""
 
     def __init__(self, folder: Path, part: str):
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         dtype = meta["parts"][part]["dtype"]
-        self.sides = []  # (ids, offsets) of each
-        for side in SIDES:
-            ids = map_file(folder / f"{part}.{side}.ids", dtype)
-            offsets = map_file(folder / f"{part}.{side}.offsets", np.int64)
-            self.sides.append((ids, offsets))
+        self.sides = [Sentences(f"{folder / part}.{side}", dtype) for side in SIDES]
 
     def __len__(self) -> int:
-        return len(self.sides[0][1]) - 1
+        return len(self.sides[0].offsets) - 1
 
     def lengths(self, rows: np.ndarray) -> list[np.ndarray]:
         """Returns source and target lengths of the pairs `rows`, (rows,) each, with eos."""
-        return [offsets[rows + 1] - offsets[rows] for _, offsets in self.sides]
+        return [side.lengths(rows) for side in self.sides]
 
     def targets(self, rows: np.ndarray) -> int:
         """Returns the target tokens of the pairs `rows`, without padding."""
@@ -344,33 +366,14 @@ class Pairs:
         that a rank with nothing to do still takes the step.
         """
         src_side, tgt_side = self.sides
-        src = padded(*src_side, rows, src_width)
-        tgt_out = padded(*tgt_side, rows, tgt_width)  # ids, eos, padding
+        src = src_side.padded(rows, src_width)
+        tgt_out = tgt_side.padded(rows, tgt_width)  # ids, eos, padding
         is_token = tgt_out != PAD
         tgt_in = tgt_out.roll(1, dims=1)  # each token one position later
         tgt_in[:, 0] = BOS
         tgt_in[~is_token] = PAD  # bos, ids, padding
         token_indices = is_token.flatten().nonzero().squeeze(1)
         return src, tgt_in, tgt_out, token_indices
-
-
-def padded(
-    ids: np.ndarray, offsets: np.ndarray, rows: np.ndarray, width: int, pad: int = PAD
-) -> torch.Tensor:
-    """Returns the sentences `rows`, padded: (rows, width) int64.
-
-    ids, offsets: of all sentences; width: 0 for the longest. Without rows it returns one row of
-    padding.
-    """
-    if not len(rows):
-        return torch.full((1, width or 1), pad)
-    starts = offsets[rows]
-    lengths = offsets[rows + 1] - starts
-    column = np.arange(width or int(lengths.max(initial=1)))
-    # Past the end of a sentence this reads the next one, which np.where leaves out.
-    position = np.minimum(starts[:, None] + column, len(ids) - 1)  # (rows, width)
-    out = np.where(column < lengths[:, None], ids[position], pad)
-    return torch.from_numpy(out.astype(np.int64))
 
 
 # --- Batches ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data import Batches, map_file, padded
+from data import Batches, Sentences, map_file
 from support.classification.images import shift_and_mirror
 from support.common.files import read_json
 
@@ -55,16 +55,15 @@ class Texts(Examples):
     def __init__(self, folder: Path, part: str, pad: int = 0):
         super().__init__(folder, part)
         self.pad = pad
-        self.ids = map_file(folder / f"{part}.ids", np.int32)
-        self.offsets = map_file(folder / f"{part}.offsets", np.int64)
+        self.texts = Sentences(f"{folder / part}", np.int32)
 
     def lengths(self, rows: np.ndarray) -> list[np.ndarray]:
         """Returns the tokens of the texts `rows`, (rows,); an empty text counts as one."""
-        return [np.maximum(self.offsets[rows + 1] - self.offsets[rows], 1)]
+        return [np.maximum(self.texts.lengths(rows), 1)]
 
     def inputs(self, rows: np.ndarray, width: int) -> torch.Tensor:
         """Returns padded ids, (rows, width) int64. 0 means the width of the longest text."""
-        return padded(self.ids, self.offsets, rows, width, self.pad)
+        return self.texts.padded(rows, width, self.pad)
 
 
 class Images(Examples):

@@ -138,11 +138,11 @@ def main() -> None:
 
     here, peers, found = __file__, str(Path(__file__).with_name("peers.py")), {}
     with tempfile.TemporaryDirectory() as folder:
-        for side, (ids, offsets) in zip(("src", "tgt"), pairs.sides):
+        for side, sentences in zip(("src", "tgt"), pairs.sides):
+            ends = zip(sentences.offsets, sentences.offsets[1:])
             with open(f"{folder}/train.{side}", "w") as file:
                 file.writelines(
-                    " ".join(map(str, ids[a : b - 1])) + "\n"
-                    for a, b in zip(offsets, offsets[1:])
+                    " ".join(map(str, sentences.ids[a : b - 1])) + "\n" for a, b in ends
                 )
 
         mine = [sys.executable, train_cpu.__file__, "--benchmark", *flags]
