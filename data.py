@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
-from itertools import chain, filterfalse, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -194,17 +194,26 @@ def hold_out_pairs(parts: dict) -> dict:
     It has about 1,000 pairs, at most one in 20, but at least one. A hash of the source chooses
     them, so that equal sentences stay together. Pairs with an empty side do not count.
     """
-    read = parts["train"]
-    sources = (source for source, target in read() if source.strip() and target.strip())
-    hashes = np.fromiter(map(hash_text, sources), np.uint32)
-    chosen = choose_held_out(hashes, size=min(1000, len(hashes) // 20))
+    texts = (source if target.strip() else "" for source, target in parts["train"]())
+    hashes = np.fromiter(map(hash_text, texts), np.uint32)
+    num_whole = int(np.count_nonzero(hashes != hash_text("")))
+    return parts | hold_out(parts["train"], hashes, size=min(1000, num_whole // 20))
 
-    def is_held_out(pair: tuple[str, str]) -> bool:
-        return hash_text(pair[0]) in chosen
 
-    return parts | {
-        "train": lambda: filterfalse(is_held_out, read()),
-        "valid": lambda: filter(is_held_out, read()),
+def hold_out(
+    read: Callable[[], Iterable], hashes: np.ndarray, size: int, trained: Sequence[int] = ()
+) -> dict[str, Callable[[], Iterable]]:
+    """Returns readers of the training set, without some examples, and of these as "valid".
+
+    read: the reader of all; hashes: of each example; trained: hashes that are not held out, nor
+    is that of an empty text; size: see `choose_held_out`.
+    """
+    others = hashes[~np.isin(hashes, [hash_text(""), *trained])]
+    held_out = choose_held_out(others, size)
+    is_held_out = np.isin(hashes, list(held_out))  # so that no example is hashed again
+    return {
+        "train": lambda: compress(read(), ~is_held_out),
+        "valid": lambda: compress(read(), is_held_out),
     }
 
 

@@ -4,7 +4,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import compress, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -111,17 +111,10 @@ def hold_out_labelled(corpus: Labelled) -> dict[str, Reader]:
             yield code
 
     hashes = np.fromiter(read_hashes(), np.uint32)
-    # The first example of each class is trained on, so that every class is known. An empty text
-    # would be chosen before others, since its hash is 0.
-    trained = [data.hash_text(""), *first_of_class.values()]
-    others = hashes[~np.isin(hashes, trained)]
-    held_out = data.choose_held_out(others, min(VALID_EXAMPLES, len(hashes) // ONE_IN))
-    is_held_out = np.isin(hashes, list(held_out))  # so that no example is hashed again
-    read = corpus.parts["train"]
-    return corpus.parts | {
-        "train": lambda: compress(read(), ~is_held_out),
-        "valid": lambda: compress(read(), is_held_out),
-    }
+    size = min(VALID_EXAMPLES, len(hashes) // ONE_IN)
+    # The first example of each class is trained on, so that every class is known.
+    trained = list(first_of_class.values())
+    return corpus.parts | data.hold_out(corpus.parts["train"], hashes, size, trained)
 
 
 def hash_example(example: str | Path | np.ndarray) -> int:
