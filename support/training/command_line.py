@@ -234,7 +234,13 @@ def refuse_changes(
 def settle(args: Settings) -> None:
     """Replaces "auto" by what it stands for, and raises UserError for impossible flags."""
     if args.benchmark:
-        settle_benchmark(args)
+        args.steps = args.steps or 200
+        for name in ("resume", "minutes", "profile"):
+            if getattr(args, name):
+                raise UserError(
+                    f"--benchmark times --steps, or 200 of them, and saves nothing: "
+                    f"leave out {option(name)}"
+                )
     if args.head_lr and not args.lr:
         raise UserError(
             "--head-lr requires --lr > 0; to train only the head, use --freeze with all layers"
@@ -249,17 +255,6 @@ def settle(args: Settings) -> None:
     settle_precision(args)
     settle_mesh(args)
     check_task(args)
-
-
-def settle_benchmark(args: Settings) -> None:
-    """Settles --steps with --benchmark. Raises UserError for flags that it excludes."""
-    args.steps = args.steps or 200
-    for name in ("resume", "minutes", "profile"):
-        if getattr(args, name):
-            raise UserError(
-                f"--benchmark times --steps, or 200 of them, and saves nothing: "
-                f"leave out {option(name)}"
-            )
 
 
 def settle_precision(args: Settings) -> None:
