@@ -166,12 +166,10 @@ def add_part(corpus: Corpus, part: str, source: str, src: str, tgt: str) -> None
 
 def find_prefix(source: str, src: str, tgt: str) -> str:
     """Returns the PREFIX that `source` is, or whose PREFIX.de or PREFIX.en (.gz too) it is."""
-    if Path(source).is_file():
-        name = source.removesuffix(".gz")
-        for language in (src, tgt):
-            prefix = name.removesuffix(f".{language}")
-            if prefix != name:
-                return prefix
+    name = source.removesuffix(".gz")
+    for ending in (f".{src}", f".{tgt}"):
+        if name.endswith(ending) and Path(source).is_file():
+            return name.removesuffix(ending)
     return source
 
 
@@ -189,16 +187,13 @@ def find_in_zip(path: Path, src: str, tgt: str) -> Reader:
     It has the two sides, NAME.de and NAME.en, or one table. Raises UserError.
     """
     members = {member.at: member for member in zip_members(path)}
-    sides = []
-    for name, member in members.items():
-        prefix = name.removesuffix(f".{src}")
-        other = members.get(f"{prefix}.{tgt}")
-        if prefix != name and other:
-            sides.append((member, other))
-    if len(sides) == 1:
-        return partial(read_parallel, *sides[0])
+    prefixes = [name.removesuffix(f".{src}") for name in members if name.endswith(f".{src}")]
+    prefixes = [prefix for prefix in prefixes if f"{prefix}.{tgt}" in members]
+    if len(prefixes) == 1:
+        src_file, tgt_file = (members[f"{prefixes[0]}.{side}"] for side in (src, tgt))
+        return partial(read_parallel, src_file, tgt_file)
     tables = [member for member in members.values() if is_table(member)]
-    if not sides and len(tables) == 1:
+    if not prefixes and len(tables) == 1:
         return partial(read_table, tables[0], src, tgt)
     raise UserError(
         f"{path}: it should hold one pair of files NAME.{src} and NAME.{tgt} (--src, --tgt), "
