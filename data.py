@@ -20,7 +20,7 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any
@@ -484,23 +484,23 @@ class Batches:
         self, step: int, index: int, num_micro_batches: int
     ) -> tuple[torch.Tensor, ...]:
         """Returns a micro-batch in pinned memory; a thread makes that of the next step."""
-        make = partial(self.make_micro_batch, pin_memory=True)
+
+        def make(step: int) -> tuple[torch.Tensor, ...]:
+            batch = self.make_micro_batch(step, index, num_micro_batches)
+            return tuple(tensor.pin_memory() for tensor in batch)
+
         for each in (step, step + 1):
             if (each, index) not in self.prefetched:
-                future = self.executor.submit(make, each, index, num_micro_batches)
-                self.prefetched[each, index] = future
+                self.prefetched[each, index] = self.executor.submit(make, each)
         return self.prefetched.pop((step, index)).result()
 
     def make_micro_batch(
-        self, step: int, index: int, num_micro_batches: int, pin_memory: bool = False
+        self, step: int, index: int, num_micro_batches: int
     ) -> tuple[torch.Tensor, ...]:
-        """Makes a micro-batch in the CPU's memory, pinned if a GPU is to copy it."""
+        """Makes a micro-batch in the CPU's memory."""
         rows = self.rows(step)
         widths = [int(lengths.max()) for lengths in self.examples.lengths(rows)]
-        batch = self.collate(rows[index::num_micro_batches], widths, epoch=step // len(self))
-        if pin_memory:
-            return tuple(tensor.pin_memory() for tensor in batch)
-        return batch
+        return self.collate(rows[index::num_micro_batches], widths, epoch=step // len(self))
 
     def collate(
         self, rows: np.ndarray, widths: list[int], epoch: int
