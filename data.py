@@ -521,8 +521,6 @@ def evaluation_batches(
     """
     lengths = examples.lengths(np.arange(len(examples)))
     batches = group_by_length(lengths, batch_tokens, np.random.default_rng(0))
-    no_rows = np.arange(0)
-    for first in range(0, len(batches), data_size):
-        own = first + data_rank
-        rows = batches[own] if own < len(batches) else no_rows
+    batches += [np.arange(0)] * (-len(batches) % data_size)
+    for rows in batches[data_rank::data_size]:
         yield rows, [tensor.to(device) for tensor in examples.batch(rows)]

@@ -52,9 +52,8 @@ class Task(Protocol):
     ) -> dict[str, float]:
         """Returns the loss and the metrics of "valid" or "test", equal in all ranks.
 
-        A collective. The examples are divided over `data_size` groups of ranks, of which
-        `data_rank` is this one's: with tensor parallelism the ranks of a TP group have the same
-        examples, and otherwise each rank is a group. final: as at the end of the run.
+        A collective. data_rank, data_size: see `evaluation_batches` in data.py. final: as at
+        the end of the run.
         """
 
     def report(
