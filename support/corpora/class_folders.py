@@ -89,15 +89,9 @@ def find_examples(folder: Path) -> tuple[str, list[Path], Counter[str]]:
     num_images = sum(modality == "image" for modality in found.values())
     num_txt = sum(path.suffix.lower() == ".txt" for path in found)
     modality = "image" if num_images and num_images >= num_txt else "text"
-    examples = []
-    left_out: Counter[str] = Counter()
-    for path in found:
-        if found[path] == modality:
-            examples.append(path)
-        elif path.is_dir():
-            left_out["folder(s)"] += 1
-        else:
-            left_out[path.suffix.lower() or "without ending"] += 1
+    examples = [path for path in found if found[path] == modality]
+    others = [path for path in found if found[path] != modality]
+    left_out = Counter("folder(s)" if path.is_dir() else ending_of(path) for path in others)
     left_out["in no class folder"] = sum(path.is_file() for path in visible(folder))
     left_out["empty folder(s)"] = sum(not visible(inner) for inner in inner_folders(folder))
     return modality, examples, +left_out
@@ -133,11 +127,9 @@ def find_class_folders(folder: Path) -> dict[str, Path]:
 
 def files_beside(folder: Path, parts: Iterable[Path]) -> Counter[str]:
     """Returns how many files are in other folders than the parts of a corpus, by folder."""
-    counts: Counter[str] = Counter()
-    for inner in inner_folders(folder):
-        if inner not in parts:
-            counts[f"in {inner.name}/"] = sum(path.is_file() for path in visible(inner))
-    return +counts  # without those that are empty
+    others = [inner for inner in inner_folders(folder) if inner not in parts]
+    files = [path for inner in others for path in visible(inner) if path.is_file()]
+    return Counter(f"in {path.parent.name}/" for path in files)
 
 
 def find_part(folder: Path, name: str) -> Path | None:
@@ -169,6 +161,9 @@ def endings_in(folder: Path) -> Iterator[str]:
     """Yields the ending of each file in a folder and the folders in it."""
     for _, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not is_hidden(name)]
-        for name in files:
-            if not is_hidden(name):
-                yield Path(name).suffix.lower() or "without ending"
+        yield from (ending_of(Path(name)) for name in files if not is_hidden(name))
+
+
+def ending_of(path: Path) -> str:
+    """Returns a file's ending, as it is counted."""
+    return path.suffix.lower() or "without ending"
