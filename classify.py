@@ -19,17 +19,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from data import in_order
+from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.corpus import MAX_CLASSES, Labelled, Reader
-from support.classification.encoding import hold_out_labelled
-from support.classification.images import read_image
+from support.classification.encoding import encode_texts, hold_out_labelled
+from support.classification.images import ImageTransform, read_image
 from support.classification.labelled import find_labelled
 from support.classification.metrics import metrics_table
-from support.classification.predict import Predictor
 from support.common.checkpoint import find_checkpoint
-from support.common.errors import UserError, make_parser, run_main
+from support.common.errors import UserError, as_user_error, make_parser, run_main
 from support.common.hardware import available_cores, configure_backends, find_device
+from support.common.kernels import speed_up
 from support.common.prompt import prompt, readable
 from support.common.text_table import pad_right, text_width
 from support.corpora.archives import PARTS
@@ -37,6 +41,7 @@ from support.corpora.pairs import find_part_tables
 from support.corpora.tables import blocks, decode_lines, find_table
 from support.pretrained.export import export
 
+BATCH_SIZES = {"cpu": 32, "cuda": 512}  # examples; a GPU needs more of them to be busy
 BLOCK = 1024  # examples classified at a time, so that memory does not grow with the file
 MAX_CLASSES_SHOWN = 5
 BAR_WIDTH = 30  # characters of a bar that stands for probability 1
@@ -93,6 +98,62 @@ def parse_arguments() -> argparse.Namespace:
         raise UserError(f"--export {args.export}: the folder has a model already")
     args.device = find_device(args.device)
     return args
+
+
+# --- The classifier ---------------------------------------------------------------------------
+
+
+class Predictor:
+    """A trained Classifier, ready to use: texts or images in, probabilities out."""
+
+    def __init__(self, path: Path, checkpoint: dict[str, Any], device: str):
+        """path, checkpoint: a file and its content; device: "cpu" or "cuda".
+
+        Raises UserError.
+        """
+        self.path = path
+        self.device = device
+        self.flags = checkpoint["flags"]  # of the run that trained the model
+        self.saved = checkpoint["task"]
+        self.transform = None
+        with as_user_error(f"{path}: not a complete checkpoint of a classifier"):
+            self.classes = self.saved["classes"]
+            if self.saved["transform"]:
+                self.transform = ImageTransform(**self.saved["transform"])
+            else:
+                self.tokenizer = Tokenizer.from_str(self.saved["tokenizer"])
+            self.model = Classifier(ClassifierConfig(**self.saved["config"]), self.transform)
+            self.model.load_state_dict(checkpoint["model"])
+        speed_up(self.model.eval().to(device), device)
+        self.modality = "image" if self.transform else "text"
+        self.num_examples = 0
+        self.num_cut = 0  # texts that were longer than the model allows
+
+    @torch.inference_mode()
+    def __call__(self, examples: list) -> Tensor:
+        """Returns probabilities, (examples, classes), on the CPU.
+
+        examples: texts, or images, (channels, height, width) bytes.
+        """
+        config = self.model.config
+        order = np.arange(len(examples))
+        if not self.transform:
+            ids, num_cut = encode_texts(self.tokenizer, examples, config.max_length)
+            self.num_cut += num_cut
+            # Texts of similar lengths need little padding.
+            order = np.argsort([-len(text) for text in ids], kind="stable")
+        self.num_examples += len(examples)
+        batch_size = BATCH_SIZES[self.device]
+        logits = torch.empty(len(examples), config.classes)
+        for first in range(0, len(examples), batch_size):
+            rows = order[first : first + batch_size]
+            if self.transform:
+                x = torch.from_numpy(np.stack([examples[row] for row in rows]))
+            else:
+                texts = [torch.tensor(ids[row] or [config.pad]) for row in rows]
+                x = pad_sequence(texts, batch_first=True, padding_value=config.pad)
+            logits[torch.from_numpy(rows)] = self.model(x.to(self.device)).cpu()
+        return logits.softmax(-1)
 
 
 # --- Predictions ------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from conftest import ROOT, mathematics, read_metrics, run_script
 from test_data import content_of, damage
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from classify import Predictor
 from model import initialize
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.corpus import classes_of
@@ -34,7 +35,6 @@ from support.classification.encoding import (
 from support.classification.examples import ExampleBatches, Images, Texts
 from support.classification.images import ImageTransform, shift_and_mirror
 from support.classification.labelled import find_labelled
-from support.classification.predict import Predictor
 from support.classification.task import Classification
 from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError

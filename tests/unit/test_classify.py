@@ -20,13 +20,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import classify
 import translate
+from classify import Predictor
 from model import initialize
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.encoding import hold_out_labelled
 from support.classification.images import ImageTransform
 from support.classification.labelled import find_labelled
 from support.classification.metrics import metrics_table
-from support.classification.predict import Predictor
 from support.common import checkpoint
 from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError
