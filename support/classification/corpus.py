@@ -39,6 +39,10 @@ class Labelled:
     """A labelled corpus that is found but not yet read."""
 
     name: str
+    text: str = ""  # columns of a table: --text
+    label: str = ""  # column of a table: --label
+    size: int = 0  # pixels per side of images: --image-size; 0: as stored, or 32
+    transform: ImageTransform | None = None  # how images are read: see `read_image`
     modality: str = ""  # "text" or "image"
     parts: dict[str, Reader] = field(default_factory=dict)  # train, valid and test
     classes: list[str] = field(default_factory=list)  # in their order; [] if that is unknown
@@ -49,7 +53,6 @@ class Labelled:
     has_table: bool = False
     without_header: File | None = None  # the training set's table, if perhaps it has no header
     left_out: Counter[str] = field(default_factory=Counter)  # files, by ending or by folder
-    transform: ImageTransform | None = None  # how images are read: see `read_image`
 
     def add(
         self, part: str, modality: str, read: Reader, files: list[Path], layout: Iterable = ()

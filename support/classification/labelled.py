@@ -3,12 +3,11 @@
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from support.classification import images, named
 from support.classification.corpus import Labelled
@@ -21,7 +20,8 @@ from support.corpora.pairs import find_file, find_part_tables, own_name
 from support.corpora.task_type import CLASSIFICATION_CORPORA, find_idx, find_numbered
 
 MAX_DAMAGED = 0.01  # of the texts
-MAX_ODD_BYTES = 0.4  # of the bytes of texts in Windows-1252: those over 127, or 0
+MAX_ODD_BYTES = 0.4  # of the bytes of texts in Windows-1252: those that are not ASCII
+ASCII = bytes(range(1, 128))
 TEXT_COLUMNS = ("text", "content", "sentence", "review", "body")  # the first found has the text
 
 
@@ -41,25 +41,9 @@ def find_labelled(
     folders. transform: how images are read. Without it they get `size` pixels per side; if that
     is 0, IDX images keep their size, and others get 32 pixels. Raises UserError.
     """
-    corpus = find_data(data, text, label, size, transform)
-    for part, path in (("valid", valid), ("test", test)):
-        if path:
-            add_part(corpus, part, Path(path), text, label)
-    if (text or label) and not corpus.has_table:
-        raise UserError(
-            f"--text and --label name columns of a table, but {data} is not a table; if it is "
-            f"a folder with tables, add --label"
-        )
-    return corpus
-
-
-def find_data(
-    data: str, text: str, label: str, size: int, transform: ImageTransform | None
-) -> Labelled:
-    """Returns the corpus that --data names, without what --valid and --test add."""
     folder = Path(data)
     name = data if data in CLASSIFICATION_CORPORA else own_name(folder, CLASSIFICATION_CORPORA)
-    corpus = Labelled(name, transform=transform)
+    corpus = Labelled(name, text, label, size, transform)
     if data in named.FILES:
         unpacked = data == "fashion-mnist"
         folder = download(data, named.FILES[data], named.URLS[data], unpacked)
@@ -70,13 +54,19 @@ def find_data(
     elif data in named.ARCHIVE_READERS:
         add_archive(corpus, folder)
     elif find_idx(folder):
-        add_idx(corpus, folder, size)
+        add_idx(corpus, folder)
     elif not label and find_numbered(folder):
         add_numbered(corpus, folder)
     else:
-        if size and not transform:
-            corpus.transform = ImageTransform(size)
-        add_parts(corpus, folder, text, label)
+        add_parts(corpus, folder)
+    for part, path in (("valid", valid), ("test", test)):
+        if path:
+            add_part(corpus, part, Path(path))
+    if (text or label) and not corpus.has_table:
+        raise UserError(
+            f"--text and --label name columns of a table, but {data} is not a table; if it is "
+            f"a folder with tables, add --label"
+        )
     return corpus
 
 
@@ -92,8 +82,8 @@ def add_archive(corpus: Labelled, folder: Path) -> None:
         corpus.add(part, "text", read, [folder / file])
 
 
-def add_idx(corpus: Labelled, folder: Path, size: int) -> None:
-    """Adds IDX files. size: pixels per side; 0: as stored. Raises UserError."""
+def add_idx(corpus: Labelled, folder: Path) -> None:
+    """Adds IDX files. Raises UserError."""
     normalization: dict[str, Any] = {}
     # One small file shows whether the folder holds Fashion-MNIST.
     test_labels = find_file(f"{folder}/t10k-labels-idx1-ubyte")
@@ -107,7 +97,7 @@ def add_idx(corpus: Labelled, folder: Path, size: int) -> None:
             found = pixels or labels
             raise UserError(f"{found}: both images and labels are needed of the {part} set")
         if not corpus.transform:
-            side = size or images.idx_shape(pixels, 3)[1]
+            side = corpus.size or images.idx_shape(pixels, 3)[1]
             corpus.transform = ImageTransform(side, channels=1, **normalization)
         read = partial(images.read_idx_pair, pixels, labels, corpus.classes)
         corpus.add(part, "image", read, [pixels, labels])
@@ -141,9 +131,9 @@ def add_numbered(corpus: Labelled, folder: Path) -> None:
         corpus.add(part, "text", partial(read, path), [path])
 
 
-def add_parts(corpus: Labelled, path: Path, text: str, label: str) -> None:
+def add_parts(corpus: Labelled, path: Path) -> None:
     """Adds a table, or the tables or class folders in a folder. Raises UserError."""
-    parts = find_part_tables(path) if label else {}
+    parts = find_part_tables(path) if corpus.label else {}
     if not parts:
         parts = class_folders.find_class_folders(path)
         if parts and path not in parts.values():
@@ -151,26 +141,26 @@ def add_parts(corpus: Labelled, path: Path, text: str, label: str) -> None:
     if not parts:
         parts = {"train": path}
     for part, inner in parts.items():
-        add_part(corpus, part, inner, text, label)
+        add_part(corpus, part, inner)
     if (path / "imdb.vocab").is_file():  # IMDB's archive, unpacked; configs/imdb.yaml applies
         corpus.name = "imdb"
 
 
-def add_part(corpus: Labelled, part: str, path: Path, text: str, label: str) -> None:
+def add_part(corpus: Labelled, part: str, path: Path) -> None:
     """Adds a table, or a folder of class folders. Raises UserError."""
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
     table = tables.find_table(path)
     if table:
-        add_table(corpus, part, path, table, text, label)
+        add_table(corpus, part, path, table)
     else:
         add_class_folders(corpus, part, path)
 
 
-def add_table(
-    corpus: Labelled, part: str, path: Path, table: File, text: str, label: str
-) -> None:
+def add_table(corpus: Labelled, part: str, path: Path, table: File) -> None:
     """Adds a table. path: its file, or the archive that it is in. Raises UserError."""
+    text = corpus.text
+    label = corpus.label
     if not label:
         raise UserError(f"{path}: --label must name the column that has the classes")
     if part == "test" and not label.isdecimal() and not tables.has_column(table, label):
@@ -231,7 +221,7 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
             raise UserError(f"{folder}: a class without any {modality}")
     corpus.left_out += left_out
     if modality == "image":
-        transform = corpus.transform or ImageTransform()
+        transform = corpus.transform or ImageTransform(corpus.size or 32)
         # A model that was trained on such images keeps its number.
         grey_bits = transform.grey_bits or images.bits_in_use(files)
         corpus.transform = replace(transform, grey_bits=grey_bits)
@@ -258,9 +248,8 @@ def read_texts(paths: list[Path]) -> Iterator[str]:
         if encoding != "utf-8":
             other.append(path)
         if encoding == "cp1252":
-            codes = np.frombuffer(content, np.uint8)
-            num_bytes += len(codes)
-            num_odd_bytes += int(np.count_nonzero((codes > 127) | (codes == 0)))
+            num_bytes += len(content)
+            num_odd_bytes += len(content.translate(None, delete=ASCII))
         yield tables.one_line(text)
     # In Windows-1252 most letters are those of ASCII.
     if len(other) > MAX_DAMAGED * len(paths) and num_odd_bytes > MAX_ODD_BYTES * num_bytes:
@@ -276,12 +265,9 @@ def decode_text(content: bytes) -> tuple[str, str]:
     """Returns what a file holds, and its encoding: utf-8, utf-16, or else cp1252."""
     if content.startswith(tables.UTF_16):  # as Windows begins such files
         return content.decode("utf-16", errors="replace"), "utf-16"
-    is_utf_16 = content.count(0) > len(content) / 4  # without the mark at its beginning
-    try:
-        if not is_utf_16:
+    with suppress(UnicodeDecodeError):
+        if content.count(0) <= len(content) / 4:  # else perhaps UTF-16 without that mark
             return content.decode("utf-8-sig"), "utf-8"
-    except UnicodeDecodeError:
-        pass
     return content.decode("cp1252", errors="replace"), "cp1252"
 
 
