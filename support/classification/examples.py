@@ -3,8 +3,7 @@
 Example:
     train = Texts(folder, "train")                     # or Images; encoded by encoding.py
     x, label, weight = train.batch(rows)               # images as bytes, a quarter of fp32
-    weights = class_weights(train.labels, classes=4, balanced=False)
-    batches = ExampleBatches(train, batch_tokens, seed, batch_size, weights)
+    batches = ExampleBatches(train, batch_tokens, seed, batch_size, weights=np.ones(4))
 """
 
 from functools import lru_cache
@@ -82,18 +81,6 @@ class Images(Examples):
     def inputs(self, rows: np.ndarray, width: int) -> torch.Tensor:
         """Returns pixels, (rows, channels, height, width) uint8; `width` is ignored."""
         return torch.from_numpy(self.pixels[rows])
-
-
-def class_weights(labels: np.ndarray, classes: int, balanced: bool) -> np.ndarray:
-    """Returns the factor of each class in the loss, (classes,).
-
-    All factors are 1, or if `balanced`, such that all classes count as if they were equally
-    frequent.
-    """
-    if not balanced:
-        return np.ones(classes)
-    counts = np.bincount(labels, minlength=classes)
-    return len(labels) / classes / np.maximum(counts, 1)
 
 
 class ExampleBatches(Batches):

@@ -19,7 +19,7 @@ from data import evaluation_batches, read_tokenizer
 from support.classification.classifier import Classifier, ClassifierConfig, classifier_flops
 from support.classification.corpus import Labelled
 from support.classification.encoding import prepare_labelled
-from support.classification.examples import ExampleBatches, Images, Texts, class_weights
+from support.classification.examples import ExampleBatches, Images, Texts
 from support.classification.images import ImageTransform
 from support.classification.labelled import find_labelled
 from support.classification.metrics import compute_metrics, metrics_table, per_class
@@ -85,12 +85,16 @@ class Classification:
         """Divides the training set into batches of the size that the flags set."""
         args = self.args
         train = self.part("train")
+        weights = np.ones(len(self.classes))
+        if args.class_weights:  # all classes count as if they were equally frequent
+            counts = np.bincount(train.labels, minlength=len(self.classes))
+            weights = len(train) / len(self.classes) / np.maximum(counts, 1)
         self.batches = ExampleBatches(
             train,
             args.batch_tokens,
             args.seed,
             args.batch_size,
-            class_weights(train.labels, len(self.classes), args.class_weights),
+            weights,
             crop=args.crop,
             flip=args.flip == "yes",
             token_dropout=args.token_dropout,
