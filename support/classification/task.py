@@ -123,20 +123,18 @@ class Classification:
     def check_flags(self) -> None:
         """Raises UserError for flags of images if the corpus has texts, or the reverse."""
         args = self.args
-        if self.transform and (args.token_dropout or args.tokenizer != "bpe"):
+        if not self.transform:
+            names = ("patch", "stem_channels", "image_size", "crop", "flip")
+            if any(getattr(args, name) != getattr(type(args), name) for name in names):
+                raise UserError(
+                    f"--patch, --stem-channels, --image-size, --crop and --flip are for "
+                    f"images, but {self.name} has texts"
+                )
+            return
+        if args.token_dropout or args.tokenizer != "bpe":
             raise UserError(
                 f"--token-dropout and --tokenizer are for texts, but {self.name} has images"
             )
-        has_other_patch = args.patch != type(args).patch  # than the default
-        shapes_images = args.stem_channels or args.image_size or has_other_patch
-        varies_images = args.crop or args.flip == "yes"
-        if (shapes_images or varies_images) and not self.transform:
-            raise UserError(
-                f"--patch, --stem-channels, --image-size, --crop and --flip are for images, "
-                f"but {self.name} has texts"
-            )
-        if not self.transform:
-            return
         size = self.transform.output_size
         if args.crop >= size:
             raise UserError(f"--crop {args.crop}: images have {size} pixels a side")
