@@ -140,7 +140,8 @@ def check_classes(corpus: Labelled) -> None:
     if not counts:
         raise UserError(f"{corpus.name}: the training set has no example")
     first = next(iter(counts))  # the class of the first example
-    if corpus.has_table and names_of_images(corpus):
+    texts = (text for text, _ in islice(corpus.parts["train"](), 20))
+    if corpus.has_table and all(text.lower().endswith(IMAGES) for text in texts):
         raise UserError(
             f"{corpus.name}: its texts are names of images; a table of these is not read, so "
             f"put the images of each class in a folder of its own"
@@ -163,9 +164,3 @@ def check_classes(corpus: Labelled) -> None:
             f"{corpus.name}: the class {first!r} occurs in the first row only. If that row is "
             f"a header, pass --label {shlex.quote(first)}; if not, put a header above it"
         )
-
-
-def names_of_images(corpus: Labelled) -> bool:
-    """Returns whether the first texts of the training set are all names of image files."""
-    texts = [text for text, _ in islice(corpus.parts["train"](), 20)]
-    return all(text.lower().endswith(IMAGES) for text in texts)
