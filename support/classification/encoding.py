@@ -45,23 +45,18 @@ def prepare_labelled(
     """Encodes a labelled corpus into a folder that any number of processes can map.
 
     Returns the folder. tokenizer: serialized, or "": then one of at most `vocab_size` tokens is
-    trained, of this kind: see `train_tokenizer`. Without a validation set some examples are
-    held out (`hold_out_labelled`). Raises UserError.
+    trained, of this kind: see `train_tokenizer`. Raises UserError.
     """
     description = [FORMAT, corpus.name, checksum, max_length, vocab_size, kind]
     folder = data.encoded_folder(cache, corpus.name, description, tokenizer)
-    return data.make_once(
-        folder, lambda new: encode(corpus, new, tokenizer, max_length, vocab_size, kind)
-    )
+    write = partial(encode, corpus, tokenizer, max_length, vocab_size, kind)
+    return data.make_once(folder, write)
 
 
 def encode(
-    corpus: Labelled, folder: Path, serialized: str, max_length: int, vocab_size: int, kind: str
+    corpus: Labelled, serialized: str, max_length: int, vocab_size: int, kind: str, folder: Path
 ) -> dict[str, Any]:
-    """Writes a few flat files for each part and, of texts, tokenizer.json.
-
-    Returns the content of meta.json. Raises UserError.
-    """
+    """Writes flat files of each part, and a tokenizer of texts; returns meta.json's content."""
     classes = classes_of(corpus)
     numbers = {name: i for i, name in enumerate(classes)}
     is_held_out = "valid" not in corpus.parts
@@ -102,10 +97,11 @@ def hold_out_labelled(corpus: Labelled) -> dict[str, Reader]:
     """
     if "train" not in corpus.parts or "valid" in corpus.parts:
         return corpus.parts
+    read = corpus.parts["train"]
     first_of_class: dict[str, int] = {}
 
     def read_hashes() -> Iterator[int]:
-        for example, name in corpus.parts["train"]():
+        for example, name in read():
             code = hash_example(example)
             first_of_class.setdefault(name, code)
             yield code
@@ -114,7 +110,7 @@ def hold_out_labelled(corpus: Labelled) -> dict[str, Reader]:
     size = min(VALID_EXAMPLES, len(hashes) // ONE_IN)
     # The first example of each class is trained on, so that every class is known.
     trained = list(first_of_class.values())
-    return corpus.parts | data.hold_out(corpus.parts["train"], hashes, size, trained)
+    return corpus.parts | data.hold_out(read, hashes, size, trained)
 
 
 def hash_example(example: str | Path | np.ndarray) -> int:
@@ -231,25 +227,24 @@ def write_images(
     n = transform.output_size
     count = 0
     files: list[str] = []
-    unreadable: list[str] = []
-    first_problem = ""
+    problems: dict[str, UserError] = {}  # by the names of the files
     with open(f"{path}.pixels", "wb") as pixels, open(f"{path}.labels", "wb") as labels:
         for source, label in examples:
             try:
                 pixels.write(read_image(source, transform).tobytes())
             except UserError as problem:
-                unreadable.append(str(source))
-                first_problem = first_problem or str(problem)
+                problems[str(source)] = problem
             labels.write(np.int32(label).tobytes())
             count += 1
             if isinstance(source, Path):
                 name = f"{source.parent.name}/{source.name}"  # perhaps not UTF-8
                 files.append(name.encode("utf-8", "backslashreplace").decode("utf-8"))
-    if len(unreadable) > 1:
-        names = ", ".join(unreadable[:MAX_SHOWN])
-        raise UserError(f"{len(unreadable):,} images cannot be read: {names}; {first_problem}")
-    if unreadable:
-        raise UserError(first_problem)
+    if problems:
+        first = next(iter(problems.values()))
+        if len(problems) == 1:
+            raise first
+        names = ", ".join(islice(problems, MAX_SHOWN))
+        raise UserError(f"{len(problems):,} images cannot be read: {names}; {first}")
     if files:
         write_json(path.with_name(f"{path.name}.files.json"), files)
     return {"examples": count, "shape": (transform.channels, n, n)}
