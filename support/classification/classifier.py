@@ -70,11 +70,19 @@ class Classifier(nn.Module):
         self.transform = transform
         d_model = config.d_model
         if config.patch:
-            self.stem = make_stem(config)
+            self.stem = nn.Sequential()
             self.patch = config.patch
             channels = config.channels
-            if config.stem_channels:  # the stem's output is a quarter as high and as wide
-                self.patch = config.patch // 4
+            if config.stem_channels:  # two convolutions with max-pooling (Hassani et al., 2021)
+                self.stem = nn.Sequential(
+                    nn.Conv2d(channels, config.stem_channels, 3, padding=1),
+                    nn.MaxPool2d(2),
+                    nn.ReLU(),
+                    nn.Conv2d(config.stem_channels, 2 * config.stem_channels, 3, padding=1),
+                    nn.MaxPool2d(2),
+                    nn.ReLU(),
+                )
+                self.patch = config.patch // 4  # as is the height and the width
                 channels = 2 * config.stem_channels
             self.embedding: nn.Module = nn.Linear(channels * self.patch**2, d_model)
             if config.num_prefix_tokens:
@@ -98,10 +106,7 @@ class Classifier(nn.Module):
         return list(self.encoder)
 
     def embed(self, x: Tensor) -> Tensor:
-        """Returns (batch, length, d_model), without dropout.
-
-        x: (batch, length) ids or (batch, channels, height, width) pixels: see `forward`.
-        """
+        """Returns (batch, length, d_model), without dropout. x: see `forward`."""
         if self.config.patch:
             if self.transform and x.dtype == torch.uint8:
                 x = normalize(x, self.transform)
@@ -121,7 +126,7 @@ class Classifier(nn.Module):
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns (batch, length, d_model), and (batch, length): False where there is padding.
 
-        x: (batch, length) ids or (batch, channels, height, width) pixels: see `forward`.
+        x: see `forward`.
         """
         y = self.embed(x)
         if self.config.patch:
@@ -179,20 +184,6 @@ def normalize(pixels: Tensor, transform: ImageTransform) -> Tensor:
     for channel, mean, std in zip(values.unbind(1), transform.mean, transform.std):
         channel.sub_(255 * mean).div_(255 * std)
     return values
-
-
-def make_stem(config: ClassifierConfig) -> nn.Sequential:
-    """Returns two convolutions with max-pooling (Hassani et al., 2021), or no layers."""
-    if not config.stem_channels:
-        return nn.Sequential()
-    return nn.Sequential(
-        nn.Conv2d(config.channels, config.stem_channels, 3, padding=1),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(config.stem_channels, 2 * config.stem_channels, 3, padding=1),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-    )
 
 
 def make_head(config: ClassifierConfig) -> nn.Sequential:
