@@ -260,12 +260,11 @@ class Classification:
     def evaluate(
         self, model: nn.Module, part: str, data_rank: int, data_size: int, final: bool = False
     ) -> dict[str, float]:
-        """Returns the loss and the metrics of the part "valid" or "test", equal in all ranks.
+        """Returns the loss and the metrics of a part; see `Task.evaluate`.
 
-        A collective: each example is classified by one rank, or with tensor parallelism by all
-        ranks of one TP group. The ranks add up the loss and the confusion matrix. All other
-        metrics follow from this matrix, so they are the same for any number of processes. If
-        `final`, it keeps all probabilities, (examples, classes), for `report`.
+        The ranks add up the loss and the confusion matrix. All other metrics follow from this
+        matrix, so they are the same for any number of processes. If `final`, it keeps all
+        probabilities, (examples, classes), for `report`.
         """
         model.eval()
         device = next(model.parameters()).device
@@ -326,18 +325,15 @@ class Classification:
         The line of an image begins with the name of its file.
         """
         labels = self.part(part).labels
-        names = self.folder / f"{part}.files.json"
-        files = read_json(names) if names.is_file() else []
-        columns = ["row", "label", "prediction", *(f"p({name})" for name in self.classes)]
-        if files:
-            columns[0] = "file"
+        files = self.folder / f"{part}.files.json"
+        rows = read_json(files) if files.is_file() else range(len(labels))
+        columns = ["file" if files.is_file() else "row", "label", "prediction"]
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(columns)
-            for row, values in enumerate(self.probabilities):
-                line = [self.classes[labels[row]], self.classes[values.argmax()]]
-                line += [f"{value:.6f}" for value in values]
-                writer.writerow([files[row] if files else row, *line])
+            writer.writerow([*columns, *(f"p({name})" for name in self.classes)])
+            for row, label, values in zip(rows, labels, self.probabilities):
+                line = [row, self.classes[label], self.classes[values.argmax()]]
+                writer.writerow([*line, *(f"{value:.6f}" for value in values)])
 
     def saved(self) -> dict[str, Any]:
         """Returns what classify.py and a resumed run need besides the weights."""
