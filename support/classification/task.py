@@ -192,15 +192,12 @@ class Classification:
             if self.meta["held_out"] and part == "valid":
                 line += "; held out of training"
             lines.append(line)
-        lines += self.untrained_classes()
-        lines += filter(None, [self.left_out_line, self.summary_of_weights, self.advice()])
-        lines += self.warnings()
-        return "\n".join(lines)
+        return "\n".join(lines + self.notes())
 
-    def untrained_classes(self) -> list[str]:
-        """Returns a warning for each part with classes that the training set lacks."""
-        trained = np.unique(self.part("train").labels)
+    def notes(self) -> list[str]:
+        """Returns what is remarkable about the corpus and the weights, a line for each."""
         lines = []
+        trained = np.unique(self.part("train").labels)
         for part in self.meta["parts"]:
             labels = self.part(part).labels
             unknown = labels[~np.isin(labels, trained)]
@@ -211,11 +208,13 @@ class Classification:
                     f"have classes that the training set lacks; no model can learn these, "
                     f"but they count in all figures: {names[:120]}"
                 )
-        return lines
-
-    def warnings(self) -> list[str]:
-        """Returns a line for slow images, and one for a validation set that tells little."""
-        lines = []
+        lines += filter(None, [self.left_out_line, self.summary_of_weights])
+        is_new = not (self.args.pretrained or self.args.saved)
+        if is_new and self.meta["parts"]["train"]["examples"] <= FEW_EXAMPLES:
+            lines.append(
+                f"few {self.unit}: pretrained weights would do better, such as "
+                f"{PRETRAINED_WEIGHTS[self.meta['modality']]}: --pretrained FOLDER"
+            )
         if self.transform:
             patches = (self.config.image_size // self.config.patch) ** 2
             if patches > MANY_PATCHES:
@@ -230,16 +229,6 @@ class Classification:
                 f"rough; --valid names a larger one"
             )
         return lines
-
-    def advice(self) -> str:
-        """Returns a line that advises a new run to begin with pretrained weights, or ""."""
-        examples = self.meta["parts"]["train"]["examples"]
-        if self.args.pretrained or self.args.saved or examples > FEW_EXAMPLES:
-            return ""
-        return (
-            f"few {self.unit}: pretrained weights would do better, such as "
-            f"{PRETRAINED_WEIGHTS[self.meta['modality']]}: --pretrained FOLDER"
-        )
 
     def size(self, step: int) -> tuple[int, int, float]:
         """Returns examples, tokens without padding, and FLOPs of a whole step."""
