@@ -2,9 +2,10 @@
 
 import math
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -163,12 +164,8 @@ def train_words(texts: Iterator[str], vocab_size: int) -> str:
 def share_unknown(serialized: str, texts: Iterator[str]) -> float:
     """Returns the share of the words in these texts that `train_words` made unknown."""
     tokenizer = Tokenizer.from_str(serialized)
-    num_words = num_unknown = 0
-    for text in texts:
-        tokens = tokenizer.encode(text).tokens
-        num_words += len(tokens)
-        num_unknown += tokens.count(UNKNOWN)
-    return num_unknown / max(1, num_words)
+    counts = Counter(chain.from_iterable(tokenizer.encode(text).tokens for text in texts))
+    return counts[UNKNOWN] / max(1, counts.total())
 
 
 def encode_texts(
