@@ -127,13 +127,10 @@ SUPPORTED = {
 }
 
 
-def classifier_config(
-    config: dict[str, Any], family: str, classes: int, has_teacher: bool
-) -> ClassifierConfig:
+def classifier_config(config: dict[str, Any], family: str, classes: int) -> ClassifierConfig:
     """Returns the shape of the model that config.json describes.
 
-    config: the entries of config.json; has_teacher: whether the model has two last layers, like
-    a DeiT that was trained with a teacher. Raises ValueError, TypeError or KeyError.
+    config: the entries of config.json. Raises ValueError, TypeError or KeyError.
     """
     for name, value in SUPPORTED.items():
         if config.get(name, value) != value:
@@ -149,8 +146,6 @@ def classifier_config(
             fields[field] = config[entry]
         elif field not in fields:
             raise ValueError(f"it has no {entry}")
-    if has_teacher:
-        fields["pool"] = "first+second"
     return ClassifierConfig(classes=classes, **fields)
 
 

@@ -101,12 +101,14 @@ def load_pretrained(folder: str, image_size: int = 0) -> Pretrained:
     if family not in FAMILIES:
         raise UserError(f"{path}: model_type {family} is none of {', '.join(FAMILIES)}")
     source = TensorSource(path, family)
-    has_teacher = "cls_classifier.weight" in source.file_names
+    has_teacher = "cls_classifier.weight" in source.file_names  # a DeiT with two last layers
     classes = source.take_num_classes() or 2
 
     # `file_config` has the shapes of the file's tensors, `config` those of the Classifier.
     with as_user_error(f"{path}/config.json: the model cannot be used"):
-        file_config = classifier_config(entries, family, classes, has_teacher)
+        file_config = classifier_config(entries, family, classes)
+        if has_teacher:
+            file_config = replace(file_config, pool="first+second")
         # RoBERTa does not use its first positions, up to that with the number of padding.
         first_position = file_config.pad + 1 if family == "roberta" else 0
         config = replace(file_config, max_length=file_config.max_length - first_position)
