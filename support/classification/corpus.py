@@ -50,8 +50,7 @@ class Labelled:
     layout: list = field(default_factory=list)  # for each part: columns of a table, or folders
     # The class of each example of a part, if its folder tells it, so that no file is read.
     names: dict[str, list[str]] = field(default_factory=dict)
-    has_table: bool = False
-    without_header: File | None = None  # the training set's table, if perhaps it has no header
+    tables: dict[str, File] = field(default_factory=dict)  # of the parts that are tables
     left_out: Counter[str] = field(default_factory=Counter)  # files, by ending or by folder
 
     def add(
@@ -141,7 +140,7 @@ def check_classes(corpus: Labelled) -> None:
         raise UserError(f"{corpus.name}: the training set has no example")
     first = next(iter(counts))  # the class of the first example
     texts = (text for text, _ in islice(corpus.parts["train"](), 20))
-    if corpus.has_table and all(text.lower().endswith(IMAGES) for text in texts):
+    if corpus.tables and all(text.lower().endswith(IMAGES) for text in texts):
         raise UserError(
             f"{corpus.name}: its texts are names of images; a table of these is not read, so "
             f"put the images of each class in a folder of its own"
@@ -151,15 +150,17 @@ def check_classes(corpus: Labelled) -> None:
             f"{corpus.name}: the training set has only the class {first!r}; at least two "
             f"classes are needed"
         )
-    differs_in_each_row = corpus.has_table and counts.total() < 1.1 * len(counts)
+    differs_in_each_row = corpus.tables and counts.total() < 1.1 * len(counts)
     if len(counts) > MAX_CLASSES or (len(counts) > FEW_CLASSES and differs_in_each_row):
         raise UserError(
             f"{corpus.name}: {len(counts):,} classes in {counts.total():,} examples; does "
             f"--label name the right column?"
         )
     only_first_is_unique = counts[first] == 1 and max(counts.values()) > 1
-    table = corpus.without_header
-    if only_first_is_unique and table and has_column(table, first):
+    columns = [corpus.label, *corpus.text.split(",")]
+    by_position = all(name.strip().isdecimal() for name in columns)  # perhaps without a header
+    table = corpus.tables.get("train")
+    if table and by_position and only_first_is_unique and has_column(table, first):
         raise UserError(
             f"{corpus.name}: the class {first!r} occurs in the first row only. If that row is "
             f"a header, pass --label {shlex.quote(first)}; if not, put a header above it"

@@ -62,7 +62,7 @@ def find_labelled(
     for part, path in (("valid", valid), ("test", test)):
         if path:
             add_part(corpus, part, Path(path))
-    if (text or label) and not corpus.has_table:
+    if (text or label) and not corpus.tables:
         raise UserError(
             f"--text and --label name columns of a table, but {data} is not a table; if it is "
             f"a folder with tables, add --label"
@@ -159,7 +159,6 @@ def add_part(corpus: Labelled, part: str, path: Path) -> None:
 
 def add_table(corpus: Labelled, part: str, path: Path, table: File) -> None:
     """Adds a table. path: its file, or the archive that it is in. Raises UserError."""
-    text = corpus.text
     label = corpus.label
     if not label:
         raise UserError(f"{path}: --label must name the column that has the classes")
@@ -168,11 +167,9 @@ def add_table(corpus: Labelled, part: str, path: Path, table: File) -> None:
             f"{path}: no column {label!r}; a test set without labels cannot be scored: move it "
             f"away, and use classify.py for it after training"
         )
-    corpus.has_table = True
-    if part == "train" and all(name.strip().isdecimal() for name in [label, *text.split(",")]):
-        corpus.without_header = table
-    read = partial(read_labelled_table, table, text, label)
-    corpus.add(part, "text", read, [path], layout=[text, label])
+    corpus.tables[part] = table
+    read = partial(read_labelled_table, table, corpus.text, label)
+    corpus.add(part, "text", read, [path], layout=[corpus.text, label])
 
 
 def read_labelled_table(path: File, text: str, label: str) -> Iterator[tuple[str, str]]:
