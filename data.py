@@ -398,14 +398,16 @@ def group_by_length(
 
     lengths: (examples,) of each side, in tokens. A step takes `batch_size` examples, or, if
     that is 0, as many as fit in `batch_tokens` tokens of the longer side. Examples of equal
-    lengths are shuffled by `rng`. The number of examples depends on the length alone, and is a
-    multiple of 8 from 32 on: few distinct shapes occur, and processes get equal shares.
+    lengths are shuffled by `rng`. The number of examples in a step depends on the length of its
+    longest one alone. If it is 32 or more, it is rounded down to a multiple of 8, so that few
+    different shapes occur, and processes get equal shares.
     """
     # The first and the last side: a classifier's examples have only one, which is both.
     longer = np.maximum(lengths[0], lengths[-1])
     difference = lengths[0] - lengths[-1]
     shuffled = rng.permutation(len(longer))
-    ascending = np.lexsort((shuffled, difference, longer))  # the last key counts first
+    # By the longer side, then by the difference, then at random: the last key counts first.
+    ascending = np.lexsort((shuffled, difference, longer))
     order = ascending[::-1]
     steps = []
     start = 0
@@ -448,6 +450,7 @@ class Batches:
     def plan_block(self, epoch: int, block: int) -> list[np.ndarray]:
         """Returns the examples of each step in one block of an epoch, in random order."""
         rng = np.random.default_rng([self.seed, epoch, block])
+        # Every n-th example, so that a block of a sorted corpus is like all others.
         rows = np.arange(block, len(self.examples), self.num_blocks)
         lengths = self.examples.lengths(rows)
         steps = group_by_length(lengths, self.batch_tokens, rng, self.batch_size)
@@ -469,8 +472,8 @@ class Batches:
         """Returns one of a step's micro-batches, as tensors on `device`.
 
         Micro-batch i of n has the step's examples i, i + n, i + 2n, ... All of a step's
-        micro-batches have the same widths. For a GPU, a thread makes that of the next step
-        meanwhile, and the copy to the GPU does not wait for what the GPU is computing.
+        micro-batches have the same widths. For a GPU, a thread prepares the same micro-batch of
+        the next step in advance, and the copy to the GPU is asynchronous.
         """
         start = time.perf_counter()
         if device.type == "cuda":
@@ -483,7 +486,7 @@ class Batches:
     def prefetch(
         self, step: int, index: int, num_micro_batches: int
     ) -> tuple[torch.Tensor, ...]:
-        """Returns a micro-batch in pinned memory; a thread makes that of the next step."""
+        """Returns a micro-batch in pinned memory, and lets a thread prepare the next step's."""
 
         def make(step: int) -> tuple[torch.Tensor, ...]:
             batch = self.make_micro_batch(step, index, num_micro_batches)
