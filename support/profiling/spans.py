@@ -9,7 +9,7 @@ then on. The lane "network" has the collectives.
 """
 
 import csv
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -88,18 +88,12 @@ def network_lane(step: Step, all_joined: list[int]) -> Iterator[Interval]:
 
 def when_all_joined(steps: list[Step]) -> list[list[int]]:
     """Returns for each collective of each rank when the last rank of its group joined it."""
-    last_join: dict[tuple[range, int], int] = defaultdict(int)
-    keys_of_rank = []
+    last_join: dict[tuple[range, int], int] = defaultdict(int)  # by group and number
     for step in steps:
-        num_collectives: Counter[range] = Counter()  # of each group, so far
-        keys = []
-        for collective in step.collectives:
-            key = (collective.group, num_collectives[collective.group])
-            num_collectives[collective.group] += 1
-            last_join[key] = max(last_join[key], collective.start)
-            keys.append(key)
-        keys_of_rank.append(keys)
-    return [[last_join[key] for key in keys] for keys in keys_of_rank]
+        for each in step.collectives:
+            key = (each.group, each.number)
+            last_join[key] = max(last_join[key], each.start)
+    return [[last_join[each.group, each.number] for each in step.collectives] for step in steps]
 
 
 def write_spans(spans: list[Span], step: int, path: Path) -> None:

@@ -47,6 +47,7 @@ class Collective(NamedTuple):
     bytes: int  # of the whole tensor
     sent: float  # bytes that this rank sent
     group: range  # ranks that take part
+    number: int  # among the collectives of the group in this step
 
 
 class Groups(NamedTuple):
@@ -202,7 +203,7 @@ def find_collectives(
     for event in events:
         if event.name.startswith("gloo:"):
             gloo[count_elements(event, 0)].append(event)
-    collectives = []
+    collectives: list[Collective] = []
     buckets = 0
     callers = [event for event in events if event.name.startswith(CALLERS)]
     for i, event in enumerate(events):
@@ -227,8 +228,9 @@ def find_collectives(
         start = start_of(transport_event, within)
         size = max(counts) * bytes_per_element([transport_event, *within])
         sent = bytes_sent(name, transport_event, size, len(group))
+        number = sum(earlier.group == group for earlier in collectives)
         collectives.append(
-            Collective(start, transport_event.end, name, unit, size, sent, group)
+            Collective(start, transport_event.end, name, unit, size, sent, group, number)
         )
     return collectives
 
