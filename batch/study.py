@@ -298,7 +298,7 @@ def check_same_flags(run: StudyRun) -> None:
 
 
 def train_and_plot(args: argparse.Namespace, runs: list[StudyRun], task: int | None) -> None:
-    """Trains unfinished runs. Once all runs are finished, writes the table and the plots.
+    """Trains unfinished runs. Once all are finished, writes the table and the plots.
 
     task: the number of the only run to train, from 1; None: all runs.
     """
@@ -309,21 +309,15 @@ def train_and_plot(args: argparse.Namespace, runs: list[StudyRun], task: int | N
             train(args, run)
     # Other tasks of the array may have finished some, too.
     unfinished = [number for number, run in enumerate(runs, 1) if not run.is_finished()]
-    if not unfinished:
-        plot(args, runs)
+    if unfinished:
+        finished = len(runs) - len(unfinished)
+        print(f"{args.name}: {finished} of {len(runs)} runs are finished; the last one plots")
+        last_task = int(os.environ.get("SLURM_ARRAY_TASK_MAX", len(runs)))
+        if unfinished[-1] > last_task:
+            print(f"no task of this array trains the others: sbatch --array=1-{len(runs)}")
         return
-    finished = len(runs) - len(unfinished)
-    print(f"{args.name}: {finished} of {len(runs)} runs are finished; the last one plots")
-    last_task = int(os.environ.get("SLURM_ARRAY_TASK_MAX", len(runs)))
-    if unfinished[-1] > last_task:
-        print(f"no task of this array trains the others: sbatch --array=1-{len(runs)}")
-
-
-def plot(args: argparse.Namespace, runs: list[StudyRun]) -> None:
-    """Writes the table and the plots of all runs. Raises UserError if plot.py fails."""
-    folder = LOGS / args.name
     folders = [str(run.folder) for run in runs]
-    if call(["python", "plot.py", "--out", str(folder), *folders]):
+    if call(["python", "plot.py", "--out", str(LOGS / args.name), *folders]):
         raise UserError(f"plot.py failed; to repeat it, start {args.name} again")
 
 
