@@ -20,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ class StudyRun:
         return (self.folder / "summary.json").exists()
 
 
-def study_processes(args: argparse.Namespace) -> list[StudyRun]:
+def study_processes(args: argparse.Namespace) -> Iterator[StudyRun]:
     """How fast each mode is with 1, 2 and 4 processes or GPUs: scaling.png.
 
     The size of a step is the same in all runs, so more processes mean fewer tokens for each or,
@@ -61,19 +62,17 @@ def study_processes(args: argparse.Namespace) -> list[StudyRun]:
     flags = f"--steps {args.steps} --batch-tokens 4096 --log-every 5 {shape(args, 2, 128, 512)}"
     if not args.pretrained:
         flags += f" --heads {args.heads}"
-    runs = []
     for mode, processes in itertools.product(modes, args.processes):
         if mode == "tp" and args.heads % processes:
             continue  # they cannot share the heads
-        run = StudyRun(f"{mode}-{processes}", mode, processes, flags)
+        prefix = ""
         if sys.platform == "linux" and args.device == "cpu" and shutil.which("taskset"):
             cores = sorted(os.sched_getaffinity(0))[:processes]
-            run.prefix = f"taskset -c {','.join(map(str, cores))}"
-        runs.append(run)
-    return runs
+            prefix = f"taskset -c {','.join(map(str, cores))}"
+        yield StudyRun(f"{mode}-{processes}", mode, processes, flags, prefix)
 
 
-def study_batch_size(args: argparse.Namespace) -> list[StudyRun]:
+def study_batch_size(args: argparse.Namespace) -> Iterator[StudyRun]:
     """What the batch size does to loss, metrics and speed: batch_size.png.
 
     --batch-tokens is the size of the whole step: the number of sentences times the length of
@@ -100,7 +99,6 @@ def study_batch_size(args: argparse.Namespace) -> list[StudyRun]:
     if args.pretrained:
         reference_lr = 0.00005
         reference_size = 32
-    runs = []
     for size in args.batches or sizes:
         lr = reference_lr * math.sqrt(size / reference_size)
         steps = max(1, total // size)
@@ -110,11 +108,10 @@ def study_batch_size(args: argparse.Namespace) -> list[StudyRun]:
             f"--eval-every {quarter} --log-every {total // 40 // size + 1} "
             f"{shape(args, 1, 128, 256)}"
         )
-        runs.append(StudyRun(f"{unit}-{size}", args.mode, args.processes, flags))
-    return runs
+        yield StudyRun(f"{unit}-{size}", args.mode, args.processes, flags)
 
 
-def study_learning_rate(args: argparse.Namespace) -> list[StudyRun]:
+def study_learning_rate(args: argparse.Namespace) -> Iterator[StudyRun]:
     """What the peak learning rate does to loss and metrics: learning_rate.png, curves.png.
 
     curves.png shows the loss and the metrics (BLEU, or accuracy and F1) after each epoch.
@@ -125,13 +122,11 @@ def study_learning_rate(args: argparse.Namespace) -> list[StudyRun]:
     flags = (
         f"--epochs {args.epochs} --warmup 100 --batch-tokens 2048 {shape(args, 1, 128, 256)}"
     )
-    return [
-        StudyRun(f"lr-{rate}", args.mode, args.processes, f"--lr {rate} {flags}")
-        for rate in args.rates or rates
-    ]
+    for rate in args.rates or rates:
+        yield StudyRun(f"lr-{rate}", args.mode, args.processes, f"--lr {rate} {flags}")
 
 
-def study_delay(args: argparse.Namespace) -> list[StudyRun]:
+def study_delay(args: argparse.Namespace) -> Iterator[StudyRun]:
     """What a slow network costs, with and without accumulation: delay.png.
 
     As root, where the kernel has netem, two processes are two nodes on a slow network
@@ -145,7 +140,6 @@ def study_delay(args: argparse.Namespace) -> list[StudyRun]:
     if uses_netem:
         probe = ["sh", "batch/netem.sh", "0", "works"]
         uses_netem = subprocess.run(probe, capture_output=True).returncode == 0
-    runs = []
     for accumulate, delay in itertools.product((1, 4), args.delays):
         steps = math.ceil(args.steps / accumulate)
         flags = (
@@ -153,13 +147,12 @@ def study_delay(args: argparse.Namespace) -> list[StudyRun]:
             f"--batch-tokens {2048 * accumulate} --log-every {8 // accumulate} "
             f"{shape(args, 2, 128, 512)}"
         )
-        name = f"delay-{delay}-accumulate-{accumulate}"
-        run = StudyRun(name, "ddp", args.processes, flags)
+        prefix = ""
         if uses_netem:
-            run.flags += " --netem"
-            run.prefix = f"sh batch/netem.sh {delay}"
-        runs.append(run)
-    return runs
+            flags += " --netem"
+            prefix = f"sh batch/netem.sh {delay}"
+        name = f"delay-{delay}-accumulate-{accumulate}"
+        yield StudyRun(name, "ddp", args.processes, flags, prefix)
 
 
 STUDIES = {
@@ -326,7 +319,7 @@ def main() -> None:
     # "python" and "torchrun" are those of the Python that runs this script.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     Signals.handle(stop)
-    runs = STUDIES[args.study](args)
+    runs = list(STUDIES[args.study](args))
     for run in runs:
         run.folder = LOGS / args.name / run.name
         run.command = find_command(args, run)
