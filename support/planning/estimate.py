@@ -12,7 +12,7 @@ networks.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from support.planning.footprint import FP32, TrainingStep, memory
@@ -235,29 +235,20 @@ def bucket_sizes(tensors: list[int]) -> list[float]:
     return sizes
 
 
-def candidates(
-    step: TrainingStep, hardware: Hardware, mode: str, nodes: int, per_node: int
-) -> list[Estimate]:
-    """Returns estimates with 1, 2, 4 ... micro-batches, up to one for each sentence.
-
-    If step.accumulate is set, the only estimate is the one with this number.
-    """
-    counts = [step.accumulate]
-    if not step.accumulate:
-        one = Estimate(step, hardware, mode, nodes, per_node, accumulate=1)
-        most = one.sentences
-        counts = [2**i for i in range((most - 1).bit_length())] + [most]
-    return [Estimate(step, hardware, mode, nodes, per_node, count) for count in counts]
-
-
 def best(
     step: TrainingStep, hardware: Hardware, mode: str, nodes: int, per_node: int
 ) -> Estimate:
-    """Returns the fastest candidate that fits or, if none does, the one of least memory.
+    """Returns the fastest estimate that fits or, if none does, the one of least memory.
 
-    Of equally fast ones it is the one with the fewest micro-batches.
+    Unless step.accumulate is set, it tries 1, 2, 4 ... micro-batches, up to one for each
+    sentence. Of equally fast ones it is the one with the fewest micro-batches.
     """
-    estimates = candidates(step, hardware, mode, nodes, per_node)
+    estimate = partial(Estimate, step, hardware, mode, nodes, per_node)
+    counts = [step.accumulate]
+    if not step.accumulate:
+        most = estimate(accumulate=1).sentences
+        counts = [2**i for i in range((most - 1).bit_length())] + [most]
+    estimates = [estimate(count) for count in counts]
     fitting = [estimate for estimate in estimates if estimate.fits]
     if fitting:
         return min(fitting, key=lambda estimate: estimate.seconds)
