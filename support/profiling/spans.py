@@ -19,6 +19,8 @@ from support.profiling.timeline import Collective, Step
 # A part of a lane: activity, start and end in nanoseconds of the machine's clock, and the
 # collective, if it belongs to one. It may be empty, with its end at or before its start.
 Interval = tuple[str, int, int, Collective | None]
+# When the last rank of a group joined a collective, by the group and the collective's number.
+AllJoined = dict[tuple[range, int], int]
 
 
 class Span(NamedTuple):
@@ -36,8 +38,13 @@ class Span(NamedTuple):
 def combine(steps: list[Step]) -> list[Span]:
     """Returns the spans of a step. steps: the step of each rank, by clocks that agree."""
     zero = min(step.start for step in steps)
+    all_joined: AllJoined = defaultdict(int)
+    for step in steps:
+        for each in step.collectives:
+            key = (each.group, each.number)
+            all_joined[key] = max(all_joined[key], each.start)
     spans = []
-    for rank, (step, all_joined) in enumerate(zip(steps, when_all_joined(steps))):
+    for rank, step in enumerate(steps):
         lanes = {
             "computing": computing_lane(step, all_joined),
             "network": network_lane(step, all_joined),
@@ -54,19 +61,17 @@ def combine(steps: list[Step]) -> list[Span]:
     return spans
 
 
-def computing_lane(step: Step, all_joined: list[int]) -> Iterator[Interval]:
-    """Yields the phases of a rank, interrupted by the times in which it waits.
-
-    all_joined: for each collective, when the last rank joined it.
-    """
+def computing_lane(step: Step, all_joined: AllJoined) -> Iterator[Interval]:
+    """Yields the phases of a rank, interrupted by the times in which it waits."""
     for name, start, end in step.phases:
         done = start  # the phase is laid out up to here
-        for stall_start, stall_end, index in step.stalls:
+        for stall_start, stall_end, collective in step.stalls:
             first = max(stall_start, done)
             last = min(stall_end, end)
             if first >= last:
                 continue
-            joined = min(max(all_joined[index], first), last)
+            last_join = all_joined[collective.group, collective.number]
+            joined = min(max(first, last_join), last)
             yield name, done, first, None
             yield "waiting", first, joined, None
             yield "exposed", joined, last, None
@@ -74,26 +79,16 @@ def computing_lane(step: Step, all_joined: list[int]) -> Iterator[Interval]:
         yield name, done, end, None
 
 
-def network_lane(step: Step, all_joined: list[int]) -> Iterator[Interval]:
+def network_lane(step: Step, all_joined: AllJoined) -> Iterator[Interval]:
     """Yields the collectives of a rank one by one, each after the wait for other ranks."""
     previous_end = 0
-    by_end = sorted(zip(step.collectives, all_joined), key=lambda pair: pair[0].end)
-    for collective, last_join in by_end:
+    for collective in sorted(step.collectives, key=lambda collective: collective.end):
+        last_join = all_joined[collective.group, collective.number]
         start = max(collective.start, previous_end)
         joined = min(max(start, last_join), collective.end)
         yield "waiting", start, joined, collective
         yield collective.name, joined, collective.end, collective
         previous_end = collective.end
-
-
-def when_all_joined(steps: list[Step]) -> list[list[int]]:
-    """Returns for each collective of each rank when the last rank of its group joined it."""
-    last_join: dict[tuple[range, int], int] = defaultdict(int)  # by group and number
-    for step in steps:
-        for each in step.collectives:
-            key = (each.group, each.number)
-            last_join[key] = max(last_join[key], each.start)
-    return [[last_join[each.group, each.number] for each in step.collectives] for step in steps]
 
 
 def write_spans(spans: list[Span], step: int, path: Path) -> None:

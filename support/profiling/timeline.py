@@ -64,7 +64,7 @@ class Step(NamedTuple):
 
     start: int
     phases: list[tuple[str, int, int]]  # name, start, end
-    stalls: list[tuple[int, int, int]]  # start, end, and which of the collectives it waits for
+    stalls: list[tuple[int, int, Collective]]  # start, end, and what it waits for
     collectives: list[Collective]
 
 
@@ -161,11 +161,11 @@ def gpu_events_by_launch(events: list[Event]) -> list[tuple[int, Event]]:
         for event in events
         if event.category in ("cuda_runtime", "cuda_driver")
     }
-    launched = []
-    for event in events:
-        correlation = event.args.get("correlation")
-        if event.category in GPU_CATEGORIES and correlation in launch_times:
-            launched.append((launch_times[correlation], event))
+    launched = [
+        (launch_times[event.args["correlation"]], event)
+        for event in events
+        if event.category in GPU_CATEGORIES and event.args.get("correlation") in launch_times
+    ]
     return sorted(launched, key=lambda pair: pair[0])
 
 
@@ -263,11 +263,9 @@ def bytes_sent(name: str, transport_event: Event, size: int, group_size: int) ->
 
 def start_of(transport_event: Event, within: list[Event]) -> int:
     """Returns when a rank joins a collective: on CPUs, before the delay of --delay-ms."""
-    if transport_event.category not in GPU_CATEGORIES:
-        for event in within:
-            if event.name == DELAY:
-                return event.start
-    return transport_event.start
+    delays = [event for event in within if event.name == DELAY]
+    is_on_gpu = transport_event.category in GPU_CATEGORIES
+    return delays[0].start if delays and not is_on_gpu else transport_event.start
 
 
 def find_transport(
@@ -317,8 +315,8 @@ def bytes_per_element(events: list[Event]) -> int:
 
 def find_stalls(
     busy: list[Event], collectives: list[Collective], delays: list[Event]
-) -> list[tuple[int, int, int]]:
-    """Returns (start, end, index of the collective) of the times in which a rank waits for one.
+) -> list[tuple[int, int, Collective]]:
+    """Returns (start, end, collective) of the times in which a rank waits for a collective.
 
     A rank waits where it computes nothing until a collective, or the delay before it, ends.
     busy: the events in which it computes, sorted by start.
@@ -326,18 +324,17 @@ def find_stalls(
     starts = [event.start for event in busy]
     # ends[n] is when the first n events have all ended.
     ends = [0, *accumulate((event.end for event in busy), max)]
-    waits = []  # (start, end, index of the collective)
-    for i, collective in enumerate(collectives):
+    waits = []
+    for collective in collectives:
         idle_since = ends[bisect_left(starts, collective.end)]
-        waits.append((max(collective.start, idle_since), collective.end, i))
-        waits += [
-            (delay.start, delay.end, i) for delay in delays if delay.start == collective.start
-        ]
+        waits.append((max(collective.start, idle_since), collective.end, collective))
+        own_delays = [delay for delay in delays if delay.start == collective.start]
+        waits += [(delay.start, delay.end, collective) for delay in own_delays]
     stalls = []
     last_end = 0
-    for start, end, i in sorted(waits, key=lambda wait: wait[1]):
+    for start, end, collective in sorted(waits, key=lambda wait: wait[1]):
         start = max(start, last_end)
         if end - start > MIN_STALL:
-            stalls.append((start, end, i))
+            stalls.append((start, end, collective))
             last_end = end
     return stalls
