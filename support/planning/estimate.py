@@ -145,24 +145,27 @@ class Estimate:
         """
         step = self.step
         hardware = self.hardware
+        across_nodes = self.network.across_nodes()
         network = self.network
-        among = {"hsdp": "node", "tp": "across"}.get(self.mode, "all")
+        if self.mode == "hsdp":
+            network = network.within_nodes()
+        elif self.mode == "tp":
+            network = across_nodes
         gather = [
-            hardware.gather_factor * network.all_gather(step.compute_bytes * unit, among)
+            hardware.gather_factor * network.all_gather(step.compute_bytes * unit)
             for unit in step.units
         ]
         scatter = [
-            hardware.scatter_factor * network.all_gather(FP32 * unit, among)
-            for unit in step.units
+            hardware.scatter_factor * network.all_gather(FP32 * unit) for unit in step.units
         ]
         nothing = [0.0] * len(step.units)
         across = nothing
         if self.mode == "hsdp":
-            across = [network.all_reduce(FP32 * n / self.shards, "across") for n in step.units]
+            across = [across_nodes.all_reduce(FP32 * n / self.shards) for n in step.units]
         # The gradient's norm is a sum over the processes. In fp16 GradScaler also asks whether
         # the gradient of any of them has overflowed.
         sums = 2 if step.precision == "fp16" else 1
-        waits = sums * network.all_reduce(FP32)
+        waits = sums * self.network.all_reduce(FP32)
         waits += (self.fsdp_collectives() + sums) * step.delay
         if hardware.cpu:  # nothing is hidden; the root is gathered once, each layer twice
             gathered = self.accumulate * (2 * sum(gather) - gather[0])
@@ -176,7 +179,7 @@ class Estimate:
         if step.tensor == 1:
             return 0.0
         size = step.compute_bytes * step.config.d_model * self.sentences * step.length
-        seconds = self.network.all_reduce(size, "node") + step.delay
+        seconds = self.network.within_nodes().all_reduce(size) + step.delay
         sums = FORWARD_SUMS * (2 if step.recompute else 1) + BACKWARD_SUMS
         return self.accumulate * step.config.layers * sums * seconds
 

@@ -8,7 +8,7 @@ jobs use as well, and GPUs that are slower than others, are left out.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from support.common.hardware import LAUNCH_SECONDS, PEAKS
 
@@ -99,52 +99,48 @@ HARDWARE = {
 
 @dataclass(frozen=True)
 class Network:
-    """How long a collective takes between the processes of a run.
-
-    `among` says which of them take part: "all"; those of one "node"; or "across" the nodes one
-    process of each, while the other processes of each node do the same.
-    """
+    """How long a collective takes among `per_node` processes on each of `nodes` nodes."""
 
     hardware: Hardware
     nodes: int
     per_node: int  # GPUs, or processes of a CPU
+    sharing: int = 1  # collectives that use the nodes' network at the same time
 
-    def members(self, among: str) -> tuple[int, int]:
-        """Returns (nodes, processes on each) that take part."""
-        nodes = 1 if among == "node" else self.nodes
-        per_node = 1 if among == "across" else self.per_node
-        return nodes, per_node
+    def within_nodes(self) -> "Network":
+        """Returns the network of collectives of which each is within a node."""
+        return replace(self, nodes=1)
 
-    def transfer(self, size: float, among: str) -> float:
+    def across_nodes(self) -> "Network":
+        """Returns the network of collectives that have one process of each node."""
+        return replace(self, per_node=1, sharing=self.per_node)
+
+    def transfer(self, size: float) -> float:
         """Returns the seconds to pass `size` bytes around a ring, without latency.
 
         Each of n processes sends (n - 1) / n of the bytes, and the slowest link decides.
         """
-        nodes, per_node = self.members(among)
         bandwidth = math.inf
-        if per_node > 1:
+        if self.per_node > 1:
             bandwidth = self.hardware.node_bandwidth
-        if nodes > 1:
-            adapters = min(self.per_node, self.hardware.adapters)
-            sharing = self.per_node if among == "across" else 1
-            bandwidth = min(bandwidth, self.hardware.adapter_bandwidth * adapters / sharing)
-        processes = nodes * per_node
+        if self.nodes > 1:
+            adapters = min(self.per_node * self.sharing, self.hardware.adapters)
+            share = self.hardware.adapter_bandwidth * adapters / self.sharing
+            bandwidth = min(bandwidth, share)
+        processes = self.nodes * self.per_node
         sent = (processes - 1) / processes * size
         return sent / (self.hardware.bandwidth_efficiency * bandwidth)
 
-    def all_reduce(self, size: float, among: str = "all") -> float:
+    def all_reduce(self, size: float) -> float:
         """Returns the seconds of an all-reduce of `size` bytes: twice around the ring.
 
         Between nodes NCCL uses trees where that has less latency.
         """
-        nodes, per_node = self.members(among)
-        node_latency = (per_node - 1) * self.hardware.node_latency
-        network_latency = math.ceil(math.log2(nodes)) * self.hardware.network_latency
-        return 2 * (self.transfer(size, among) + (node_latency + network_latency))
+        node_latency = (self.per_node - 1) * self.hardware.node_latency
+        network_latency = math.ceil(math.log2(self.nodes)) * self.hardware.network_latency
+        return 2 * (self.transfer(size) + (node_latency + network_latency))
 
-    def all_gather(self, size: float, among: str = "all") -> float:
+    def all_gather(self, size: float) -> float:
         """Returns the seconds of an all-gather or reduce-scatter. size: bytes of the whole."""
-        nodes, per_node = self.members(among)
-        node_latency = (nodes * per_node - nodes) * self.hardware.node_latency
-        network_latency = (nodes - 1) * self.hardware.network_latency
-        return self.transfer(size, among) + (node_latency + network_latency)
+        node_latency = self.nodes * (self.per_node - 1) * self.hardware.node_latency
+        network_latency = (self.nodes - 1) * self.hardware.network_latency
+        return self.transfer(size) + (node_latency + network_latency)

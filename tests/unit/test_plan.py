@@ -262,9 +262,9 @@ def test_collectives_by_hand():
     sixteen = Network(H100, 2, 8)
     # Eight adapters of 50 GB/s are the slowest link; 14 hops within nodes, 1 between them.
     assert sixteen.all_gather(320e9) == pytest.approx(15 / 16 + 14 * 3.4e-6 + 14e-6)
-    assert sixteen.all_gather(360e9, "node") == pytest.approx(7 / 8 + 7 * 3.4e-6)
+    assert sixteen.within_nodes().all_gather(360e9) == pytest.approx(7 / 8 + 7 * 3.4e-6)
     # Each GPU of a node has an eighth of its network, and talks to one other.
-    assert sixteen.all_reduce(40e9, "across") == pytest.approx(1 + 2 * 14e-6)
+    assert sixteen.across_nodes().all_reduce(40e9) == pytest.approx(1 + 2 * 14e-6)
     # A single GPU of a node cannot use eight adapters.
     pair = Network(H100, 2, 1)
     assert pair.all_reduce(40e9) == pytest.approx(1 + 2 * 14e-6)
