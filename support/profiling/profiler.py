@@ -170,12 +170,11 @@ class Profile:
         """Writes the results of all ranks, in their order, to the folder of the run."""
         args = self.run.args
         folder = self.run.folder
-        steps = [step for step, _, _ in results]
-        memory_of_ranks = [memory for _, memory, _ in results]
+        steps, memory_of_ranks, activations_sent = zip(*results)
         write_spans(combine(steps), self.drawn, folder / "step.csv")
         largest = max(memory_of_ranks, key=lambda memory: memory["total"])
         theory = formula(self.model, args.accumulate, args.precision, self.run.world_size)
-        theory["sent"] += round(max(activations for _, _, activations in results))
+        theory["sent"] += round(max(activations_sent))
         sent = [sum(collective.sent for collective in step.collectives) for step in steps]
         collective_bytes: Counter[str] = Counter()
         for collective in steps[0].collectives:

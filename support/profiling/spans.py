@@ -10,7 +10,7 @@ then on. The lane "network" has the collectives.
 
 import csv
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ class Span(NamedTuple):
     bytes: int  # of the tensor that is sent
 
 
-def combine(steps: list[Step]) -> list[Span]:
+def combine(steps: Sequence[Step]) -> list[Span]:
     """Returns the spans of a step. steps: the step of each rank, by clocks that agree."""
     zero = min(step.start for step in steps)
     all_joined: AllJoined = defaultdict(int)
