@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.common.errors import UserError, run_main
+from support.common.errors import ArgumentParser, UserError, run_main
 from support.common.paths import LOGS
 from support.common.run_folder import check_name
 from support.distributed.signals import Signals
@@ -179,7 +179,7 @@ def read_flags() -> argparse.Namespace:
         "formatter_class": argparse.RawDescriptionHelpFormatter,
         "allow_abbrev": False,  # else a study would take some flags of the training script
     }
-    parser = argparse.ArgumentParser(description=__doc__, **parser_settings)
+    parser = ArgumentParser(description=__doc__, **parser_settings)
     subparsers = parser.add_subparsers(dest="study", metavar="STUDY", required=True)
     for name, study in STUDIES.items():
         doc = inspect.getdoc(study) or ""
@@ -213,11 +213,12 @@ def add_flags(parser: argparse.ArgumentParser, study: str) -> None:
         add("--tokens", type=positive, default=160_000, help="of each run [160000]")
         add("--examples", type=positive, default=16_000, help="of each run [16000]")
     elif study == "learning-rate":
-        add("--rates", nargs="+", metavar="LR", help="peak learning rates")
+        add("--rates", type=decimal, nargs="+", metavar="LR", help="peak learning rates")
         add("--epochs", type=positive, default=5, help="of each run [5]")
     else:
         delays = ["0", "1", "10", "50", "100"]
-        add("--delays", nargs="+", metavar="MS", default=delays, help="[0 1 10 50 100]")
+        milliseconds: dict[str, Any] = {"type": decimal, "nargs": "+", "metavar": "MS"}
+        add("--delays", **milliseconds, default=delays, help="[0 1 10 50 100]")
         add("--steps", type=positive, default=80, help="micro-batches of each run [80]")
         add("--no-netem", dest="netem", action="store_false", help="use --delay-ms")
 
@@ -228,6 +229,13 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number}: it must be at least 1")
     return number
+
+
+def decimal(text: str) -> str:
+    """Returns the text of a number of at least 0, for argparse. Runs are named after it."""
+    if float(text) < 0:
+        raise argparse.ArgumentTypeError(f"{text}: it must be at least 0")
+    return text
 
 
 def find_command(args: argparse.Namespace, run: StudyRun) -> str:

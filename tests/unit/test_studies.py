@@ -298,11 +298,15 @@ def test_models_with_other_heads_are_split_into_other_parts(study):
         ("processes --processes 0", "must be at least 1"),
         ("batch-size --batches -4", "must be at least 1"),
         ("learning-rate --name ../../elsewhere", "letters, digits"),
+        ("speed", "'speed'"),
+        ("delay --delays 5 x", "'x'"),
+        ("delay --delays -3", "-3"),
+        ("learning-rate --rates fast", "'fast'"),
     ],
 )
 def test_impossible_flags_are_refused(study, tmp_path, flags, part):
     status, _, errors, commands = study(flags)
-    assert (status, commands) == (2, []) and part in errors
+    assert (status, commands) == (2, []) and part in errors and errors.count("\n") == 1
     assert not (tmp_path / "logs").exists()
 
 
