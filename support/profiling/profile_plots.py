@@ -16,13 +16,13 @@ LABELS = {
     "exposed": "waits for network",
     "waiting": "waits for others",
 }
-MAX_PROCESSES = 8  # drawn of each step
+MAX_RANKS = 8  # drawn of each step
 TITLE_FLAGS = {"tensor": 1, "accumulate": 1, "delay_ms": 0, "replicas": 1, "recompute": False}
 PLOT_WIDTH = 5.9  # inches of the steps
 CHARACTER = 0.05  # the width of a letter, in inches
 MIN_TURNED = 0.08  # inches between labels that are turned by 90 degrees
 MIN_UPRIGHT = 0.36  # inches between labels that are not
-LANES = {"computing": (0, 0.5), "network": (0.5, 0.3)}  # top and height; a process takes 1
+LANES = {"computing": (0, 0.5), "network": (0.5, 0.3)}  # top and height; a rank takes 1
 BAR_HEIGHT = 0.34  # of memory; a run has two bars, and takes 1
 BAR_DISTANCE = 0.36  # between the tops of a run's two bars
 OUTLINE = {"edgecolor": "black", "linewidth": 0.2}
@@ -81,16 +81,15 @@ def draw_profiles(runs: list[Recorded], folder: Path) -> None:
 
 
 def draw_steps(runs: list[Recorded], path: Path) -> None:
-    """Draws steps one below the other on one time scale, each with at most 8 processes."""
-    steps = [[span for span in run.spans if span.process < MAX_PROCESSES] for run in runs]
+    """Draws steps one below the other on one time scale, each with at most 8 ranks."""
+    steps = [[span for span in run.spans if span.rank < MAX_RANKS] for run in runs]
     durations = [1000 * max(span.start + span.seconds for span in spans) for spans in steps]
     ms_per_inch = max(durations) / PLOT_WIDTH
     collectives = [collectives_to_label(spans, ms_per_inch) for spans in steps]
     turned = [are_turned(labelled, ms_per_inch) for labelled in collectives]
-    # A process has height 1. The labels of the collectives are below the last process.
+    # A rank has height 1. The labels of the collectives are below the last rank.
     heights = [
-        spans[-1].process + (2.6 if is_turned else 1.5)
-        for spans, is_turned in zip(steps, turned)
+        spans[-1].rank + (2.6 if is_turned else 1.5) for spans, is_turned in zip(steps, turned)
     ]
     with new_figure(path, 7, 0.75 + 0.5 * sum(heights) + 0.2 * len(runs)) as figure:
         grid = figure.subplots(len(runs), sharex=True, squeeze=False, height_ratios=heights)
@@ -108,22 +107,22 @@ def draw_steps(runs: list[Recorded], path: Path) -> None:
 
 
 def draw_lanes(axes, spans: list[Span]) -> None:
-    """Draws what each process computes, and below it what it sends."""
+    """Draws what each rank computes, and below it what it sends."""
     bars = defaultdict(list)
     for span in spans:
         bar = (1000 * span.start, 1000 * span.seconds)
-        bars[span.process, span.lane, span.activity].append(bar)
-    for (process, lane, activity), starts_and_widths in bars.items():
+        bars[span.rank, span.lane, span.activity].append(bar)
+    for (rank, lane, activity), starts_and_widths in bars.items():
         top, height = LANES[lane]
         color, hatch = STEP[activity]
-        place = (process + top, height)
+        place = (rank + top, height)
         axes.broken_barh(starts_and_widths, place, facecolor=color, hatch=hatch, **OUTLINE)
     places = []
     labels = []
-    for process in range(spans[-1].process + 1):
+    for rank in range(spans[-1].rank + 1):
         for lane, (top, height) in LANES.items():
-            places.append(process + top + height / 2)
-            labels.append(f"process {process}  {lane}" if lane == "computing" else lane)
+            places.append(rank + top + height / 2)
+            labels.append(f"rank {rank}  {lane}" if lane == "computing" else lane)
     axes.set_yticks(places, labels)
     axes.tick_params(axis="y", length=0, labelsize=6)
     axes.spines["left"].set_visible(False)
@@ -135,13 +134,13 @@ def write_activities(axes, spans: list[Span], ms_per_inch: float) -> None:
         text = LABELS.get(span.activity, span.activity)
         has_room = CHARACTER * len(text) < 1000 * span.seconds / ms_per_inch
         if span.lane == "computing" and span.activity != "exposed" and has_room:
-            y = span.process + 0.25
+            y = span.rank + 0.25
             color = "white" if span.activity == "backward" else "black"
             axes.text(middle(span), y, text, fontsize=6, ha="center", va="center", color=color)
 
 
 def write_collectives(axes, collectives: list[Span], turned: bool) -> None:
-    """Labels the collectives below the lowest lane, since all processes send the same."""
+    """Labels the collectives below the lowest lane, since all ranks send the same."""
     for span in collectives:
         text = f"{span.bytes / 1e3:.1f} kB"
         if span.bytes >= 50_000:
@@ -149,15 +148,15 @@ def write_collectives(axes, collectives: list[Span], turned: bool) -> None:
         if span.unit:
             separator = " " if turned else "\n"
             text = span.unit + separator + text
-        y = span.process + 0.87
+        y = span.rank + 0.87
         angle = 90 if turned else 0
         axes.text(middle(span), y, text, fontsize=5, ha="center", va="top", rotation=angle)
 
 
 def collectives_to_label(spans: list[Span], ms_per_inch: float) -> list[Span]:
-    """Returns the collectives to label: large ones of the last process, where there is room."""
-    last = spans[-1].process
-    in_lane = [span for span in spans if (span.process, span.lane) == (last, "network")]
+    """Returns the collectives to label: large ones of the last rank, where there is room."""
+    last = spans[-1].rank
+    in_lane = [span for span in spans if (span.rank, span.lane) == (last, "network")]
     collectives = [span for span in in_lane if span.activity != "waiting"]
     largest = max((span.bytes for span in collectives), default=0)
     labelled = []

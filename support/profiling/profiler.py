@@ -1,7 +1,7 @@
 """Records a few steps of every rank with torch.profiler, for --profile, in logs/RUN/.
 
     trace-rank0.json.gz ...   everything that a rank recorded, for https://ui.perfetto.dev
-    step.csv, step.png        one of the steps: what each process did and sent
+    step.csv, step.png        one of the steps: what each rank did and sent
     profile.json              memory, and bytes sent in that step: counted, and by the formula
     memory.png                a plot of the memory
 
@@ -183,7 +183,7 @@ class Profile:
             "step": self.drawn,
             "seconds": self.seconds,
             "memory": {
-                "process": memory_of_ranks.index(largest),
+                "rank": memory_of_ranks.index(largest),
                 "counted": largest,
                 "formula": theory["memory"],
             },

@@ -2,8 +2,8 @@
 
     write_spans(combine([step of each rank]), 8, path)
 
-A process has two lanes. The lane "computing" is filled from the beginning of the step to its
-end: with the phases of the step, and where the process computes nothing because a collective
+A rank has two lanes. The lane "computing" is filled from the beginning of the step to its
+end: with the phases of the step, and where the rank computes nothing because a collective
 has not ended, with "waiting" until the last rank joins the collective, and with "exposed" from
 then on. The lane "network" has the collectives.
 """
@@ -26,11 +26,11 @@ AllJoined = dict[tuple[range, int], int]
 class Span(NamedTuple):
     """A part of a step, a row of step.csv."""
 
-    process: int  # its rank
+    rank: int
     lane: str  # computing or network
     activity: str  # a phase, waiting, exposed; all-reduce, all-gather, reduce-scatter
     unit: str  # whose tensor is sent: an FSDP layer, a DDP bucket, or activations
-    start: float  # seconds since the first process began the step
+    start: float  # seconds since the first rank began the step
     seconds: float
     bytes: int  # of the tensor that is sent
 

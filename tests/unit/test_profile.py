@@ -92,11 +92,11 @@ def ddp(late=0, number=8):
     return {"traceEvents": events}
 
 
-def seconds(spans, process=0, lane="computing"):
+def seconds(spans, rank=0, lane="computing"):
     """The seconds of each activity in a lane."""
     sums = defaultdict(float)
     for span in spans:
-        if (span.process, span.lane) == (process, lane):
+        if (span.rank, span.lane) == (rank, lane):
             sums[span.activity] += span.seconds
     return {activity: round(value, 6) for activity, value in sums.items()}
 
@@ -131,10 +131,10 @@ def test_a_step_of_two_processes():
     assert [
         (span.unit, span.bytes)
         for span in spans
-        if span.activity == "all-reduce" and not span.process
+        if span.activity == "all-reduce" and not span.rank
     ] == [("bucket 1", 1000), ("bucket 2", 4000)]
-    for process in (0, 1):  # one follows the other
-        mine = [span for span in spans if (span.process, span.lane) == (process, "computing")]
+    for rank in (0, 1):  # one follows the other
+        mine = [span for span in spans if (span.rank, span.lane) == (rank, "computing")]
         assert [round(span.start, 6) for span in mine[1:]] == [
             round(span.start + span.seconds, 6) for span in mine[:-1]
         ]
@@ -255,9 +255,7 @@ def test_who_waits_for_whom_in_groups():
         elif each["name"] == "gloo:all_reduce" and each["ts"] == 71 * MS:
             each["ts"], each["dur"] = 75 * MS, 4 * MS
     spans = spans_of(*traces, replicas=2)
-    waiting = {
-        process: seconds(spans, process, "network").get("waiting", 0) for process in range(4)
-    }
+    waiting = {rank: seconds(spans, rank, "network").get("waiting", 0) for rank in range(4)}
     assert waiting == {0: 0.008, 1: 0, 2: 0, 3: 0.004}
 
 
@@ -471,7 +469,7 @@ def test_steps_in_one_plot(tmp_path):
     done = run_plot("--steps", "a", "b", "--out", "c", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (tmp_path / "c").iterdir()} == {"step.png", "memory.png"}
-    (tmp_path / "b" / "step.csv").write_text("step,process\n8,x\n")
+    (tmp_path / "b" / "step.csv").write_text("step,rank\n8,x\n")
     for folder, message in (
         ("b", "b: not a step that --profile wrote"),
         ("d", "d/config.json is missing: train with --profile"),
