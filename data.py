@@ -194,23 +194,27 @@ def hold_out_pairs(parts: dict) -> dict:
     It has about 1,000 pairs, at most one in 20, but at least one. A hash of the source chooses
     them, so that equal sentences stay together. Pairs with an empty side do not count.
     """
-    texts = (source if target.strip() else "" for source, target in parts["train"]())
-    hashes = np.fromiter(map(hash_text, texts), np.uint32)
-    num_whole = int(np.count_nonzero(hashes != hash_text("")))
-    return parts | hold_out(parts["train"], hashes, size=min(1000, num_whole // 20))
+    fields = [("hash", np.uint32), ("is_whole", bool)]
+    pairs = (
+        (hash_text(source), bool(source.strip() and target.strip()))
+        for source, target in parts["train"]()
+    )
+    all_pairs = np.fromiter(pairs, fields)
+    hashes = all_pairs["hash"]
+    whole = hashes[all_pairs["is_whole"]]
+    chosen = choose_held_out(whole, size=min(1000, len(whole) // 20))
+    return parts | hold_out(parts["train"], hashes, chosen)
 
 
 def hold_out(
-    read: Callable[[], Iterable], hashes: np.ndarray, size: int, trained: Sequence[int] = ()
+    read: Callable[[], Iterable], hashes: np.ndarray, chosen: set[int]
 ) -> dict[str, Callable[[], Iterable]]:
-    """Returns readers of the training set, without some examples, and of these as "valid".
+    """Returns readers of the training set without the chosen examples, and of these as "valid".
 
-    read: the reader of all; hashes: of each example; trained: hashes that are not held out, nor
-    is that of an empty text; size: see `choose_held_out`.
+    read: the reader of all examples; hashes: of each of them; chosen: those of the validation
+    set.
     """
-    others = hashes[~np.isin(hashes, [hash_text(""), *trained])]
-    held_out = choose_held_out(others, size)
-    is_held_out = np.isin(hashes, list(held_out))  # so that no example is hashed again
+    is_held_out = np.isin(hashes, list(chosen))  # so that no example is hashed again
     return {
         "train": lambda: compress(read(), ~is_held_out),
         "valid": lambda: compress(read(), is_held_out),
@@ -258,14 +262,12 @@ def encode_part(
         kept = []
         encoded = zip(bpe.encode(sources), bpe.encode(targets))
         for row, (src_ids, tgt_ids) in enumerate(encoded):
-            if not src_ids or not tgt_ids:
-                counts["empty"] += 1
-            elif max(len(src_ids), len(tgt_ids)) + 1 > max_length:
-                counts["too_long"] += 1
+            is_empty = not src_ids or not tgt_ids
+            if is_empty or max(len(src_ids), len(tgt_ids)) + 1 > max_length:
+                counts["empty" if is_empty else "too_long"] += 1
+                block[row] = ("", "")
             else:
                 kept.append(([*src_ids, EOS], [*tgt_ids, EOS]))
-                continue
-            block[row] = ("", "")  # left out
         counts["pairs"] += len(kept)
         for i, side in enumerate(SIDES):
             sentences = [pair[i] for pair in kept]

@@ -233,8 +233,8 @@ def positive(text: str) -> int:
 
 def decimal(text: str) -> str:
     """Returns the text of a number of at least 0, for argparse. Runs are named after it."""
-    if float(text) < 0:
-        raise argparse.ArgumentTypeError(f"{text}: it must be at least 0")
+    if not 0 <= float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: it must be at least 0, and finite")
     return text
 
 

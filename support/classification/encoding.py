@@ -108,10 +108,12 @@ def hold_out_labelled(corpus: Labelled) -> dict[str, Reader]:
             yield code
 
     hashes = np.fromiter(read_hashes(), np.uint32)
-    size = min(VALID_EXAMPLES, len(hashes) // ONE_IN)
-    # The first example of each class is trained on, so that every class is known.
-    trained = list(first_of_class.values())
-    return corpus.parts | data.hold_out(read, hashes, size, trained)
+    # The first example of each class is trained on, so that every class is known. An empty text
+    # would be chosen before others, since its hash is 0.
+    trained = [data.hash_text(""), *first_of_class.values()]
+    others = hashes[~np.isin(hashes, trained)]
+    chosen = data.choose_held_out(others, min(VALID_EXAMPLES, len(hashes) // ONE_IN))
+    return corpus.parts | data.hold_out(read, hashes, chosen)
 
 
 def hash_example(example: str | Path | np.ndarray) -> int:
@@ -224,13 +226,13 @@ def write_images(
     n = transform.output_size
     count = 0
     files: list[str] = []
-    problems: dict[str, UserError] = {}  # by the names of the files
+    problems: dict[str, str] = {}  # by the names of the files
     with open(f"{path}.pixels", "wb") as pixels, open(f"{path}.labels", "wb") as labels:
         for source, label in examples:
             try:
                 pixels.write(read_image(source, transform).tobytes())
             except UserError as problem:
-                problems[str(source)] = problem
+                problems[str(source)] = str(problem)
             labels.write(np.int32(label).tobytes())
             count += 1
             if isinstance(source, Path):
@@ -239,7 +241,7 @@ def write_images(
     if problems:
         first = next(iter(problems.values()))
         if len(problems) == 1:
-            raise first
+            raise UserError(first)
         names = ", ".join(islice(problems, MAX_SHOWN))
         raise UserError(f"{len(problems):,} images cannot be read: {names}; {first}")
     if files:

@@ -3,7 +3,6 @@
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -20,8 +19,8 @@ from support.corpora.pairs import find_file, find_part_tables, own_name
 from support.corpora.task_type import CLASSIFICATION_CORPORA, find_idx, find_numbered
 
 MAX_DAMAGED = 0.01  # of the texts
-MAX_ODD_BYTES = 0.4  # of the bytes of texts in Windows-1252: those that are not ASCII
-ASCII = bytes(range(1, 128))
+MAX_ODD_BYTES = 0.4  # of the bytes of texts in Windows-1252: those that are not PLAIN
+PLAIN = bytes(range(1, 128))  # ASCII without NUL
 TEXT_COLUMNS = ("text", "content", "sentence", "review", "body")  # the first found has the text
 
 
@@ -246,7 +245,7 @@ def read_texts(paths: list[Path]) -> Iterator[str]:
             other.append(path)
         if encoding == "cp1252":
             num_bytes += len(content)
-            num_odd_bytes += len(content.translate(None, delete=ASCII))
+            num_odd_bytes += len(content.translate(None, delete=PLAIN))
         yield tables.one_line(text)
     # In Windows-1252 most letters are those of ASCII.
     if len(other) > MAX_DAMAGED * len(paths) and num_odd_bytes > MAX_ODD_BYTES * num_bytes:
@@ -262,9 +261,12 @@ def decode_text(content: bytes) -> tuple[str, str]:
     """Returns what a file holds, and its encoding: utf-8, utf-16, or else cp1252."""
     if content.startswith(tables.UTF_16):  # as Windows begins such files
         return content.decode("utf-16", errors="replace"), "utf-16"
-    with suppress(UnicodeDecodeError):
-        if content.count(0) <= len(content) / 4:  # else perhaps UTF-16 without that mark
+    is_utf_16 = content.count(0) > len(content) / 4  # without the mark at its beginning
+    try:
+        if not is_utf_16:
             return content.decode("utf-8-sig"), "utf-8"
+    except UnicodeDecodeError:
+        pass
     return content.decode("cp1252", errors="replace"), "cp1252"
 
 

@@ -187,13 +187,16 @@ def find_in_zip(path: Path, src: str, tgt: str) -> Reader:
     It has the two sides, NAME.de and NAME.en, or one table. Raises UserError.
     """
     members = {member.at: member for member in zip_members(path)}
-    prefixes = [name.removesuffix(f".{src}") for name in members if name.endswith(f".{src}")]
-    prefixes = [prefix for prefix in prefixes if f"{prefix}.{tgt}" in members]
-    if len(prefixes) == 1:
-        src_file, tgt_file = (members[f"{prefixes[0]}.{side}"] for side in (src, tgt))
-        return partial(read_parallel, src_file, tgt_file)
+    sides = []
+    for name, member in members.items():
+        prefix = name.removesuffix(f".{src}")
+        other = members.get(f"{prefix}.{tgt}")
+        if prefix != name and other:
+            sides.append((member, other))
+    if len(sides) == 1:
+        return partial(read_parallel, *sides[0])
     tables = [member for member in members.values() if is_table(member)]
-    if not prefixes and len(tables) == 1:
+    if not sides and len(tables) == 1:
         return partial(read_table, tables[0], src, tgt)
     raise UserError(
         f"{path}: it should hold one pair of files NAME.{src} and NAME.{tgt} (--src, --tgt), "

@@ -115,7 +115,7 @@ def end_at_once():
             sys.stderr.flush()
         os._exit(status)
 
-    # What is registered later is called earlier: checkpoints are finished, and W&B sends.
+    # The thread that writes checkpoints has ended by then; W&B, registered later, comes before.
     atexit.register(end)
     try:
         yield

@@ -8,7 +8,7 @@ Example:
 import math
 import re
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -161,11 +161,11 @@ def gpu_events_by_launch(events: list[Event]) -> list[tuple[int, Event]]:
         for event in events
         if event.category in ("cuda_runtime", "cuda_driver")
     }
-    launched = [
-        (launch_times[event.args["correlation"]], event)
-        for event in events
-        if event.category in GPU_CATEGORIES and event.args.get("correlation") in launch_times
-    ]
+    launched = []
+    for event in events:
+        correlation = event.args.get("correlation")
+        if event.category in GPU_CATEGORIES and correlation in launch_times:
+            launched.append((launch_times[correlation], event))
     return sorted(launched, key=lambda pair: pair[0])
 
 
@@ -203,7 +203,8 @@ def find_collectives(
     for event in events:
         if event.name.startswith("gloo:"):
             gloo[count_elements(event, 0)].append(event)
-    collectives: list[Collective] = []
+    collectives = []
+    num_collectives: Counter[range] = Counter()  # of each group, so far
     buckets = 0
     callers = [event for event in events if event.name.startswith(CALLERS)]
     for i, event in enumerate(events):
@@ -228,7 +229,8 @@ def find_collectives(
         start = start_of(transport_event, within)
         size = max(counts) * bytes_per_element([transport_event, *within])
         sent = bytes_sent(name, transport_event, size, len(group))
-        number = sum(earlier.group == group for earlier in collectives)
+        number = num_collectives[group]
+        num_collectives[group] += 1
         collectives.append(
             Collective(start, transport_event.end, name, unit, size, sent, group, number)
         )
@@ -263,9 +265,11 @@ def bytes_sent(name: str, transport_event: Event, size: int, group_size: int) ->
 
 def start_of(transport_event: Event, within: list[Event]) -> int:
     """Returns when a rank joins a collective: on CPUs, before the delay of --delay-ms."""
-    delays = [event for event in within if event.name == DELAY]
-    is_on_gpu = transport_event.category in GPU_CATEGORIES
-    return delays[0].start if delays and not is_on_gpu else transport_event.start
+    if transport_event.category not in GPU_CATEGORIES:
+        for event in within:
+            if event.name == DELAY:
+                return event.start
+    return transport_event.start
 
 
 def find_transport(

@@ -369,6 +369,15 @@ def test_a_text_in_two_encodings_is_held_out_as_one(tmp_path):
     assert len(held_out) == 2 * len({normalize("NFC", text) for text in held_out}) == 20
 
 
+def test_a_source_is_held_out_with_all_its_targets_even_an_empty_one():
+    pairs = [(f"source {i}", target) for i in range(100) for target in ("one", "", "two")]
+    parts = data.hold_out_pairs({"train": lambda: iter(pairs)})
+    held_out = list(parts["valid"]())
+    sources = {source for source, _ in held_out}
+    assert len(sources) == 5 and held_out == [pair for pair in pairs if pair[0] in sources]
+    assert list(parts["train"]()) == [pair for pair in pairs if pair[0] not in sources]
+
+
 def test_few_texts_that_are_all_frequent_are_held_out_one_by_one():
     hashes = np.repeat([11, 22, 33, 44], 10)
     assert data.choose_held_out(hashes, size=2) == {11}

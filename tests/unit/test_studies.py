@@ -301,6 +301,7 @@ def test_models_with_other_heads_are_split_into_other_parts(study):
         ("speed", "'speed'"),
         ("delay --delays 5 x", "'x'"),
         ("delay --delays -3", "-3"),
+        ("delay --delays nan", "finite"),
         ("learning-rate --rates fast", "'fast'"),
     ],
 )
