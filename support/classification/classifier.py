@@ -59,6 +59,11 @@ class ClassifierConfig(LayerConfig):
                 f"its two max-poolings halves the image (--stem-channels 0: no stem)"
             )
 
+    @property
+    def num_patches(self) -> int:
+        """The patches of an image."""
+        return (self.image_size // self.patch) ** 2
+
 
 class Classifier(nn.Module):
     """Classifies texts, as BERT (arXiv 1810.04805), or images, as ViT (arXiv 2010.11929)."""
@@ -70,26 +75,18 @@ class Classifier(nn.Module):
         self.transform = transform
         d_model = config.d_model
         if config.patch:
-            self.stem = nn.Sequential()
+            self.stem = make_stem(config)
             self.patch = config.patch
             channels = config.channels
-            if config.stem_channels:  # two convolutions with max-pooling (Hassani et al., 2021)
-                self.stem = nn.Sequential(
-                    nn.Conv2d(channels, config.stem_channels, 3, padding=1),
-                    nn.MaxPool2d(2),
-                    nn.ReLU(),
-                    nn.Conv2d(config.stem_channels, 2 * config.stem_channels, 3, padding=1),
-                    nn.MaxPool2d(2),
-                    nn.ReLU(),
-                )
-                self.patch = config.patch // 4  # as is the height and the width
+            if config.stem_channels:  # the stem's output is a quarter as high and as wide
+                self.patch = config.patch // 4
                 channels = 2 * config.stem_channels
             self.embedding: nn.Module = nn.Linear(channels * self.patch**2, d_model)
             if config.num_prefix_tokens:
                 self.prefix_tokens = nn.Parameter(
                     torch.empty(config.num_prefix_tokens, d_model)
                 )
-            length = config.num_prefix_tokens + (config.image_size // config.patch) ** 2
+            length = config.num_prefix_tokens + config.num_patches
         else:
             self.embedding = nn.Embedding(config.vocab_size, d_model)
             length = config.max_length
@@ -106,7 +103,10 @@ class Classifier(nn.Module):
         return list(self.encoder)
 
     def embed(self, x: Tensor) -> Tensor:
-        """Returns (batch, length, d_model), without dropout. x: see `forward`."""
+        """Returns (batch, length, d_model), without dropout.
+
+        x: (batch, length) ids or (batch, channels, height, width) pixels: see `forward`.
+        """
         if self.config.patch:
             if self.transform and x.dtype == torch.uint8:
                 x = normalize(x, self.transform)
@@ -126,7 +126,7 @@ class Classifier(nn.Module):
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns (batch, length, d_model), and (batch, length): False where there is padding.
 
-        x: see `forward`.
+        x: (batch, length) ids or (batch, channels, height, width) pixels: see `forward`.
         """
         y = self.embed(x)
         if self.config.patch:
@@ -184,6 +184,20 @@ def normalize(pixels: Tensor, transform: ImageTransform) -> Tensor:
     for channel, mean, std in zip(values.unbind(1), transform.mean, transform.std):
         channel.sub_(255 * mean).div_(255 * std)
     return values
+
+
+def make_stem(config: ClassifierConfig) -> nn.Sequential:
+    """Returns two convolutions with max-pooling (Hassani et al., 2021), or no layers."""
+    if not config.stem_channels:
+        return nn.Sequential()
+    return nn.Sequential(
+        nn.Conv2d(config.channels, config.stem_channels, 3, padding=1),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(config.stem_channels, 2 * config.stem_channels, 3, padding=1),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+    )
 
 
 def make_head(config: ClassifierConfig) -> nn.Sequential:

@@ -172,8 +172,8 @@ class Classification:
         """Returns the examples of train, valid or test, mapped from disk."""
         if not self.transform:
             return Texts(self.folder, part, self.config.pad)
-        patches = (self.config.image_size // self.config.patch) ** 2
-        return Images(self.folder, part, self.config.num_prefix_tokens + patches)
+        length = self.config.num_prefix_tokens + self.config.num_patches
+        return Images(self.folder, part, length)
 
     def __str__(self) -> str:
         """Returns what each part of the corpus holds, a line for each."""
@@ -215,13 +215,11 @@ class Classification:
                 f"few {self.unit}: pretrained weights would do better, such as "
                 f"{PRETRAINED_WEIGHTS[self.meta['modality']]}: --pretrained FOLDER"
             )
-        if self.transform:
-            patches = (self.config.image_size // self.config.patch) ** 2
-            if patches > MANY_PATCHES:
-                lines.append(
-                    f"warning: {patches:,} patches an image make this slow; a larger --patch, "
-                    f"or a smaller --image-size, makes fewer"
-                )
+        if self.transform and self.config.num_patches > MANY_PATCHES:
+            lines.append(
+                f"warning: {self.config.num_patches:,} patches an image make this slow; a "
+                f"larger --patch, or a smaller --image-size, makes fewer"
+            )
         valid = self.meta["parts"]["valid"]["examples"]
         if valid < FEW_VALID:
             lines.append(

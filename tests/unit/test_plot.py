@@ -202,6 +202,9 @@ def test_what_runs_differ_in_is_compared(tmp_path):
     assert {*draw("--out", ".", *runs, cwd=tmp_path)[0]} == {"curves.png", "learning_rate.png"}
     runs = [write_run(tmp_path / f"batch-{n}", batch_tokens=n) for n in (1024, 2048)]
     assert {*draw("--out", ".", *runs, cwd=tmp_path)[0]} == {"curves.png", "batch_size.png"}
+    # Each size has a rate of its own, as in `study.py batch-size`: one figure shows them.
+    runs = [write_run(tmp_path / f"both-{n}", batch_tokens=n, lr=n / 1e6) for n in (1024, 2048)]
+    assert {*draw("--out", ".", *runs, cwd=tmp_path)[0]} == {"curves.png", "batch_size.png"}
 
 
 @pytest.mark.parametrize(
