@@ -56,7 +56,7 @@ MODULES = {  # (what of it: all if none is named, tests)
     ),
     "support/common/hardware.py": (("fast_precision",), "test_fast"),
     "data.py": (("Pairs", "group_by_length", "Batches"), "test_data"),
-    "support/common/checkpoint.py": ((), "test_checkpoint"),
+    "support/common/checkpoint.py": ((), "test_checkpoint test_run"),
     "support/translation/beam.py": ((), "test_beam"),
     "support/distributed/weights.py": ((), "test_weights"),
 }
