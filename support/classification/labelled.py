@@ -217,7 +217,7 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
             raise UserError(f"{folder}: a class without any {modality}")
     corpus.left_out += left_out
     if modality == "image":
-        transform = corpus.transform or ImageTransform(corpus.size or 32)
+        transform = corpus.transform or ImageTransform(corpus.size or ImageTransform.size)
         # A model that was trained on such images keeps its number.
         grey_bits = transform.grey_bits or images.bits_in_use(files)
         corpus.transform = replace(transform, grey_bits=grey_bits)

@@ -26,7 +26,7 @@ def as_user_error(message: str) -> Iterator[None]:
     """Turns exceptions of the block into UserErrors: `message` and the reason, in one line."""
     try:
         yield
-    except UserError:
+    except (UserError, PermissionError):  # the file may be whole
         raise
     except Exception as problem:  # damaged files raise exceptions of many types
         reason, _, _ = first_line(problem, 200).partition(". ")  # the first sentence

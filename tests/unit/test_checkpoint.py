@@ -169,6 +169,16 @@ def test_a_folder_that_is_gone_is_answered(tmp_path):
         checkpoint.save(tmp_path / "gone" / "last.pt", {"step": 1})
 
 
+def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(saved, monkeypatch, capsys):
+    def refuse(path, **_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(torch, "load", refuse)
+    with pytest.raises(SystemExit), exit_on_user_error():
+        checkpoint.load(saved)
+    assert capsys.readouterr().err == f"error: {saved}: Permission denied\n"
+
+
 def test_the_mean_is_that_of_all_files(tmp_path):
     models = [make_model(seed) for seed in (1, 2, 3)]
     paths = [tmp_path / f"{seed}.pt" for seed in (1, 2, 3)]
