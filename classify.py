@@ -23,7 +23,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from data import in_order
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.corpus import MAX_CLASSES, Labelled, Reader
 from support.classification.encoding import encode_texts, hold_out_labelled
@@ -34,9 +33,11 @@ from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError, as_user_error, make_parser, run_main
 from support.common.hardware import available_cores, configure_backends, find_device
 from support.common.kernels import speed_up
-from support.common.prompt import prompt, readable
+from support.common.prompt import prompt
+from support.common.streams import readable
 from support.common.text_table import pad_right, text_width
 from support.corpora.archives import PARTS
+from support.corpora.encoded import in_order
 from support.corpora.pairs import find_part_tables
 from support.corpora.tables import blocks, decode_lines, find_table
 from support.pretrained.export import export

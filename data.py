@@ -10,18 +10,13 @@ The batch of each step is a deterministic function of the corpus, the seed and t
 so every rank can compute it without communication.
 """
 
-import hashlib
 import json
 import math
-import shutil
 import time
-import unicodedata
-import uuid
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
-from itertools import chain, compress, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +25,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from support.common.errors import UserError
+from support.corpora.encoded import encoded_folder, in_order, make_once
+from support.corpora.held_out import hold_out_pairs
 
 PAD, BOS, EOS = 0, 1, 2
 FORMAT = 6  # of the encoded corpus: increase it when the same text is stored differently
@@ -99,64 +96,6 @@ def prepare(
     return make_once(folder, lambda new: encode(corpus, new, vocab_size, max_length, bpe))
 
 
-def encoded_folder(cache: Path, name: str, description: list, tokenizer: str) -> Path:
-    """Returns the folder in `cache` that a corpus is encoded in, now or earlier.
-
-    description: all that decides what the files hold, except the tokenizer, which is
-    serialized, or "" if one is to be trained.
-    """
-    # A new run passes no tokenizer, and its folder is named without one. When the run is
-    # resumed, it passes the one that was trained then, and finds the same folder.
-    own = name_folder(cache, name, [*description, ""])
-    if tokenizer and is_encoded(own) and read_tokenizer(own) == tokenizer:
-        return own
-    return name_folder(cache, name, [*description, tokenizer])
-
-
-def name_folder(cache: Path, name: str, description: list) -> Path:
-    """Returns the folder of an encoded corpus; a hash of its description is in the name."""
-    digest = hashlib.sha256(json.dumps(description).encode()).hexdigest()
-    return cache / f"{name}-{digest[:16]}"
-
-
-def is_encoded(folder: Path) -> bool:
-    """Returns whether a folder is complete: its files have the sizes in meta.json."""
-    try:
-        sizes = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["sizes"]
-        return all((folder / name).stat().st_size == sizes[name] for name in sizes)
-    except (OSError, ValueError):  # a file is missing, or meta.json was cut short
-        return False
-
-
-def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
-    """Returns a folder that `write` fills now, or has filled earlier. Raises UserError.
-
-    write: writes the files of a folder, and returns the content of its meta.json, to which
-    their sizes in bytes are added. The folder gets its name when it is complete, so that no
-    process sees it before. A folder that has been damaged since is made again.
-    """
-    if folder.exists():
-        if is_encoded(folder):
-            return folder
-        shutil.rmtree(folder, ignore_errors=True)
-    unfinished = folder.with_name(f"partial-{uuid.uuid4().hex}")
-    try:
-        unfinished.mkdir(parents=True)
-        meta = write(unfinished)
-        meta["sizes"] = {file.name: file.stat().st_size for file in unfinished.iterdir()}
-        (unfinished / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
-        unfinished.rename(folder)
-    except OSError as problem:
-        if not is_encoded(folder):  # else another run has made it meanwhile
-            raise UserError(
-                f"the encoded corpus cannot be written to {folder.parent} ({problem}); "
-                f"XDG_CACHE_HOME names another place"
-            ) from problem
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
-
-
 def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> dict[str, Any]:
     """Writes tokenizer.json and the encoded parts; returns the content of meta.json.
 
@@ -181,68 +120,6 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> 
             )
         meta["parts"][part] = counts
     return meta
-
-
-def in_order(parts: Iterable[str]) -> list[str]:
-    """Returns the parts of a corpus in the order in which they are listed."""
-    return [part for part in ("train", "valid", "test") if part in parts]
-
-
-def hold_out_pairs(parts: dict) -> dict:
-    """Returns the readers of a corpus of pairs, with a validation set held out of training.
-
-    It has about 1,000 pairs, at most one in 20, but at least one. A hash of the source chooses
-    them, so that equal sentences stay together. Pairs with an empty side do not count.
-    """
-    fields = [("hash", np.uint32), ("is_whole", bool)]
-    pairs = (
-        (hash_text(source), bool(source.strip() and target.strip()))
-        for source, target in parts["train"]()
-    )
-    all_pairs = np.fromiter(pairs, fields)
-    hashes = all_pairs["hash"]
-    whole = hashes[all_pairs["is_whole"]]
-    chosen = choose_held_out(whole, size=min(1000, len(whole) // 20))
-    return parts | hold_out(parts["train"], hashes, chosen)
-
-
-def hold_out(
-    read: Callable[[], Iterable], hashes: np.ndarray, chosen: set[int]
-) -> dict[str, Callable[[], Iterable]]:
-    """Returns readers of the training set without the chosen examples, and of these as "valid".
-
-    read: the reader of all examples; hashes: of each of them; chosen: those of the validation
-    set.
-    """
-    is_held_out = np.isin(hashes, list(chosen))  # so that no example is hashed again
-    return {
-        "train": lambda: compress(read(), ~is_held_out),
-        "valid": lambda: compress(read(), is_held_out),
-    }
-
-
-def hash_text(text: str) -> int:
-    """Returns a number of 32 bits; texts that are encoded alike have the same."""
-    return zlib.crc32(unicodedata.normalize("NFC", text.strip()).encode())
-
-
-def choose_held_out(hashes: np.ndarray, size: int) -> set[int]:
-    """Returns which hashes are held out of training; about `size` examples have them.
-
-    hashes: (examples,). Hashes that more than `size` / 10 examples share are not chosen, as a
-    single text would decide the score. If all are so frequent, the least frequent are chosen.
-    """
-    if not len(hashes):
-        return set()
-    values, counts = np.unique(hashes, return_counts=True)
-    is_rare = counts <= max(size // 10, counts.min())
-    if is_rare.all():
-        is_rare[-1] = False  # at least one hash is left to train on
-    # np.unique sorts the hashes, so the first ones are a random choice of examples.
-    candidates = values[is_rare]
-    counts = counts[is_rare]
-    num_before = counts.cumsum() - counts  # examples of all candidates before each
-    return set(candidates[num_before < max(1, size)].tolist())
 
 
 def encode_part(
@@ -297,11 +174,6 @@ def append(path: str, content: bytes) -> None:
     """Appends to a file, which is created if it is not there."""
     with open(path, "ab") as file:
         file.write(content)
-
-
-def read_tokenizer(folder: Path) -> str:
-    """Returns the serialized tokenizer of an encoded corpus of texts."""
-    return (folder / "tokenizer.json").read_text(encoding="utf-8")
 
 
 def read_text(folder: Path, part: str, side: str) -> list[str]:
@@ -396,13 +268,13 @@ BLOCK_SIZE = 1 << 20
 def group_by_length(
     lengths: list[np.ndarray], batch_tokens: int, rng: np.random.Generator, batch_size: int = 0
 ) -> list[np.ndarray]:
-    """Divides examples into steps of similar length, so that little padding is needed.
+    """Divides examples into batches of similar length, so that little padding is needed.
 
-    lengths: (examples,) of each side, in tokens. A step takes `batch_size` examples, or, if
+    lengths: (examples,) of each side, in tokens. A batch takes `batch_size` examples, or, if
     that is 0, as many as fit in `batch_tokens` tokens of the longer side. Examples of equal
-    lengths are shuffled by `rng`. The number of examples in a step depends on the length of its
-    longest one alone. If it is 32 or more, it is rounded down to a multiple of 8, so that few
-    different shapes occur, and processes get equal shares.
+    lengths are shuffled by `rng`. The number of examples in a batch depends on the length of
+    its longest one alone. If it is 32 or more, it is rounded down to a multiple of 8, so that
+    few different shapes occur, and processes get equal shares.
     """
     # The first and the last side: a classifier's examples have only one, which is both.
     longer = np.maximum(lengths[0], lengths[-1])
@@ -411,7 +283,7 @@ def group_by_length(
     # By the longer side, then by the difference, then at random: the last key counts first.
     ascending = np.lexsort((shuffled, difference, longer))
     order = ascending[::-1]
-    steps = []
+    batches = []
     start = 0
     while start < len(order):
         size = batch_size
@@ -419,9 +291,9 @@ def group_by_length(
             size = max(1, batch_tokens // int(longer[order[start]]))
             if size >= 32:
                 size -= size % 8
-        steps.append(order[start : start + size])
+        batches.append(order[start : start + size])
         start += size
-    return steps
+    return batches
 
 
 class Batches:
@@ -455,8 +327,8 @@ class Batches:
         # Every n-th example, so that a block of a sorted corpus is like all others.
         rows = np.arange(block, len(self.examples), self.num_blocks)
         lengths = self.examples.lengths(rows)
-        steps = group_by_length(lengths, self.batch_tokens, rng, self.batch_size)
-        return [rows[steps[i]] for i in rng.permutation(len(steps))]
+        batches = group_by_length(lengths, self.batch_tokens, rng, self.batch_size)
+        return [rows[batches[i]] for i in rng.permutation(len(batches))]
 
     def rows(self, step: int) -> np.ndarray:
         """Returns which examples a step has, (examples,); steps count on over the epochs."""
@@ -473,22 +345,22 @@ class Batches:
     ) -> tuple[torch.Tensor, ...]:
         """Returns one of a step's micro-batches, as tensors on `device`.
 
-        Micro-batch i of n has the step's examples i, i + n, i + 2n, ... All of a step's
+        Micro-batch i of m has the step's examples i, i + m, i + 2m, ... All of a step's
         micro-batches have the same widths. For a GPU, a thread prepares the same micro-batch of
         the next step in advance, and the copy to the GPU is asynchronous.
         """
         start = time.perf_counter()
         if device.type == "cuda":
-            batch = self.prefetch(step, index, num_micro_batches)
+            batch = self.take_prefetched(step, index, num_micro_batches)
         else:
             batch = self.make_micro_batch(step, index, num_micro_batches)
         self.seconds_waited += time.perf_counter() - start
         return tuple(tensor.to(device, non_blocking=True) for tensor in batch)
 
-    def prefetch(
+    def take_prefetched(
         self, step: int, index: int, num_micro_batches: int
     ) -> tuple[torch.Tensor, ...]:
-        """Returns a micro-batch in pinned memory, and lets a thread prepare the next step's."""
+        """Returns a micro-batch in pinned memory; a thread then makes that of the next step."""
 
         def make(step: int) -> tuple[torch.Tensor, ...]:
             batch = self.make_micro_batch(step, index, num_micro_batches)

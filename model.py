@@ -129,7 +129,7 @@ class Attention(nn.Module):
 
 
 def feed_forward(config: LayerConfig) -> nn.Sequential:
-    """Returns the module that computes max(0, x W1 + b1) W2 + b2 (section 3.3)."""
+    """Returns max(0, x W1 + b1) W2 + b2 (section 3.3) as a module, perhaps with GELU."""
     activation = nn.GELU() if config.activation == "gelu" else nn.ReLU()
     return nn.Sequential(
         nn.Linear(config.d_model, config.d_ff),
@@ -282,7 +282,8 @@ class Transformer(nn.Module):
         """Returns translations, taking the most likely next token each time.
 
         src: (batch, src) ids. Returns (batch, tgt) ids, padded after eos, without bos.
-        support/translation/beam.py has beam search, and caches earlier positions.
+        Training and translate.py use beam search instead, which caches earlier positions:
+        support/translation/beam.py.
         """
         memory, memory_mask = self.encode(src)
         ids = torch.full((len(src), 1), self.config.bos, device=src.device)

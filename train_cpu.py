@@ -20,7 +20,7 @@ from support.training.command_line import parse_arguments
 from support.training.optim import learning_rate, parameter_groups, seed_step, set_learning_rate
 from support.training.run import Run
 from support.training.settings import CpuSettings
-from support.training.tasks import find_task
+from support.training.tasks import prepare_task
 
 
 def train(rank: int, world_size: int, args: CpuSettings) -> None:
@@ -31,7 +31,7 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
 
     # --- Task: what is trained, and on what data
     with rank_0_first():  # it prepares the data for the other ranks
-        task = find_task(args)
+        task = prepare_task(args)
 
     # --- Model and optimizer: on every rank from the same seed or checkpoint
     dtype = autocast_dtype(args.precision)  # bf16, fp16, or None for fp32
@@ -59,7 +59,7 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
         targets = task.batches.targets(step)  # tokens to predict, in all micro-batches
         nll = torch.zeros((), dtype=torch.float64, device=device)
         for index in range(rank, num_micro_batches, world_size):
-            # Micro-batch i of n has the step's examples i, i + n, i + 2n, ...
+            # Micro-batch i of m has the step's examples i, i + m, i + 2m, ...
             batch = task.batches.micro_batch(step, index, num_micro_batches, device)
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 loss, batch_nll = model(*batch)  # sums over targets; nll is for the log
@@ -82,11 +82,12 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
 
         # --- Evaluate and save: all ranks take part, rank 0 writes
         if run.should_evaluate(step):
-            run.save_best(step, model, task.evaluate(model, "valid", rank, world_size))
+            metrics = task.evaluate(model, "valid", rank, world_size)
+            run.record_evaluation(step, model, metrics)
         if run.should_save(step, stopping):
             run.save_checkpoint(step, model, optimizer)
 
-    # --- The end
+    # --- The end: score the best weights or, after a signal, say how to resume
     run.finish(step, model, stopping)
 
 

@@ -19,14 +19,14 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from model import initialize, tensor_parallel_plan
 from support.common.hardware import autocast_dtype
+from support.distributed.clip import clip_gradients
 from support.distributed.launch import rank_0_first, torchrun
 from support.distributed.signals import stop_requested
-from support.distributed.weights import clip_gradients
 from support.training.command_line import parse_arguments
 from support.training.optim import learning_rate, parameter_groups, seed_step, set_learning_rate
 from support.training.run import Run
 from support.training.settings import TpSettings
-from support.training.tasks import find_task
+from support.training.tasks import prepare_task
 
 
 def train(rank: int, world_size: int, args: TpSettings) -> None:
@@ -42,7 +42,7 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
 
     # --- Task: what is trained, and on what data
     with rank_0_first():  # it prepares the data for the other ranks
-        task = find_task(args)
+        task = prepare_task(args)
 
     # --- Model and optimizer: on every rank from the same seed or checkpoint
     dtype = autocast_dtype(args.precision)  # bf16, fp16, or None for fp32
@@ -63,13 +63,12 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
     parameters = [weight for weight in model.parameters() if weight.requires_grad]
     groups = parameter_groups(model, args)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9, fused=True)
-    scaler = torch.amp.GradScaler(enabled=False)  # no fp16: it takes weights of one mesh only
     run = Run(args, task, rank, world_size)
-    step = run.start(model, optimizer, scaler)
+    step = run.start(model, optimizer)
 
     # --- The loop: each iteration is one step of all ranks
     max_norm = args.clip or math.inf  # --clip 0 measures the norm and clips nothing
-    num_micro_batches = data_size * args.accumulate  # of a step, on all ranks
+    num_micro_batches = data_size * args.accumulate  # of a step, in all TP groups
     stopping = False
     while step < run.last_step and not stopping:
         seed_step(args.seed, step, data_rank)  # dropout differs between TP groups
@@ -77,20 +76,19 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
         targets = task.batches.targets(step)  # tokens to predict, in all micro-batches
         nll = torch.zeros((), dtype=torch.float64, device=device)
         for index in range(data_rank, num_micro_batches, data_size):
-            # Micro-batch i of n has the step's examples i, i + n, i + 2n, ...
+            # Micro-batch i of m has the step's examples i, i + m, i + 2m, ...
             batch = task.batches.micro_batch(step, index, num_micro_batches, device)
             is_last = index + data_size >= num_micro_batches
             model.set_requires_gradient_sync(is_last)  # only then are gradients sent
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 loss, batch_nll = model(*batch)  # sums over targets; nll is for the log
-            scaler.scale(loss * data_size / targets).backward()  # FSDP averages over TP groups
+            (loss * data_size / targets).backward()  # FSDP averages over TP groups
             nll += batch_nll
 
         # --- Step: each rank updates the weights that it has
         norm = clip_gradients(parameters, max_norm)  # of all shards
         set_learning_rate(optimizer, lr)
-        scaler.step(optimizer)  # optimizer.step(), unless an fp16 gradient overflowed
-        scaler.update()  # halves the scale after an overflow, and sometimes doubles it
+        optimizer.step()
         optimizer.zero_grad()
         step += 1
         stopping = stop_requested()  # an all-reduce: all ranks stop after the same step
@@ -98,11 +96,12 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
 
         # --- Evaluate and save: all ranks take part, rank 0 writes
         if run.should_evaluate(step):
-            run.save_best(step, model, task.evaluate(model, "valid", data_rank, data_size))
+            metrics = task.evaluate(model, "valid", data_rank, data_size)
+            run.record_evaluation(step, model, metrics)
         if run.should_save(step, stopping):
             run.save_checkpoint(step, model, optimizer)
 
-    # --- The end
+    # --- The end: score the best weights or, after a signal, say how to resume
     run.finish(step, model, stopping)
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 
 from support.common.checkpoint import find_checkpoint
-from support.common.errors import UserError, make_parser, run_main
+from support.common.errors import UserError, make_parser, require, run_main
 from support.common.hardware import autocast_dtype, available_cores, fast_precision, find_device
-from support.common.packages import require
-from support.common.prompt import prompt, readable
+from support.common.prompt import prompt
+from support.common.streams import readable
 from support.corpora.pairs import read_parallel
 from support.corpora.tables import blocks, decode_lines
 from support.translation.lines import translate_lines
@@ -127,21 +127,23 @@ class Translator:
         self.n_best = args.n_best
         self.paths = []
         models = []
-        formats = set()  # of what the models translate: an ensemble has one
+        vocabularies_and_directions = set()
         for path_or_none in args.checkpoint or [None]:
             path, checkpoint = find_checkpoint(path_or_none, "translation")
             model, bpe, task = load_translator(path, checkpoint)
             self.paths.append(path)
             models.append(model)
-            formats.add((bpe.serialized, model.config.max_length, task["src"], task["tgt"]))
-        self.model = models[0]
-        self.bpe = bpe
-        self.task = task
-        if len(formats) > 1:
+            vocabularies_and_directions.add(
+                (bpe.serialized, model.config.max_length, task["src"], task["tgt"])
+            )
+        if len(vocabularies_and_directions) > 1:
             raise UserError(
                 "--checkpoint: the models of an ensemble need one vocabulary, direction and "
                 "--max-length; these have different ones"
             )
+        self.model = models[0]
+        self.bpe = bpe  # the same of all models, as task is
+        self.task = task
         vocab_size = self.model.config.vocab_size
         if 2 * args.beam > vocab_size:
             raise UserError(f"--beam {args.beam}: more than half the vocabulary, {vocab_size}")

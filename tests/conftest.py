@@ -174,13 +174,13 @@ def refusal(tmp_path, monkeypatch):
     from support.common.errors import UserError
     from support.training.command_line import parse_arguments
     from support.training.settings import CpuSettings
-    from support.training.tasks import find_task
+    from support.training.tasks import prepare_task
 
     def say(*flags):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["train_cpu.py", *flags])
         with pytest.raises(UserError) as problem:
-            find_task(parse_arguments("", CpuSettings).complete()).model()
+            prepare_task(parse_arguments("", CpuSettings).complete()).model()
         assert "\n" not in str(problem.value)
         return str(problem.value)
 

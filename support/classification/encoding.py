@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-import data
 from data import BPE, NFC, append, append_ids
 from support.classification.corpus import Labelled, Reader, classes_of
 from support.classification.images import ImageTransform, read_image
 from support.common.errors import UserError
 from support.common.files import write_json
+from support.corpora.encoded import encoded_folder, in_order, make_once
+from support.corpora.held_out import choose_held_out, hash_text, hold_out
 
 FORMAT = 14  # version of the files; increase it when the same examples are stored differently
 BLOCK = 1000  # texts encoded at once; a long one takes about 5 KiB per token of max_length
@@ -49,9 +50,9 @@ def prepare_labelled(
     trained, of this kind: see `train_tokenizer`. Raises UserError.
     """
     description = [FORMAT, corpus.name, checksum, max_length, vocab_size, kind]
-    folder = data.encoded_folder(cache, corpus.name, description, tokenizer)
+    folder = encoded_folder(cache, corpus.name, description, tokenizer)
     write = partial(encode, corpus, tokenizer, max_length, vocab_size, kind)
-    return data.make_once(folder, write)
+    return make_once(folder, write)
 
 
 def encode(
@@ -72,7 +73,7 @@ def encode(
         tokenizer = Tokenizer.from_str(serialized)
         write = partial(write_texts, tokenizer=tokenizer, max_length=max_length)
     counts_of_parts = {}
-    for part in data.in_order(parts):
+    for part in in_order(parts):
         examples = ((example, numbers[name]) for example, name in parts[part]())
         counts = write(examples, folder / part)
         if not counts["examples"]:
@@ -94,7 +95,7 @@ def hold_out_labelled(corpus: Labelled) -> dict[str, Reader]:
     """Returns the readers of all parts, with some training examples held out for validation.
 
     If there is a validation set, none are. A hash of the example chooses them, so that equal
-    examples stay together (`choose_held_out` in data.py).
+    examples stay together (`choose_held_out` in support/corpora/held_out.py).
     """
     if "train" not in corpus.parts or "valid" in corpus.parts:
         return corpus.parts
@@ -110,16 +111,16 @@ def hold_out_labelled(corpus: Labelled) -> dict[str, Reader]:
     hashes = np.fromiter(read_hashes(), np.uint32)
     # The first example of each class is trained on, so that every class is known. An empty text
     # would be chosen before others, since its hash is 0.
-    trained = [data.hash_text(""), *first_of_class.values()]
+    trained = [hash_text(""), *first_of_class.values()]
     others = hashes[~np.isin(hashes, trained)]
-    chosen = data.choose_held_out(others, min(VALID_EXAMPLES, len(hashes) // ONE_IN))
-    return corpus.parts | data.hold_out(read, hashes, chosen)
+    chosen = choose_held_out(others, min(VALID_EXAMPLES, len(hashes) // ONE_IN))
+    return corpus.parts | hold_out(read, hashes, chosen)
 
 
 def hash_example(example: str | Path | np.ndarray) -> int:
     """Returns a 32-bit hash of a text or an image. Upper and lower case count as equal."""
     if isinstance(example, str):
-        return data.hash_text(example.lower())
+        return hash_text(example.lower())
     if isinstance(example, Path):
         return zlib.crc32(example.read_bytes())
     return zlib.crc32(example.tobytes())

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from support.common.errors import UserError, as_user_error
-from support.common.packages import require
+from support.common.errors import UserError, as_user_error, require
 from support.corpora.archives import read_bytes
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # of a GIF, only the first image

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor, nn
 
-from data import evaluation_batches, read_tokenizer
+from data import evaluation_batches
 from support.classification.classifier import Classifier, ClassifierConfig, classifier_flops
 from support.classification.corpus import Labelled
 from support.classification.encoding import prepare_labelled
@@ -31,6 +31,7 @@ from support.common.hardware import autocast_dtype
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
 from support.common.shape import make_config
+from support.corpora.encoded import read_tokenizer
 from support.distributed.collectives import sum_over_data
 
 EVALUATION_TOKENS = 4096  # in a batch of an evaluation
@@ -228,12 +229,12 @@ class Classification:
             )
         return lines
 
-    def size(self, step: int) -> tuple[int, int, float]:
+    def work(self, step: int) -> tuple[int, int, float]:
         """Returns examples, tokens without padding, and FLOPs of a whole step."""
         rows = self.batches.rows(step)
         lengths = torch.from_numpy(self.batches.examples.lengths(rows)[0])
-        step_flops = classifier_flops(self.config, lengths, frozen=self.args.freeze)
-        return len(rows), int(lengths.sum()), step_flops
+        flops = classifier_flops(self.config, lengths, frozen=self.args.freeze)
+        return len(rows), int(lengths.sum()), flops
 
     def model(self) -> Classifier:
         """Returns the model to train, sped up. Its weights are not yet initialized."""
@@ -258,6 +259,7 @@ class Classification:
         examples = self.part(part)
         dtype = autocast_dtype(self.args.precision)
         num_classes = len(self.classes)
+        # Counts, but `sum_over_data` divides them, which integers do not allow.
         confusion = torch.zeros(num_classes**2, dtype=torch.float64, device=device)
         nll = torch.zeros(1, dtype=torch.float64, device=device)
         # Each row is filled in by the ranks that classify its example, and is 0 in all others.

@@ -228,6 +228,6 @@ def remove_sharded(folder: Path, keep: str) -> None:
 
 
 def average_weights(paths: list[Path]) -> dict[str, Tensor]:
-    """Returns the mean of each weight over several checkpoints (section 6.1)."""
+    """Returns the mean of each weight over several checkpoints."""
     states = [load(path)["model"] for path in paths]
     return {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}

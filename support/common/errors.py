@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -33,6 +34,17 @@ def as_user_error(message: str) -> Iterator[None]:
         if isinstance(problem, KeyError):
             reason = f"there is no {problem}"
         raise UserError(f"{message} ({reason})") from problem
+
+
+def require(package: str, purpose: str, module: str = "") -> None:
+    """Raises UserError, with `purpose` in its message, unless an optional package is installed.
+
+    module: its name in Python, if pip knows it by another one.
+    """
+    spec = importlib.util.find_spec(module or package)
+    # Python takes a folder without code for a module: W&B, for one, leaves a folder wandb/.
+    if spec is None or spec.origin is None:
+        raise UserError(f"{purpose} needs a package: pip install {package}")
 
 
 class ArgumentParser(argparse.ArgumentParser):

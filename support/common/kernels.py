@@ -124,7 +124,7 @@ def compiled_cross_entropy() -> Callable:
 
 
 class FlatLinear(nn.Linear):
-    """The same as nn.Linear, which sees its input as a matrix.
+    """A linear layer that flattens its input to a matrix.
 
     PyTorch 2.13 cannot compile a linear layer that train_tp.py has split if its input has more
     dimensions, of sizes that vary.
@@ -152,8 +152,8 @@ def call_with_any_shape(layer: Callable, x: Tensor, *others: Tensor) -> Tensor:
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """`scaled_dot_product` by PyTorch's fused kernel: same shapes, same result.
 
-    A mask without a batch dimension is the decoder's own, which hides later positions alone.
-    The kernel knows it without being given it, and leaves out the scores that it hides.
+    A mask without a batch dimension is the causal mask. With `is_causal` the kernel does not
+    need it, and does not compute the scores that it hides.
     """
     if mask.dim() == 2 and mask.shape[0] > 1:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -161,21 +161,21 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """`fused_attention` that gives the kernel the decoder's own mask, too.
+    """`fused_attention` that passes the causal mask, too, as a tensor.
 
-    On a GPU, in bf16 or fp16, the kernel that knows this mask is FlashAttention. It computes
-    blocks of 128 positions, of which a short sentence fills little. The kernel that is given a
-    mask computes blocks of 64.
+    On a GPU, in bf16 or fp16, the kernel for `is_causal` is FlashAttention. It computes blocks
+    of 128 positions, of which a short sentence fills little. The kernel that takes a mask
+    computes blocks of 64.
     """
     if mask.dim() == 2 and mask.shape[0] == 1:  # a single position, the last, sees all
         return F.scaled_dot_product_attention(q, k, v)
     if not torch.compiler.is_compiling():  # compiled code converts the mask as it reads it
-        mask = additive(mask, q.dtype)
+        mask = additive_mask(mask, q.dtype)
     return F.scaled_dot_product_attention(q, k, v, mask)
 
 
 @lru_cache(maxsize=2)
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns what is added to the scores: 0 where `mask` is True, else minus infinity.
 
     PyTorch would compute it in each layer; but all layers of a pass have the same two masks.
@@ -221,9 +221,10 @@ def table_of_sinusoids(rows: int, d_model: int, device: torch.device) -> Tensor:
 
 
 class OneProductAttention(Attention):
-    """The same as Attention, which in self-attention computes q, k and v in one product.
+    """Attention that computes q, k and v of self-attention in one product.
 
-    It joins the matrices, if they are the copies that `CastTogether` makes for a pass. The
+    It joins the matrices, if they are the copies that `CastTogether` makes for a pass, and not
+    parameters. The
     backward pass needs the joined matrix. With FSDP, which frees a layer's parameters after
     use, the joined matrices of all layers would stay in memory.
     """
@@ -276,7 +277,7 @@ def places_of_weights(layer: nn.Module) -> list[tuple[nn.Module, str]]:
 
 
 def put(weights: Iterable[Tensor], places: list[tuple[nn.Module, str]]) -> None:
-    """Puts each weight where `places` says, as a parameter of that module."""
+    """Puts each weight where `places` says: a parameter, or its copy, a plain tensor."""
     for weight, (module, name) in zip(weights, places):
         module._parameters[name] = cast(nn.Parameter, weight)
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from support.common.errors import UserError
 from support.common.paths import CACHE
+from support.common.streams import readable
 
 HISTORY = CACHE / "history"
 
@@ -53,8 +54,3 @@ def load_history():
     except (ImportError, OSError):  # Python was built without it; another user's file
         return None
     return readline
-
-
-def readable(text: str) -> str:
-    """Returns text from the terminal or an argument with all that is not UTF-8 replaced."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -43,3 +43,8 @@ def ignore_lost_stdout(problems: type[OSError] = BrokenPipeError):
     except problems:
         # Python flushes stdout once more as it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def readable(text: str) -> str:
+    """Returns text from the terminal or an argument with all that is not UTF-8 replaced."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -22,7 +22,7 @@ from support.corpora.archives import UNREADABLE, File, open_bytes, read_bytes, z
 JSON = (".jsonl", ".json")  # endings: an object a line, or one list of them
 TABLES = (".tsv", ".csv", *JSON)  # endings; other files are looked into: see `is_table`
 FIRST_BYTES = 1 << 16  # of a file, which tell whether it is a table
-FIRST_LINES = 100  # of a .csv file, which tell what stands between its cells
+FIRST_LINES = 100  # of a .csv file, which tell its delimiter
 # Where columns are given by position, the first row is a header if it has only these names.
 HEADER = {
     *("de", "en", "src", "tgt", "source", "target"),
@@ -109,7 +109,7 @@ def is_table(path: Path | zipfile.Path) -> bool:
     if len(lines) > 1:
         lines.pop()  # it may be cut
     lines = [line for line in lines if line.strip()]
-    # Of a line without a tab among many, the error message should give the number.
+    # With few lines that lack a tab it is a table, too: an error will give their numbers.
     return len(lines) > 0 and sum(b"\t" in line for line in lines) > 0.9 * len(lines)
 
 
@@ -177,7 +177,8 @@ def read_csv_rows(lines: Iterator[str], name: str) -> Iterator[tuple[int, list[s
             if any(row):
                 yield number, [cell.replace("\n", " ") for cell in row]
     except csv.Error as problem:
-        raise UserError(f"{name}, line {rows.line_num}: {problem}") from problem
+        line = rows.line_num + first_row - 1  # the reader has not seen the separator's line
+        raise UserError(f"{name}, line {line}: {problem}") from problem
 
 
 def find_delimiter(lines: list[str]) -> str:

@@ -36,7 +36,7 @@ MAX_PROCS_BY_DEFAULT = 8
 MIN_TOKENS_PER_PROC = 512
 MAX_PROCS_PER_CORE = 4
 KILLED = -9  # the exit code of a process that SIGKILL has ended, which Windows does not have
-KILL_AFTER = 2  # seconds after the first signal, from which on another one kills
+KILL_AFTER = 2  # seconds: a signal that long after the first one kills the processes
 
 # --- What every process does ------------------------------------------------------------------
 
@@ -48,7 +48,7 @@ class ThisProcess:
     store: dist.Store  # of this start: see support/distributed/rendezvous.py
 
 
-def run(train: Train, rank: int, world_size: int, store: dist.Store, args) -> None:
+def set_up_and_train(train: Train, rank: int, world_size: int, store: dist.Store, args) -> None:
     """Sets up this process, calls `train`, and destroys its process group."""
     ThisProcess.rank = rank
     ThisProcess.store = store
@@ -60,8 +60,8 @@ def run(train: Train, rank: int, world_size: int, store: dist.Store, args) -> No
     Signals.handle(signal.SIG_DFL)
     unblock_signals()  # `spawn` has blocked them until here
     with (
-        rendezvous.name_lost_processes(store, rank, world_size),
-        name_full_gpu(rank),
+        rendezvous.report_lost_processes(store, rank, world_size),
+        report_full_gpu(rank),
         ExitStack() as stack,
     ):
         if args.device == "cuda" and world_size > 1:
@@ -89,7 +89,7 @@ def node_and_local_rank(rank: int) -> tuple[str, int]:
 
 
 @contextmanager
-def name_full_gpu(rank: int):
+def report_full_gpu(rank: int):
     """Raises UserError where the block runs out of a GPU's memory."""
     try:
         yield
@@ -193,6 +193,7 @@ def spawn(train: Train, command_line: rendezvous.CommandLine) -> None:
             )
         args = command_line.complete()
         procs = number_of_processes(args, cores)
+    args.threads = max(1, cores // procs)
     store = rendezvous.store_on_loopback()
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(procs)}
     # Threads that wait for each other soon sleep. Spinning, they would keep cores from the
@@ -210,11 +211,11 @@ def spawn(train: Train, command_line: rendezvous.CommandLine) -> None:
 
 
 def number_of_processes(args, cores: int) -> int:
-    """Returns how many processes train, and sets the threads of each. Raises UserError.
+    """Returns how many processes train. Raises UserError.
 
-    The default is one process for each core, with one thread, which never waits for others
-    inside an operation. With more than 8 processes, or with few tokens for each, communication
-    would cost more time than another process saves.
+    The default is one process, with one thread, for each core, so that no thread waits for
+    another inside an operation. With more than 8 processes, or with few tokens for each,
+    communication would cost more time than another process saves.
     """
     useful_procs = max(1, args.batch_tokens // MIN_TOKENS_PER_PROC)
     procs = args.procs or min(cores, MAX_PROCS_BY_DEFAULT, useful_procs)
@@ -223,7 +224,6 @@ def number_of_processes(args, cores: int) -> int:
         raise UserError(
             f"--procs {procs}: at most {MAX_PROCS_PER_CORE} for each of the {cores} cores here"
         )
-    args.threads = max(1, cores // procs)
     return procs
 
 
@@ -237,7 +237,7 @@ def worker(rank: int, train: Train, args, port: int, world_size: int) -> None:
         except dist.DistError:  # the parent was killed meanwhile
             sys.exit(1)
         store.set_timeout(timedelta(seconds=args.timeout))
-        run(train, rank, world_size, store, args)
+        set_up_and_train(train, rank, world_size, store, args)
 
 
 def watch(workers: mp.ProcessContext, folder: str, early: list[int]) -> None:
@@ -272,9 +272,9 @@ def forward_signals(workers: mp.ProcessContext, early: list[int]) -> list[int]:
     def forward(number: int, _frame) -> None:
         received.append(number)
         times.append(time.monotonic())
-        was_asked_before = times[-1] - times[0] > KILL_AFTER
+        kills = times[-1] - times[0] > KILL_AFTER
         for process in workers.processes:
-            if was_asked_before:
+            if kills:
                 process.kill()
             elif sys.platform != "win32" and process.is_alive():
                 os.kill(process.pid, number)
@@ -365,12 +365,10 @@ def run_under_torchrun(
     world_size: int,
 ) -> None:
     """Connects the processes of this start, agrees on the settings, and calls `train`."""
-    timeout = command_line.given.get("timeout", command_line.settings.timeout)
-    if not 1 <= timeout <= 10**7:
-        raise UserError(f"--timeout {timeout}: it must be from 1 to {10**7}")
+    timeout = command_line.timeout()
     torchrun_store.set_timeout(timedelta(seconds=timeout))
-    store = rendezvous.restart_store(torchrun_store, rank, world_size, timeout)
+    store = rendezvous.store_of_this_start(torchrun_store, rank, world_size, timeout)
     args = rendezvous.share_settings(command_line, torchrun_store, store, rank, world_size)
     torchrun_store.set_timeout(timedelta(seconds=args.timeout))  # --config may have another
     args.threads = torch.get_num_threads()  # torchrun gives each of several processes one
-    run(train, rank, world_size, store, args)
+    set_up_and_train(train, rank, world_size, store, args)

@@ -33,8 +33,11 @@ HAS_LIBUV = sys.platform != "win32"  # PyTorch's build for Windows has a store w
 class CommandLine(Protocol):
     """What a launcher needs of the command line (support/training/command_line.py)."""
 
-    settings: Any  # a dataclass: the settings of a run
+    settings_class: Any  # a dataclass
     given: dict[str, Any]  # the flags on the command line
+
+    def timeout(self) -> int:
+        """Returns --timeout. Raises UserError."""
 
     def complete(self, restarted: str = "") -> Any:
         """Returns the settings of a run."""
@@ -116,7 +119,7 @@ def share_settings(
     else:
         wait_for_result(store, "checked/0")
         expected, settings = json.loads(store.get("settings"))
-        args = command_line.settings(**settings)
+        args = command_line.settings_class(**settings)
         with publish(store, f"checked/{rank}"):
             check_equal(rank, socket.gethostname(), own, expected)
             # This node may have fewer GPUs, or no compiler.
@@ -154,7 +157,7 @@ def check_equal(rank: int, host: str, own: dict[str, Any], expected: dict[str, A
             )
 
 
-def restart_store(
+def store_of_this_start(
     torchrun_store: dist.Store, rank: int, world_size: int, timeout: int
 ) -> dist.Store:
     """Returns a part of torchrun's store for this start, without keys of a start that failed.
@@ -220,7 +223,7 @@ def open_port(store: dist.Store, rank: int) -> dist.TCPStore | None:
 
 
 @contextmanager
-def name_lost_processes(store: dist.Store, rank: int, world_size: int):
+def report_lost_processes(store: dist.Store, rank: int, world_size: int):
     """Raises UserError that names the lost processes if a collective in the block fails."""
     try:
         yield

@@ -1,6 +1,6 @@
-"""Saving and loading weights that may be sharded over the processes; clipping their gradients.
+"""Saving and loading weights that may be sharded over the processes.
 
-All functions but `first_failure` and `count_copies` are collectives: every process has to call
+All functions but `first_failure` are collectives: every process has to call
 them, or the others wait until --timeout. They do the same whether the processes have shards of
 the weights (train_fsdp.py, train_tp.py) or whole copies of them.
 """
@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -128,39 +127,3 @@ def gather_model(model: nn.Module, make_model: Callable[[], nn.Module]) -> nn.Mo
         get_model_state_dict(model, options=FULL_IN_ALL_RANKS), assign=True
     )
     return gathered
-
-
-def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
-    """Scales the gradients down to max_norm, and returns their norm before.
-
-    PyTorch's `clip_grad_norm_` takes DTensors of one mesh only. In train_tp.py the weights that
-    are split have the whole mesh, and the others the data ranks' alone.
-    """
-    parts = []
-    copies = []
-    for parameter in parameters:
-        gradient = parameter.grad
-        if gradient is None:  # the loss does not depend on it
-            continue
-        assert isinstance(gradient, DTensor), "every weight of train_tp.py is a DTensor"
-        parts.append(gradient.to_local())
-        copies.append(count_copies(gradient))
-    norms = torch.stack(torch._foreach_norm(parts)).double()
-    # Not blocking: else the CPU would wait for a GPU in each step.
-    divisors = torch.tensor(copies).to(norms.device, non_blocking=True)
-    square = (norms.square() / divisors).sum()
-    dist.all_reduce(square)
-    norm = square.sqrt()
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for part in parts:
-        part.mul_(scale)
-    return norm
-
-
-def count_copies(weight: DTensor) -> int:
-    """Returns how many ranks have the same part of a weight."""
-    num_parts = 1
-    for size, placement in zip(weight.device_mesh.shape, weight.placements):
-        if not placement.is_replicate():
-            num_parts *= size
-    return dist.get_world_size() // num_parts

@@ -17,18 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from support.common.checkpoint import load_run
-from support.common.errors import UserError, exit_on_user_error, make_parser
+from support.common.errors import UserError, exit_on_user_error, make_parser, require
 from support.common.hardware import (
     check_compiler,
     fast_precision,
     find_device,
     number_in_environment,
 )
-from support.common.packages import require
 from support.common.paths import LOGS
-from support.common.prompt import readable
 from support.common.run_folder import check_name, make_folder
-from support.common.streams import prepare_streams
+from support.common.streams import prepare_streams, readable
 from support.training.config_file import read_config
 from support.training.settings import (
     Settings,
@@ -50,8 +48,14 @@ SIZE_FLAGS = {"batch_tokens", "batch_size", "lr", "head_lr", "warmup"}
 class CommandLine:
     """What a command line says."""
 
-    settings: type[Settings]
+    settings_class: type[Settings]  # of the script
     given: dict[str, Any]  # the flags that it names, by name
+
+    def timeout(self) -> int:
+        """Returns --timeout, before the settings are completed. Raises UserError."""
+        timeout = self.given.get("timeout", self.settings_class.timeout)
+        check_limits(self.settings_class, {"timeout": timeout})
+        return timeout
 
     def complete(self, restarted: str = "") -> Settings:
         """Returns the settings of the run, and makes the folder of a new one.
@@ -75,8 +79,8 @@ class CommandLine:
             flags, config = self.flags_of_new_run(given, checkpoint)
             requested = flags  # --name remembers none: the defaults have to agree, too
         if checkpoint:
-            refuse_changes(self.settings, requested, checkpoint["flags"], folder)
-        args = self.settings(**flags)
+            refuse_changes(self.settings_class, requested, checkpoint["flags"], folder)
+        args = self.settings_class(**flags)
         args.saved = checkpoint["task"] if checkpoint else None
         args.base_config = config
         settle(args)
@@ -95,7 +99,7 @@ class CommandLine:
         given = self.given
         if not given.get("config"):
             return given
-        in_file = read_config(given["config"], self.settings, given.get("pretrained", ""))
+        in_file = read_config(given["config"], self.settings_class, given.get("pretrained", ""))
         return in_file | overridden_by(given) | given
 
     def read_checkpoint(self, folder: Path, given: dict[str, Any]) -> dict | None:
@@ -108,7 +112,7 @@ class CommandLine:
             is_there = folder != LOGS and (folder / "last.pt").is_file()
             if not is_there or given.get("benchmark"):
                 return None
-        return load_run(folder, sharded="sharded" in flags_of(self.settings))
+        return load_run(folder, sharded="sharded" in flags_of(self.settings_class))
 
     def flags_of_resumed_run(
         self, given: dict[str, Any], stored: dict[str, Any]
@@ -118,21 +122,21 @@ class CommandLine:
             raise UserError("--minutes is for a new run: --epochs says how long this one is")
         kept = {
             name: stored[name]
-            for name, field in flags_of(self.settings).items()
+            for name, field in flags_of(self.settings_class).items()
             if name in stored and field.metadata["remembered"]
         }
         if "epochs" in given:
             kept["steps"] = 0
-        return defaults_of(self.settings) | kept | given
+        return defaults_of(self.settings_class) | kept | given
 
     def flags_of_new_run(
         self, given: dict[str, Any], checkpoint: dict | None
     ) -> tuple[dict[str, Any], str]:
         """Returns all flags of a new run, or of one that --name names; and its config."""
-        flags = defaults_of(self.settings)
+        flags = defaults_of(self.settings_class)
         path = base_config(flags | given)
         if path:
-            flags |= read_config(str(path), self.settings)
+            flags |= read_config(str(path), self.settings_class)
         flags |= overridden_by(given)
         if checkpoint:
             settled = {"precision"}  # on another machine "auto" could select another one
@@ -149,7 +153,7 @@ class CommandLine:
 
     def refuse_shape(self, given: dict[str, Any]) -> None:
         """Raises UserError for flags that give pretrained weights another shape."""
-        for name, field in flags_of(self.settings).items():
+        for name, field in flags_of(self.settings_class).items():
             if name in given and field.metadata["is_shape"]:
                 source = "" if name in self.given else f"--config {given['config']}: "
                 raise UserError(
@@ -170,7 +174,7 @@ def parse_arguments(doc: str, settings: type[Settings]) -> CommandLine:
     known = flags_of(settings)
     groups: dict[str, Any] = {}
     for base in reversed(settings.__mro__):
-        heading = str(base.__doc__)
+        heading = getattr(base, "heading", "")
         names = [name for name in inspect.get_annotations(base) if name in known]
         if names and heading not in groups:
             groups[heading] = parser.add_argument_group(heading)

@@ -6,19 +6,19 @@ import torch
 from torch import nn
 
 
-def learning_rate(step: int, args, last: int) -> float:
-    """Returns the learning rate of a step, counted from 1, of a run of `last` steps.
+def learning_rate(step: int, args, last_step: int) -> float:
+    """Returns the learning rate of a step, counted from 1, of a run of `last_step` steps.
 
     All schedules rise linearly to --lr in --warmup steps (0: a tenth of the run). Then `noam`
-    falls as 1 / sqrt(step) (section 5.3), whereas `linear` and `cosine` reach 0 after the last
-    step.
+    falls as 1 / sqrt(step) (section 5.3 of "Attention Is All You Need"), whereas `linear` and
+    `cosine` reach 0 after the last step.
     """
-    warmup = args.warmup or max(1, last // 10)
+    warmup = args.warmup or max(1, last_step // 10)
     if step <= warmup:
         return args.lr * (step / warmup)
     if args.schedule == "noam":
         return args.lr * (warmup / step) ** 0.5
-    remaining = (last + 1 - step) / (last + 1 - warmup)
+    remaining = (last_step + 1 - step) / (last_step + 1 - warmup)
     if args.schedule == "linear":
         return args.lr * remaining
     return args.lr * ((1 - math.cos(math.pi * remaining)) / 2)

@@ -84,6 +84,7 @@ class Run:
     """Counts what a run does, in every rank; rank 0 also keeps logs/RUN/ and shows progress."""
 
     def __init__(self, args: Settings, task: Task, rank: int, world_size: int):
+        """Prints the settings of the run. A collective: see `peak_rate`."""
         self.args = args
         self.task = task
         self.rank = rank
@@ -92,7 +93,8 @@ class Run:
         self.data_rank = rank // self.tp_size
         self.data_size = world_size // self.tp_size
         self.folder = Path(args.folder)
-        self.writes = rank == 0 and not args.benchmark
+        self.writes = rank == 0 and not args.benchmark  # the log
+        # Checkpoints: a trial of --minutes measures how long it takes to save them.
         self.saves = self.writes or (rank == 0 and args.trial is not None)
         self.epoch_steps = len(task.batches)
         self.last_step = args.steps or args.epochs * self.epoch_steps
@@ -102,9 +104,9 @@ class Run:
         self.throughput = Throughput(peak_rate(args, rank, world_size))
         # Sums of nll and norm over the steps that were not read back yet.
         self.unread: Tensor | None = None
-        self.scaler = torch.amp.GradScaler(enabled=False)  # `start` sets the script's
+        self.scaler = torch.amp.GradScaler(enabled=False)  # `start` takes the script's, if any
         # The row of metrics.csv that a step has ended, until `log_step` writes it: after an
-        # evaluation with its metrics (`save_best`), otherwise at once (`record`).
+        # evaluation with its metrics (`record_evaluation`), otherwise at once (`record`).
         self.row: dict[str, Any] = {}
         self.bar: Any = None  # tqdm's
         self.log: MetricsLog | None = None  # in the rank that writes
@@ -118,24 +120,29 @@ class Run:
     # --- Starting and resuming
 
     def start(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> int:
         """Starts or resumes the run on all ranks, and returns how many steps are done.
 
         A new run begins at step 0, with pretrained weights if the task has them. A resumed run
         loads last.pt: rank 0 reads it and sends the weights; with --sharded each rank reads its
-        own shard. Raises UserError if the ranks have different data.
+        own shard. scaler: what scales the loss in fp16. Raises UserError if the ranks have
+        different data.
         """
         content = json.dumps(self.task.saved(), sort_keys=True)
         check_same_data(hashlib.sha256(content.encode()).hexdigest()[:12])
         if self.writes:
             self.lock = lock_folder(self.folder, is_new=not self.args.saved)
-        self.scaler = scaler
+        if scaler:
+            self.scaler = scaler
         step = 0
         if self.args.saved:
             step = self.restore_checkpoint(model, optimizer)
-            if self.progress.scaler and scaler.is_enabled():  # then and now in fp16
-                scaler.load_state_dict(self.progress.scaler)
+            if self.progress.scaler and self.scaler.is_enabled():  # then and now in fp16
+                self.scaler.load_state_dict(self.progress.scaler)
         elif self.task.weights:
             self.load_pretrained_weights(model, self.task.weights)
             self.task.weights = None  # the model has them now
@@ -157,7 +164,7 @@ class Run:
             self.say(f"evaluating the weights of step {step}")  # where the run was stopped
             metrics = self.task.evaluate(model, "valid", self.data_rank, self.data_size)
             self.end_row(step)
-            self.save_best(step, model, metrics)
+            self.record_evaluation(step, model, metrics)
         self.restart_clock()
         return step
 
@@ -245,7 +252,7 @@ class Run:
         ends the run, if the loss or the gradient is not finite. In fp16 an infinite gradient
         only skips the step, as long as the scale of the loss is at least 1.
         """
-        examples, tokens, flops = self.task.size(step - 1)
+        examples, tokens, flops = self.task.work(step - 1)
         self.add_unread(nll, norm)
         ends_epoch = step % self.epoch_steps == 0
         if self.should_log(step) or ends_epoch or self.should_save(step, stopping=False):
@@ -267,7 +274,7 @@ class Run:
             self.row["grad_norm"] = f"{float(norm):.6f}"
         if self.bar is not None:
             self.bar.update()
-        if not self.should_evaluate(step):  # else `save_best` ends the step
+        if not self.should_evaluate(step):  # else `record_evaluation` ends the step
             self.log_step(step, {})
         if self.args.trial:
             self.stop_if_trial_is_over(step, self.args.trial.max_seconds)
@@ -350,8 +357,8 @@ class Run:
 
     # --- Evaluations and checkpoints
 
-    def save_best(self, step: int, model: nn.Module, metrics: dict[str, float]) -> None:
-        """Saves the weights of an evaluation: the best in best.pt, the latest in step-N.pt.
+    def record_evaluation(self, step: int, model: nn.Module, metrics: dict[str, float]) -> None:
+        """Logs an evaluation, and saves its weights: best.pt if they are the best, step-N.pt.
 
         The best have the highest first metric in validation, and of those the lowest loss.
         A collective: rank 0 gathers the weights. Raises UserError where the loss is not finite.

@@ -54,13 +54,14 @@ TRANSLATE, CLASSIFY = "translation", "classification"
 # Of a flag that is for one start on one machine: neither --resume nor --config takes it over.
 ONCE: dict[str, Any] = {"remembered": False, "copied": False}
 
-# The docstring of each class below is the heading of its flags in --help. The classes of single
-# scripts have the heading "run" again, so that their flags are listed under it.
+# `heading` is that of the flags in --help. A class without its own has that of its base class.
 
 
 @dataclass
 class CorpusSettings:
-    """corpus"""
+    """The corpus."""
+
+    heading: ClassVar[str] = "corpus"
 
     data: str = flag(
         "phrasebook",
@@ -102,7 +103,9 @@ class CorpusSettings:
 
 @dataclass
 class ModelSettings:
-    """model"""
+    """The shape of the model."""
+
+    heading: ClassVar[str] = "model"
 
     layers: int = flag(
         3, "encoder layers, and as many decoder layers", (1, 1000), is_shape=True
@@ -143,7 +146,9 @@ class ModelSettings:
 
 @dataclass
 class OptimizerSettings:
-    """optimization"""
+    """How the model is trained."""
+
+    heading: ClassVar[str] = "optimization"
 
     batch_tokens: int = flag(
         4096, "source tokens, and target tokens, in a step of all processes", (1, 10**9)
@@ -199,7 +204,9 @@ class OptimizerSettings:
 
 @dataclass
 class SpeedSettings:
-    """speed"""
+    """What makes training faster, or needs less memory."""
+
+    heading: ClassVar[str] = "speed"
 
     precision: str = flag(
         "auto",
@@ -227,7 +234,9 @@ class SpeedSettings:
 
 @dataclass
 class RunSettings:
-    """run"""
+    """The folder of a run, what it logs and saves, and when."""
+
+    heading: ClassVar[str] = "run"
 
     config: str = flag("", "take flags from this YAML or JSON file", copied=False)
     name: str = flag("", "start the run logs/NAME, or resume it", copied=False)
@@ -289,7 +298,7 @@ class Settings(RunSettings, SpeedSettings, OptimizerSettings, ModelSettings, Cor
 
 @dataclass
 class CpuSettings(Settings):
-    """run"""
+    """The flags of train_cpu.py."""
 
     DEVICES: ClassVar[tuple[str, ...]] = ("cpu",)
 
@@ -302,7 +311,7 @@ class CpuSettings(Settings):
 
 @dataclass
 class ShardedSettings(Settings):
-    """run"""
+    """The flags of the scripts that shard the weights."""
 
     sharded: bool = flag(
         False, "save last.pt in shards, one for each process", remembered=False
@@ -311,7 +320,7 @@ class ShardedSettings(Settings):
 
 @dataclass
 class FsdpSettings(ShardedSettings):
-    """run"""
+    """The flags of train_fsdp.py."""
 
     replicas: int = flag(
         1,
@@ -323,7 +332,7 @@ class FsdpSettings(ShardedSettings):
 
 @dataclass
 class TpSettings(ShardedSettings):
-    """run"""
+    """The flags of train_tp.py."""
 
     tensor: int = flag(
         0, "processes that compute each layer together; 0: all of a node", remembered=False

@@ -30,8 +30,12 @@ def find_growth(task, args: Settings) -> int:
     num_layers = task.config.layers
     if isinstance(task.config, ModelConfig):  # as many in the decoder
         num_layers *= 2
-    flops = [task.size(step)[2] for step in range(min(len(task.batches), 20))]
-    mfu = sum(flops) / len(flops) / (num_layers * LAUNCH_SECONDS) / args.gpu_flops
+    num_sampled = min(len(task.batches), 20)
+    step_flops = 0.0  # on average
+    for step in range(num_sampled):
+        _, _, flops = task.work(step)
+        step_flops += flops / num_sampled
+    mfu = step_flops / (num_layers * LAUNCH_SECONDS) / args.gpu_flops
     num_steps = args.epochs * len(task.batches)
     needed = 2 ** math.ceil(math.log2(LOW_MFU / mfu))
     allowed = 2 ** math.floor(math.log2(num_steps / MIN_STEPS))

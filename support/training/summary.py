@@ -106,8 +106,11 @@ def step_flags(args, growth: int) -> tuple[str, str]:
 def epoch_seconds(run, tokens_per_second: float) -> float:
     """Returns how long the steps of an epoch take; up to 200 of them tell its tokens."""
     num_steps = min(run.epoch_steps, 200)
-    tokens = sum(run.task.size(step)[1] for step in range(num_steps))
-    return tokens / tokens_per_second * (run.epoch_steps / num_steps)
+    total = 0
+    for step in range(num_steps):
+        _, tokens, _ = run.task.work(step)
+        total += tokens
+    return total / tokens_per_second * (run.epoch_steps / num_steps)
 
 
 def finish(run, model: nn.Module) -> None:

@@ -44,7 +44,7 @@ class Task(Protocol):
     def model(self) -> nn.Module:
         """Returns the model, not yet initialized: model(*batch) gives sums (loss, nll)."""
 
-    def size(self, step: int) -> tuple[int, int, float]:
+    def work(self, step: int) -> tuple[int, int, float]:
         """Returns the examples, the tokens and the FLOPs of a whole step."""
 
     def evaluate(
@@ -65,8 +65,11 @@ class Task(Protocol):
         """Returns what the checkpoint holds of the task: numbers and text, as in JSON."""
 
 
-def find_task(args: Settings) -> Task:
-    """Returns the task of a run, with its data ready to train on. Raises UserError."""
+def prepare_task(args: Settings) -> Task:
+    """Returns the task of a run, with its data ready to train on. Raises UserError.
+
+    On GPUs it may enlarge the steps, in `args`.
+    """
     task = make_task(args)
     if args.gpu_flops:
         from support.training.step_size import enlarge_steps, find_growth

@@ -32,7 +32,7 @@ def beam_search(
     length_penalty: float = LENGTH_PENALTY,
     others: Iterable[Transformer] = (),
 ) -> list[list[Hypothesis]]:
-    """Translates a batch by beam search (section 6.1); with beam 1 it is greedy decoding.
+    """Translates a batch by beam search; with beam 1 it is greedy decoding.
 
     src: (batch, src) ids, padded at the end. beam: at most half the vocabulary. others: models
     with the same vocabulary, which form an ensemble with `model`: the probabilities of all are

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data import BPE, Batches, Pairs, evaluation_batches, prepare, read_text, read_tokenizer
+from data import BOS, BPE, EOS, PAD, Batches, Pairs, evaluation_batches, prepare, read_text
 from model import ModelConfig, Transformer
 from support.common.checkpoint import check_corpus
 from support.common.errors import UserError, as_user_error
@@ -24,6 +24,7 @@ from support.common.hardware import autocast_dtype
 from support.common.kernels import speed_up
 from support.common.paths import CACHE
 from support.common.shape import make_config
+from support.corpora.encoded import read_tokenizer
 from support.corpora.pairs import find_corpus
 from support.distributed.collectives import all_gather_objects, broadcast_object, sum_over_data
 from support.translation.beam import translate_batch
@@ -68,7 +69,8 @@ class Translation:
         bpe = saved["bpe"] if saved else ""
         self.folder = prepare(corpus, CACHE / "encoded", args.vocab_size, args.max_length, bpe)
         self.bpe = BPE(read_tokenizer(self.folder))
-        self.config = make_config(ModelConfig, args, vocab_size=self.bpe.vocab_size)
+        ids = {"vocab_size": self.bpe.vocab_size, "pad": PAD, "bos": BOS, "eos": EOS}
+        self.config = make_config(ModelConfig, args, **ids)
         self.make_batches()
         # What the last evaluation has left for `report`: in all ranks the translations, by line
         # number; in rank 0 the scores.
@@ -96,13 +98,14 @@ class Translation:
             lines.append(line)
         return "\n".join(lines)
 
-    def size(self, step: int) -> tuple[int, int, float]:
+    def work(self, step: int) -> tuple[int, int, float]:
         """Returns pairs, tokens on both sides without padding, and FLOPs of a whole step."""
         rows = self.batches.rows(step)
         lengths = self.batches.examples.lengths(rows)
         src_lengths, tgt_lengths = map(torch.from_numpy, lengths)
         tokens = int(src_lengths.sum() + tgt_lengths.sum())
-        return len(rows), tokens, transformer_flops(self.config, src_lengths, tgt_lengths)
+        flops = transformer_flops(self.config, src_lengths, tgt_lengths)
+        return len(rows), tokens, flops
 
     def model(self) -> Transformer:
         args = self.args

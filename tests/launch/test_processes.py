@@ -19,7 +19,7 @@ from support.common import run_folder
 from support.common.errors import UserError
 from support.distributed import launch as processes
 from support.distributed import liveness, rendezvous
-from support.distributed.rendezvous import name_lost_processes, restart_store
+from support.distributed.rendezvous import report_lost_processes, store_of_this_start
 from support.distributed.signals import STOPPING, Signals
 
 skip_on_windows("Windows has no POSIX signals")
@@ -48,7 +48,7 @@ def test_who_does_not_notice_is_named(monkeypatch, lost):
             store.set(f"noticed/{rank}", "")
 
     monkeypatch.setattr(time, "sleep", meanwhile)
-    with pytest.raises(UserError) as problem, name_lost_processes(store, here[0], 3):
+    with pytest.raises(UserError) as problem, report_lost_processes(store, here[0], 3):
         raise RuntimeError("gloo: Connection closed by peer\nat pair.cc")
     who = (
         f"process {', '.join(map(str, lost))} of 3 has died or does not answer"
@@ -63,14 +63,17 @@ def test_where_the_store_has_gone_too_nobody_is_named():
         def set(self, key, value):
             raise dist.DistNetworkError("Broken pipe")
 
-    with pytest.raises(UserError) as problem, name_lost_processes(Gone(), 0, 3):
+    with pytest.raises(UserError) as problem, report_lost_processes(Gone(), 0, 3):
         raise RuntimeError("gloo: Connection closed by peer")
     assert str(problem.value) == f"{TOUCH} (gloo: Connection closed by peer)"
 
 
 def test_another_problem_is_nobodys_death():
     store = dist.HashStore()
-    with pytest.raises(RuntimeError, match="^shapes differ"), name_lost_processes(store, 0, 3):
+    with (
+        pytest.raises(RuntimeError, match="^shapes differ"),
+        report_lost_processes(store, 0, 3),
+    ):
         raise RuntimeError("shapes differ")
 
 
@@ -268,7 +271,7 @@ def test_a_process_that_has_not_started_is_named(rank, missing):
         UserError,
         match=rf"^process {missing} of 2 has not started within 1 seconds \(--timeout\)$",
     ):
-        restart_store(store, rank, 2, timeout=1)
+        store_of_this_start(store, rank, 2, timeout=1)
 
 
 WAITING = """

@@ -37,7 +37,7 @@ from support.distributed.launch import torchrun
 from support.distributed.rendezvous import checksum_of_code, share_settings
 from support.training.command_line import parse_arguments
 from support.training.settings import FsdpSettings, Settings, TpSettings
-from support.training.tasks import find_task
+from support.training.tasks import prepare_task
 
 skip_on_windows("torchrun asks for libuv, which PyTorch for Windows is built without")
 
@@ -179,7 +179,7 @@ def test_layers_that_cannot_be_split(monkeypatch, corpus_flags, flags, expected)
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     with pytest.raises(UserError, match=expected) as problem:
-        find_task(parse_arguments("", TpSettings).complete())
+        prepare_task(parse_arguments("", TpSettings).complete())
     assert "\n" not in str(problem.value)
 
 

@@ -35,7 +35,7 @@ from support.training import summary as run_summary
 from support.training import throughput
 from support.training.command_line import parse_arguments
 from support.training.settings import CpuSettings, FsdpSettings, TpSettings
-from support.training.tasks import find_task
+from support.training.tasks import prepare_task
 
 
 @pytest.mark.slow
@@ -322,7 +322,7 @@ def test_a_signal_before_all_processes_have_started_is_kept_for_them(
 import os, time, torch.multiprocessing as mp
 from support.training.command_line import parse_arguments
 from support.training.settings import CpuSettings, FsdpSettings
-from support.training.tasks import find_task
+from support.training.tasks import prepare_task
 from support.distributed.launch import spawn
 from train_cpu import train
 start = mp.spawn
@@ -485,7 +485,7 @@ def test_a_run_goes_on_with_a_corpus_that_has_moved(
     for data in ("moved", "./moved"):
         monkeypatch.setattr(sys, "argv", ["train_cpu.py", *flags_with(data)])
         args = parse_arguments("", CpuSettings).complete()
-        assert len(find_task(args).batches.examples) == summary["training_examples"]
+        assert len(prepare_task(args).batches.examples) == summary["training_examples"]
     expected = "--data moved-valid: logs/first was started with another corpus"
     assert expected in refusal(*flags_with("moved-valid"))
 

@@ -33,7 +33,7 @@ import train_cpu
 from support.distributed.launch import spawn
 from support.training.command_line import CommandLine, parse_arguments
 from support.training.settings import CpuSettings
-from support.training.tasks import find_task
+from support.training.tasks import prepare_task
 from support.translation.task import Translation
 
 # With these, glibc keeps freed memory. Training does not set them, as it gains nothing by them:
@@ -127,7 +127,7 @@ def main() -> None:
         spawn(train_peer, parse_flags(flags))
         return
     args = parse_flags(flags).complete()
-    task = find_task(args)
+    task = prepare_task(args)
     pairs = task.batches.examples
     sources, targets = (int(side.sum()) for side in pairs.lengths(np.arange(len(pairs))))
     shape = {

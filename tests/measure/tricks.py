@@ -147,7 +147,8 @@ def take_turns(name: str) -> None:
 
     def report(run: Run, step: int, *more) -> None:
         if run.rank == 0:
-            speed = run.task.size(step - 1)[1] / (clock() - began)
+            _, tokens, _ = run.task.work(step - 1)
+            speed = tokens / (clock() - began)
             store.set(f"{name} {step - 1} speed", str(speed))
         record(run, step, *more)
 

@@ -24,7 +24,7 @@ from support.training.command_line import CommandLine, parse_arguments
 from support.training.run import Progress, Run
 from support.training.settings import CpuSettings, Settings, defaults_of
 from support.training.step_size import find_growth
-from support.training.tasks import find_task
+from support.training.tasks import prepare_task
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_trial_ends_when_its_time_is_over(monkeypatch):
 
 
 def test_a_forecast_counts_what_remains():
-    task = SimpleNamespace(size=lambda step: (8, 100 + step % 2, 0.0))
+    task = SimpleNamespace(work=lambda step: (8, 100 + step % 2, 0.0))
     throughput = SimpleNamespace(speeds=[1.0, 100.5])
     progress = SimpleNamespace(last_evaluation=0, seconds=500.0)
     run = SimpleNamespace(
@@ -206,7 +206,7 @@ def args_on_gpus(monkeypatch, peak, *flags):
 )
 def test_steps_are_larger_on_gpus(monkeypatch, peak, epochs, growth):
     args = args_on_gpus(monkeypatch, peak, "--epochs", str(epochs))
-    num_steps = len(find_task(args).batches)
+    num_steps = len(prepare_task(args).batches)
     assert (args.growth, args.batch_tokens) == (growth, 1024 * growth)
     assert args.lr == pytest.approx(0.006 * growth**0.5, rel=0.02)
     assert num_steps == pytest.approx(254 / growth, rel=0.05)

@@ -42,7 +42,7 @@ from support.pretrained.export import export
 from support.training.command_line import parse_arguments
 from support.training.config_file import read_config
 from support.training.settings import CpuSettings
-from support.training.tasks import base_config, find_task
+from support.training.tasks import base_config, prepare_task
 
 SHAPE = shlex.split(
     "--layers 1 --d-model 32 --heads 2 --d-ff 64 --vocab-size 300 "
@@ -506,7 +506,7 @@ def first_lines(tmp_path, monkeypatch):
     def say(*flags):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr("sys.argv", ["train_cpu.py", *flags])
-        return str(find_task(parse_arguments("", CpuSettings).complete()))
+        return str(prepare_task(parse_arguments("", CpuSettings).complete()))
 
     return say
 

@@ -18,13 +18,15 @@ import torch
 from conftest import write_pairs
 
 import data
-from data import BPE, NFC, Batches, Pairs, prepare, read_text, read_tokenizer
+from data import BPE, NFC, Batches, Pairs, prepare, read_text
 from support.classification.encoding import LOWER_CASE
 from support.common.errors import UserError
 from support.common.hardware import available_cores
 from support.corpora import download
 from support.corpora import pairs as corpora
 from support.corpora.download import sha256
+from support.corpora.encoded import make_once, read_tokenizer
+from support.corpora.held_out import choose_held_out, hold_out_pairs
 from support.corpora.pairs import find_corpus
 
 PAIRS = [
@@ -371,7 +373,7 @@ def test_a_text_in_two_encodings_is_held_out_as_one(tmp_path):
 
 def test_a_source_is_held_out_with_all_its_targets_even_an_empty_one():
     pairs = [(f"source {i}", target) for i in range(100) for target in ("one", "", "two")]
-    parts = data.hold_out_pairs({"train": lambda: iter(pairs)})
+    parts = hold_out_pairs({"train": lambda: iter(pairs)})
     held_out = list(parts["valid"]())
     sources = {source for source, _ in held_out}
     assert len(sources) == 5 and held_out == [pair for pair in pairs if pair[0] in sources]
@@ -380,12 +382,12 @@ def test_a_source_is_held_out_with_all_its_targets_even_an_empty_one():
 
 def test_few_texts_that_are_all_frequent_are_held_out_one_by_one():
     hashes = np.repeat([11, 22, 33, 44], 10)
-    assert data.choose_held_out(hashes, size=2) == {11}
-    assert data.choose_held_out(hashes, size=11) == {11, 22}
-    assert data.choose_held_out(hashes[:10], size=2) == set()  # nothing were left
-    assert data.choose_held_out(hashes[:0], size=0) == set()
+    assert choose_held_out(hashes, size=2) == {11}
+    assert choose_held_out(hashes, size=11) == {11, 22}
+    assert choose_held_out(hashes[:10], size=2) == set()  # nothing were left
+    assert choose_held_out(hashes[:0], size=0) == set()
     frequent = np.repeat([1, 2, 3], [10, 20, 30])
-    assert data.choose_held_out(frequent, size=3) == {1}  # the least frequent
+    assert choose_held_out(frequent, size=3) == {1}  # the least frequent
 
 
 def test_pairs_left_out_are_empty_lines_where_the_others_keep_their_numbers(tmp_path):
@@ -437,7 +439,7 @@ def test_a_corpus_that_another_run_encodes_meanwhile_is_kept(tmp_path):
         return {}
 
     folder.parent.mkdir()
-    data.make_once(folder, write_as_the_other_run_does)
+    make_once(folder, write_as_the_other_run_does)
     assert {file.name: file.stat().st_ino for file in folder.iterdir()} == inodes
 
 

@@ -21,8 +21,8 @@ TOP_LEVEL = {*FILES, *FOLDERS, "model.py", "data.py", *TRAINING_SCRIPTS, *OTHER_
 ORDER = [
     {"model"},
     {"common"},
-    {"data"},
     {"corpora"},
+    {"data"},
     {"distributed"},
     {"translation"},
     {"classification"},

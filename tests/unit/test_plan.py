@@ -29,7 +29,7 @@ from support.common.errors import run_main
 from support.common.hardware import autocast_dtype
 from support.common.kernels import cast_together, speed_up
 from support.distributed import delay as network_delay
-from support.distributed.weights import clip_gradients
+from support.distributed.clip import clip_gradients
 from support.planning import measure
 from support.planning.estimate import (
     Estimate,

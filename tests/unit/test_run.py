@@ -71,7 +71,7 @@ def train_here(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["train_cpu.py", *map(str, flags)])
         args = parse_arguments("", CpuSettings).complete()
         with contextlib.suppress(Killed):
-            launch.run(train_cpu.train, 0, 1, store_on_loopback(), args)
+            launch.set_up_and_train(train_cpu.train, 0, 1, store_on_loopback(), args)
         if dist.is_initialized():
             dist.destroy_process_group()
         path = tmp_path / "logs/r/summary.json"

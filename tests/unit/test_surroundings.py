@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, run_script
 
-from support.common import figures, files, fonts, packages, paths
-from support.common.errors import UserError
+from support.common import figures, files, fonts, paths
+from support.common.errors import UserError, require
 from support.common.hardware import check_compiler
 from support.distributed.rendezvous import check_interface
 from support.training.command_line import CommandLine
@@ -159,12 +159,12 @@ def test_a_folder_that_is_named_like_a_package(tmp_path, monkeypatch):
     (tmp_path / "notinstalled").mkdir()
     message = "^--wandb needs a package: pip install other-name$"
     with pytest.raises(UserError, match=message):
-        packages.require("other-name", "--wandb", module="notinstalled")
+        require("other-name", "--wandb", module="notinstalled")
     with pytest.raises(UserError, match="pip install missing"):
-        packages.require("missing", "--wandb")
+        require("missing", "--wandb")
     (tmp_path / "installed").mkdir()
     (tmp_path / "installed" / "__init__.py").touch()
-    packages.require("installed", "--wandb")
+    require("installed", "--wandb")
 
 
 @pytest.mark.parametrize("device, variable", [("cpu", "CXX"), ("cuda", "CC")])

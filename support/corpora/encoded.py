@@ -1,0 +1,79 @@
+"""Folders of encoded corpora in the cache: each is made once, and is complete or not there."""
+
+import hashlib
+import json
+import shutil
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from support.common.errors import UserError
+
+
+def encoded_folder(cache: Path, name: str, description: list, tokenizer: str) -> Path:
+    """Returns the folder in `cache` that a corpus is encoded in, now or earlier.
+
+    description: all that decides what the files hold, except the tokenizer, which is
+    serialized, or "" if one is to be trained.
+    """
+    # A new run passes no tokenizer, and its folder is named without one. When the run is
+    # resumed, it passes the one that was trained then, and finds the same folder.
+    own = name_folder(cache, name, [*description, ""])
+    if tokenizer and is_encoded(own) and read_tokenizer(own) == tokenizer:
+        return own
+    return name_folder(cache, name, [*description, tokenizer])
+
+
+def name_folder(cache: Path, name: str, description: list) -> Path:
+    """Returns the folder of an encoded corpus; a hash of its description is in the name."""
+    digest = hashlib.sha256(json.dumps(description).encode()).hexdigest()
+    return cache / f"{name}-{digest[:16]}"
+
+
+def is_encoded(folder: Path) -> bool:
+    """Returns whether a folder is complete: its files have the sizes in meta.json."""
+    try:
+        sizes = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["sizes"]
+        return all((folder / name).stat().st_size == sizes[name] for name in sizes)
+    except (OSError, ValueError):  # a file is missing, or meta.json was cut short
+        return False
+
+
+def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
+    """Returns a folder that `write` fills now, or has filled earlier. Raises UserError.
+
+    write: writes the files of a folder, and returns the content of its meta.json, to which
+    their sizes in bytes are added. The folder gets its name when it is complete, so that no
+    process sees it before. A folder that has been damaged since is made again.
+    """
+    if folder.exists():
+        if is_encoded(folder):
+            return folder
+        shutil.rmtree(folder, ignore_errors=True)
+    unfinished = folder.with_name(f"partial-{uuid.uuid4().hex}")
+    try:
+        unfinished.mkdir(parents=True)
+        meta = write(unfinished)
+        meta["sizes"] = {file.name: file.stat().st_size for file in unfinished.iterdir()}
+        (unfinished / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+        unfinished.rename(folder)
+    except OSError as problem:
+        if not is_encoded(folder):  # else another run has made it meanwhile
+            raise UserError(
+                f"the encoded corpus cannot be written to {folder.parent} ({problem}); "
+                f"XDG_CACHE_HOME names another place"
+            ) from problem
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def read_tokenizer(folder: Path) -> str:
+    """Returns the serialized tokenizer of an encoded corpus of texts."""
+    return (folder / "tokenizer.json").read_text(encoding="utf-8")
+
+
+def in_order(parts: Iterable[str]) -> list[str]:
+    """Returns the parts of a corpus in the order in which they are listed."""
+    return [part for part in ("train", "valid", "test") if part in parts]
