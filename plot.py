@@ -58,13 +58,13 @@ Panel = tuple[str, str, Lines]  # x, y, the lines
 # --- What to draw
 
 
-def find_figures(runs: list[Row], logs: dict[str, list[Row]]) -> dict[str, list[Panel]]:
+def find_figures(runs: list[Row], curves: dict[str, list[Row]]) -> dict[str, list[Panel]]:
     """Returns the panels of each figure that the runs allow, by the name of its file.
 
-    logs: the curves of the runs that have one, by the runs' names.
+    curves: of the runs that have one, by the runs' names.
     """
     metrics = metric_columns(runs, "valid")
-    losses = ["loss"] if len(logs) == 1 else ["train_loss", "valid_loss"]
+    losses = ["loss"] if len(curves) == 1 else ["train_loss", "valid_loss"]
     speed = runs_table.speed_column(runs)
     speeds = [speed]
     # With fewer, this panel would show other runs than the panel beside it.
@@ -72,7 +72,7 @@ def find_figures(runs: list[Row], logs: dict[str, list[Row]]) -> dict[str, list[
         speeds.append("epoch_seconds")
     figures = {
         "curves.png": [
-            (x, y, runs_table.curves(logs, x, y))
+            (x, y, runs_table.curve_lines(curves, x, y))
             for y in [*losses, *metrics]
             for x in ("step", "minutes")
         ]
@@ -125,7 +125,10 @@ def draw_lines(axes: Axes, lines: Lines, labels: list[str]) -> None:
 
 
 def set_scales(axes: Axes, x: str, y: str, lines: Lines, loss_unit: str) -> None:
-    """Sets the labels, scales and ticks of the axes; quantities in POSITIVE are logarithmic."""
+    """Sets the labels, scales and ticks of the axes.
+
+    Quantities in POSITIVE are logarithmic, but those in FROM_0 only over processes.
+    """
     log_x = x in POSITIVE
     log_y = y in POSITIVE and (y not in FROM_0 or x == "processes")
     y_label = AXES.get(y) or f"{metric_name(y)} (validation)"

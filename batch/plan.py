@@ -26,6 +26,7 @@ from support.common.errors import UserError, make_parser, run_main
 from support.common.hardware import fast_precision
 from support.common.shape import make_config
 from support.common.text_table import aligned
+from support.corpora.task_type import TRANSLATION_CORPORA
 from support.planning.estimate import MAX_GPUS, MODE_NAMES, Estimate, best, can_run, fewest_gpus
 from support.planning.footprint import TrainingStep
 from support.planning.machines import HARDWARE, Hardware
@@ -46,7 +47,7 @@ class PlanSettings:
     """The flags that only this script has."""
 
     data: str = flag(
-        "", "begin with this corpus's settings, in configs/", choices=("phrasebook", "multi30k")
+        "", "begin with this corpus's settings, in configs/", choices=TRANSLATION_CORPORA
     )
     accumulate: int = flag(0, "micro-batches of each process; 0: the best number", (0, 10_000))
     hardware: str = flag("h100", "GPU, or the CPU", choices=tuple(HARDWARE))
@@ -154,7 +155,8 @@ def column(estimate: Estimate, fewest: int, total_tokens: float) -> dict[str, st
     limit = short(estimate.hardware.usable_memory / 1e9)
     cells["  the most at one time"] = short(estimate.peak_memory / 1e9)
     cells[f"  fits in {limit}"] = "yes" if estimate.fits else "no"
-    cells["fewest GPUs that hold it"] = str(fewest) if fewest else "none"
+    unit, units = ("process", "processes") if estimate.hardware.cpu else ("GPU", "GPUs")
+    cells[f"fewest {units} that hold it"] = str(fewest) if fewest else "none"
     cells["--accumulate"] = str(estimate.accumulate)
     tokens = estimate.step.tokens
     times = {
@@ -167,7 +169,7 @@ def column(estimate: Estimate, fewest: int, total_tokens: float) -> dict[str, st
     if total_tokens:
         hours = total_tokens / 3600 * estimate.seconds / tokens
         times[f"hours for {total_tokens:.3g} tokens"] = short(hours)
-        times["GPU hours"] = short(hours * estimate.gpus)
+        times[f"{unit} hours"] = short(hours * estimate.gpus)
     if not estimate.fits:
         times = dict.fromkeys(times, "-")
     return cells | times

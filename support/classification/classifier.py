@@ -180,7 +180,7 @@ class Classifier(nn.Module):
 def normalize(pixels: Tensor, transform: ImageTransform) -> Tensor:
     """Returns images of bytes, (images, channels, height, width), normalized and in fp32."""
     values = pixels.float()
-    # Numbers of Python need no copy to the device, for which the CPU would wait for a GPU.
+    # Python numbers need no copy to the device, which would make the CPU wait for the GPU.
     for channel, mean, std in zip(values.unbind(1), transform.mean, transform.std):
         channel.sub_(255 * mean).div_(255 * std)
     return values

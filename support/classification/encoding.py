@@ -3,7 +3,7 @@
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -74,7 +74,7 @@ def encode(
         write = partial(write_texts, tokenizer=tokenizer, max_length=max_length)
     counts_of_parts = {}
     for part in in_order(parts):
-        examples = ((example, numbers[name]) for example, name in parts[part]())
+        examples = with_numbers(parts[part](), numbers, f"{corpus.name}: the {part} set")
         counts = write(examples, folder / part)
         if not counts["examples"]:
             hint = ""
@@ -89,6 +89,18 @@ def encode(
         "held_out": is_held_out,
         "parts": counts_of_parts,
     }
+
+
+def with_numbers(
+    examples: Iterable[tuple[Any, str]], numbers: dict[str, int], source: str
+) -> Iterator[tuple[Any, int]]:
+    """Yields each example with the number of its class. Raises UserError for another class."""
+    for example, name in examples:
+        if name not in numbers:
+            raise UserError(
+                f"{source} has the class {name!r}, which is none of {', '.join(numbers)[:120]}"
+            )
+        yield example, numbers[name]
 
 
 def hold_out_labelled(corpus: Labelled) -> dict[str, Reader]:

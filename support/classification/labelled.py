@@ -261,9 +261,11 @@ def decode_text(content: bytes) -> tuple[str, str]:
     """Returns what a file holds, and its encoding: utf-8, utf-16, or else cp1252."""
     if content.startswith(tables.UTF_16):  # as Windows begins such files
         return content.decode("utf-16", errors="replace"), "utf-16"
-    is_utf_16 = content.count(0) > len(content) / 4  # without the mark at its beginning
+    # UTF-16 without a mark at its beginning would be valid UTF-8, with a NUL in each letter. In
+    # Windows-1252 NULs are odd bytes, for which `read_texts` refuses the corpus.
+    has_many_nuls = content.count(0) > len(content) / 4
     try:
-        if not is_utf_16:
+        if not has_many_nuls:
             return content.decode("utf-8-sig"), "utf-8"
     except UnicodeDecodeError:
         pass

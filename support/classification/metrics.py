@@ -56,14 +56,14 @@ def metrics_table(confusion: np.ndarray, classes: list[str]) -> str:
     for entry in per_class(confusion, classes):
         rates = [f"{entry[rate]:.4f}" for rate in RATES]
         rows.append([entry["name"], *rates, f"{entry['support']:,}"])
-    num_class_rows = len(rows)
+    end_of_classes = len(rows)
     means = [f"{metrics[rate]:.4f}" for rate in RATES]
     weighted_means = [f"{metrics[f'weighted_{rate}']:.4f}" for rate in RATES]
     rows.append(["mean", *means, total])
     rows.append(["weighted mean", *weighted_means, total])
     rows.append(["accuracy", "", "", f"{metrics['accuracy']:.4f}", total])
     lines = aligned(rows)
-    lines.insert(num_class_rows, "")
+    lines.insert(end_of_classes, "")
     empty_classes = int((confusion.sum(1) == 0).sum())
     if empty_classes:
         lines.append(

@@ -1,4 +1,4 @@
-"""Corpora with names: where their files are fetched, their classes, and how they are read."""
+"""Named corpora: where they are downloaded from, their classes, and how they are read."""
 
 import re
 import tarfile

@@ -102,15 +102,19 @@ class Classification:
         )
 
     def encode(self, corpus: Labelled, tokenizer: str, saved: dict[str, Any] | None) -> None:
-        """Encodes the corpus on disk, or finds it there. Raises UserError."""
+        """Encodes the corpus on disk, or finds it there, and keeps what describes it.
+
+        saved: of the run that is resumed. Raises UserError for another corpus than that run's,
+        and for flags of another modality.
+        """
         args = self.args
         self.name = corpus.name
         self.checksum = corpus.checksum()
         self.left_out_line = corpus.left_out_line()
+        self.transform = corpus.transform if corpus.modality == "image" else None
         if saved:
             check_corpus(self.checksum, saved, args.data, args.folder)
-        self.transform = corpus.transform if corpus.modality == "image" else None
-        if not saved:
+        else:
             self.check_flags()
         text_flags = (args.max_length, args.vocab_size, args.tokenizer)
         self.folder = prepare_labelled(
@@ -124,15 +128,18 @@ class Classification:
     def check_flags(self) -> None:
         """Raises UserError for flags of images if the corpus has texts, or the reverse."""
         args = self.args
+
+        def has_set(*names: str) -> bool:
+            return any(getattr(args, name) != getattr(type(args), name) for name in names)
+
         if not self.transform:
-            names = ("patch", "stem_channels", "image_size", "crop", "flip")
-            if any(getattr(args, name) != getattr(type(args), name) for name in names):
+            if has_set("patch", "stem_channels", "image_size", "crop", "flip"):
                 raise UserError(
                     f"--patch, --stem-channels, --image-size, --crop and --flip are for "
                     f"images, but {self.name} has texts"
                 )
             return
-        if args.token_dropout or args.tokenizer != "bpe":
+        if has_set("token_dropout", "tokenizer"):
             raise UserError(
                 f"--token-dropout and --tokenizer are for texts, but {self.name} has images"
             )
@@ -289,8 +296,8 @@ class Classification:
     ) -> tuple[dict[str, Any], str]:
         """Scores the test set, or without one the validation set.
 
-        Writes predictions.csv to `folder`; texts are numbered from 0 in the part's order.
-        Returns entries for summary.json and text to show.
+        Writes predictions.csv to `folder`; texts, and images of IDX files, are numbered from
+        0 in the order of the part. Returns entries for summary.json and text to show.
         """
         part = "test" if "test" in self.meta["parts"] else "valid"
         metrics = self.evaluate(model, part, data_rank, data_size, final=True)
@@ -309,9 +316,10 @@ class Classification:
         return summary, text + "Now try it:\n\n  python classify.py\n"
 
     def write_predictions(self, path: Path, part: str) -> None:
-        """Writes a line for each example: true class, likeliest class, all probabilities.
+        """Writes a line for each example.
 
-        The line of an image begins with the name of its file.
+        It has the name of its file or its number, its class, the likeliest class, and all
+        probabilities.
         """
         labels = self.part(part).labels
         files = self.folder / f"{part}.files.json"

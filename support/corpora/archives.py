@@ -8,7 +8,7 @@ from typing import IO
 
 from support.common.errors import UserError
 
-# The names of files that hold each part, without their endings.
+# The names of the files (without their endings) and folders that hold each part.
 PARTS = {
     "train": ["train", "training"],
     "valid": ["val", "valid", "validation", "dev"],

@@ -159,6 +159,8 @@ def add_part(corpus: Corpus, part: str, source: str, src: str, tgt: str) -> None
         )
     elif src_file or tgt_file:
         raise UserError(f"{prefix}.{tgt if src_file else src}: no such file")
+    elif path.is_dir():
+        raise UserError(f"{source}: a folder; pass a PREFIX, a table or a .zip in it")
     else:
         also = "" if suffix_of(path) in (*TABLES, ".zip") else f", and no {source}.{src}"
         raise UserError(f"{source}: no such file or folder{also}")

@@ -9,7 +9,6 @@ import csv
 import json
 import re
 import unicodedata
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
@@ -96,7 +95,7 @@ def suffix_of(path: File) -> str:
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
-def is_table(path: Path | zipfile.Path) -> bool:
+def is_table(path: File) -> bool:
     """Returns whether a file is a table: its ending says so, or nearly all lines have tabs."""
     if not path.is_file():
         return False

@@ -71,9 +71,13 @@ class Estimate:
         self.shards = shards.get(self.mode, 0)  # that FSDP gathers
         data_size = self.gpus // self.step.tensor  # processes that have different sentences
         # Pairs in a micro-batch of a process.
-        self.sentences = math.ceil(self.step.sentences / data_size / self.accumulate)
+        self.micro_batch_size = math.ceil(self.step.sentences / data_size / self.accumulate)
         self.memory, self.peak_memory = memory(
-            self.step, self.shards, self.sentences, self.accumulate, self.hardware.base_memory
+            self.step,
+            self.shards,
+            self.micro_batch_size,
+            self.accumulate,
+            self.hardware.base_memory,
         )
         self.fits = self.peak_memory <= self.hardware.usable_memory
         self.set_computing()
@@ -85,7 +89,7 @@ class Estimate:
         # If there are more processes than cores, they take turns.
         turns = max(1.0, self.per_node / (hardware.cores or self.per_node))
         rate = hardware.peak_flops * hardware.efficiency
-        computed = step.hardware_flops * self.sentences / step.sentences / rate
+        computed = step.hardware_flops * self.micro_batch_size / step.sentences / rate
         launched = 2 * step.config.layers * hardware.launch
         # A GPU computes while the CPU starts the next kernels; a CPU does one after the other.
         elapsed = computed + launched if hardware.cpu else max(computed, launched)
@@ -178,7 +182,7 @@ class Estimate:
         step = self.step
         if step.tensor == 1:
             return 0.0
-        size = step.compute_bytes * step.config.d_model * self.sentences * step.length
+        size = step.compute_bytes * step.config.d_model * self.micro_batch_size * step.length
         seconds = self.network.within_nodes().all_reduce(size) + step.delay
         sums = FORWARD_SUMS * (2 if step.recompute else 1) + BACKWARD_SUMS
         return self.accumulate * step.config.layers * sums * seconds
@@ -249,7 +253,7 @@ def best(
     estimate = partial(Estimate, step, hardware, mode, nodes, per_node)
     counts = [step.accumulate]
     if not step.accumulate:
-        most = estimate(accumulate=1).sentences
+        most = estimate(accumulate=1).micro_batch_size
         counts = [2**i for i in range((most - 1).bit_length())] + [most]
     estimates = [estimate(count) for count in counts]
     fitting = [estimate for estimate in estimates if estimate.fits]
@@ -259,7 +263,7 @@ def best(
 
 
 def layouts(per_node: int, counts: Sequence[int] = EVERY_COUNT) -> list[tuple[int, int]]:
-    """Returns (nodes, GPUs on each): so many GPUs of a node, then so many whole nodes."""
+    """Returns (nodes, GPUs on each): parts of one node, then whole nodes."""
     one_node = [(1, gpus) for gpus in counts if gpus < per_node]
     return one_node + [(nodes, per_node) for nodes in counts if nodes * per_node <= MAX_GPUS]
 
@@ -273,7 +277,7 @@ def fewest_gpus(step: TrainingStep, hardware: Hardware, mode: str, per_node: int
 
 
 def can_run(step: TrainingStep, mode: str, nodes: int, per_node: int) -> bool:
-    """Returns whether a mode can run on so many nodes with so many GPUs or cores on each."""
+    """Returns whether a mode can run on `nodes` nodes with `per_node` GPUs or cores each."""
     if mode == "cpu":
         return nodes == 1
     if mode == "tp":  # the GPUs of a node share each layer

@@ -209,5 +209,5 @@ def fit(timings: Timings, step: TrainingStep, processes: int) -> Hardware:
 
 
 def measure(step: TrainingStep, processes: int) -> Hardware:
-    """Returns the Hardware of this CPU, shared by so many processes. Raises UserError."""
+    """Returns the Hardware of this CPU, shared by `processes` processes. Raises UserError."""
     return fit(take_timings(step, processes), step, processes)

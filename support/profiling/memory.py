@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from support.common.hardware import autocast_dtype, peak_memory
 
-PARTS = ("parameters", "gradients", "optimizer_state", "activations", "all_else")
+MEMORY_PARTS = ("parameters", "gradients", "optimizer_state", "activations", "all_else")
 
 
 def storage_sizes(tensors: Iterable[Tensor]) -> dict[int, int]:
@@ -30,7 +30,7 @@ class MemoryCounter:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer):
         self.model = model
         self.optimizer = optimizer
-        self.bytes = dict.fromkeys(PARTS, 0)
+        self.bytes = dict.fromkeys(MEMORY_PARTS, 0)
         self.saved: list[Tensor] = []  # what autograd saves in a forward pass
         self.saving = torch.autograd.graph.saved_tensors_hooks(self.note, lambda tensor: tensor)
         self.hooks = [
@@ -105,7 +105,7 @@ class SplitLayers:
             if not isinstance(module, nn.Linear):
                 continue
             weight = module.weight
-            if isinstance(weight, DTensor) and parts_of(weight).splits > 1:
+            if isinstance(weight, DTensor) and division_of(weight).splits > 1:
                 is_by_columns = weight.placements[-1].is_shard(0)  # rows of `weight`
                 hook = self.after_columns if is_by_columns else self.after_rows
                 self.hooks.append(module.register_forward_hook(hook))
@@ -119,16 +119,16 @@ class SplitLayers:
         """Called after the product with a matrix that is split by columns."""
         is_recomputation = torch._C._current_graph_task_id() != -1  # within a backward pass
         if inputs[0].requires_grad and not is_recomputation:
-            self.add(inputs[0], parts_of(module.weight).splits)
+            self.add(inputs[0], division_of(module.weight).splits)
 
     @torch.compiler.disable
     def after_rows(self, module: nn.Linear, _: Any, output: Tensor) -> None:
         """Called after the product with a matrix that is split by rows."""
         if torch.is_grad_enabled():  # else it is an evaluation
-            self.add(output, parts_of(module.weight).splits)
+            self.add(output, division_of(module.weight).splits)
 
 
-class Parts(NamedTuple):
+class Division(NamedTuple):
     """How a weight is divided over the ranks."""
 
     shards: int = 1  # that FSDP gathers
@@ -136,10 +136,10 @@ class Parts(NamedTuple):
     splits: int = 1  # parts that are never gathered: --tensor of train_tp.py
 
 
-def parts_of(weight: Tensor, world_size: int = 1) -> Parts:
+def division_of(weight: Tensor, world_size: int = 1) -> Division:
     """Returns how a weight is divided. One that is not a DTensor has `world_size` copies."""
     if not isinstance(weight, DTensor):
-        return Parts(copies=world_size)
+        return Division(copies=world_size)
     mesh = weight.device_mesh
     shards = copies = splits = 1
     for i, placement in enumerate(weight.placements):
@@ -150,7 +150,7 @@ def parts_of(weight: Tensor, world_size: int = 1) -> Parts:
             copies = size
         else:
             shards = size
-    return Parts(shards, copies, splits)
+    return Division(shards, copies, splits)
 
 
 def formula(model: Any, micro_batches: int, precision: str, world_size: int) -> dict:
@@ -171,7 +171,7 @@ def formula(model: Any, micro_batches: int, precision: str, world_size: int) -> 
     memory = dict.fromkeys(("parameters", "gradients", "optimizer_state"), 0.0)
     sent = 0.0
     for weight in model.parameters():
-        shards, copies, splits = parts_of(weight, world_size)
+        shards, copies, splits = division_of(weight, world_size)
         elements = weight.numel() / shards / splits  # that a rank keeps of it, on average
         memory["parameters"] += 4 * elements
         gathers = micro_batches

@@ -102,7 +102,10 @@ def write_spans(spans: list[Span], step: int, path: Path) -> None:
 
 
 def read_spans(path: Path) -> tuple[int, list[Span]]:
-    """Returns the step and its spans. Raises OSError, ValueError, KeyError and IndexError."""
+    """Returns the step and its spans.
+
+    Raises OSError, ValueError, TypeError, KeyError and IndexError.
+    """
     with open(path, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     types = Span.__annotations__

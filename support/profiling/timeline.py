@@ -20,7 +20,7 @@ COLLECTIVES = {
     "c10d::_allgather_base_": "all-gather",
     "c10d::_reduce_scatter_base_": "reduce-scatter",
 }
-MAX_NESTED = 5  # events searched for a collective's call, its delay and its kernel
+MAX_NESTED = 5  # events, from a collective's own on, searched for its delay and dtype
 DTYPE_BYTES = {"double": 8, "long": 8, "int": 4, "float": 4, "bfloat16": 2, "half": 2}
 CALLERS = ("FSDP::", "_c10d_functional::")  # of collectives: FSDP, and DTensor
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")

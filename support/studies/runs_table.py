@@ -37,11 +37,14 @@ STUDY_FLAGS = {
     "tgt": "en",
     "text": "",
     "label": "",
+    "tokenizer": "bpe",
     "max_length": 128,
     "image_size": 0,
     "heads": 4,
     "dropout": 0.1,
     "norm": "pre",
+    "patch": 4,
+    "stem_channels": 0,
     "pretrained": "",
     "pool": "pretrained",
     "freeze": 0,
@@ -197,7 +200,8 @@ def read_curve(path: Path) -> list[Row]:
     with_loss = measured(curve, "train_loss")
     if not with_loss and not measured(curve, "valid_loss"):
         raise ValueError("metrics.csv has no row with a loss")
-    # The mean over some rows to each side; over fewer at the start, where the loss is steep.
+    # The mean over some rows to each side: over fewer at the start, where the loss is steep,
+    # and at the end, where there are no more.
     losses = [row["train_loss"] for row in with_loss]
     reach = len(curve) // 40
     for i, row in enumerate(with_loss):
@@ -237,21 +241,21 @@ def examples_per_token(summary: dict) -> float:
 # --- Lines to draw
 
 
-def curves(logs: dict[str, list[Row]], x: str, y: str) -> Lines:
+def curve_lines(curves: dict[str, list[Row]], x: str, y: str) -> Lines:
     """Returns a line for each run or, if y is "loss", for both losses of a single run.
 
-    logs: the curves of the runs, by the runs' names.
+    curves: of the runs, by the runs' names.
     """
     columns = {"validation": y}
     if y == "loss":
         columns = {"training (running mean)": "train_loss", "validation": "valid_loss"}
     lines = {}
-    for name, curve in logs.items():
+    for name, curve in curves.items():
         for label, column in columns.items():
             rows = measured(curve, column)
             if rows:
                 line = {row[x]: row[column] for row in rows}
-                lines[label if len(logs) == 1 else name] = line
+                lines[label if len(curves) == 1 else name] = line
     return lines
 
 

@@ -78,8 +78,8 @@ class Hypotheses:
         """Extends the hypotheses by a token each, and drops the sentences that are finished.
 
         log_p: (live, beam, vocabulary), log-probabilities of the next token, which are changed.
-        Returns (rows, parents): (kept,), the rows of the other sentences; (kept, beam), which
-        hypothesis of the sentence each was extended from.
+        Returns (rows, parents): (kept,), the rows of the sentences that go on; (kept, beam),
+        which hypothesis of the sentence each was extended from.
         """
         log_p[:, :, self.config.pad] = -math.inf
         log_p[:, :, self.config.bos] = -math.inf
@@ -161,7 +161,7 @@ class Decoder:
         self.past_kv = [kv.new_empty(len(src) * beam, 0, kv.shape[2]) for kv in self.source_kv]
 
     def step(self, ids: Tensor) -> Tensor:
-        """ids: (live, beam), the last tokens. Returns (live, beam, vocabulary) logits."""
+        """Returns the logits, (live, beam, vocabulary), after the last tokens, (live, beam)."""
         position = self.past_kv[0].shape[1]
         past_mask = torch.ones(1, position + 1, dtype=torch.bool, device=ids.device)
         x = self.model.embed(ids.reshape(-1, 1), position)  # (live * beam, 1, d_model)
@@ -171,7 +171,7 @@ class Decoder:
         return F.linear(x, self.model.embedding.weight)
 
     def layer_step(self, i: int, layer: DecoderLayer, x: Tensor, past_mask: Tensor) -> Tensor:
-        """x: (live * beam, 1, d_model), the input of layer i. Returns its output."""
+        """Returns the output of layer i for its input x, both (live * beam, 1, d_model)."""
 
         def attend_to_past(x: Tensor) -> Tensor:
             new = layer.self_attention.key_value(x)
@@ -193,8 +193,8 @@ class Decoder:
     def reorder_cache(self, rows: Tensor, parents: Tensor) -> None:
         """Drops finished sentences, and continues each hypothesis from its parent.
 
-        rows: (kept,), the rows of the other sentences; parents: (kept, beam), which hypothesis
-        of the sentence each is continued from.
+        rows: (kept,), the rows of the sentences that go on; parents: (kept, beam), which
+        hypothesis of the sentence each is continued from.
         """
         if len(rows) < len(self.mask):
             self.mask = self.mask[rows]

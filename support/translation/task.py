@@ -125,7 +125,7 @@ class Translation:
         side or more than --max-length tokens do not count.
         """
         model.eval()
-        nll, correct, targets = self.count(model, part, data_rank, data_size)
+        nll, correct, targets = self.sum_over_tokens(model, part, data_rank, data_size)
         metrics = {"loss": nll / targets, "token_accuracy": correct / targets}
         if not math.isfinite(nll):  # the run will end: translations would only take time
             return metrics
@@ -148,7 +148,7 @@ class Translation:
         references = read_text(self.folder, part, "tgt")
         return [(sources[i], text, references[i]) for i, text in self.translations.items()]
 
-    def count(
+    def sum_over_tokens(
         self, model: nn.Module, part: str, data_rank: int, data_size: int
     ) -> tuple[float, float, float]:
         """Returns nll, right tokens and targets of a part, each summed over all ranks."""

@@ -166,7 +166,8 @@ WRONG = {  # name: (files, what the answer says)
     "twice.csv": ({"twice.csv": b"de,en,de\na,b,c\n"}, "two columns are called 'de'"),
     # One of many lines has no tab: the file is a table all the same.
     "rows.txt": ({"rows.txt": b"de\ten\n" + 50 * b"a\tb\n" + b"c\n"}, "row 52: 1 columns"),
-    "quote.csv": ({"quote.csv": b'de,en\n"a,b\n'}, "quote.csv", "line"),
+    "quote.csv": ({"quote.csv": b'de,en\n"a,b\n'}, "quote.csv, line 2:"),
+    "sep.csv": ({"sep.csv": b'sep=;\nde;en\n"a;b\n'}, "sep.csv, line 3:"),
 }
 
 
@@ -180,6 +181,12 @@ def test_what_cannot_be_read_is_refused_in_one_line_and_leaves_nothing(tmp_path,
     assert all(text in str(problem.value) for text in expected), problem.value
     assert "\n" not in str(problem.value)
     assert not list(tmp_path.glob("cache/*"))
+
+
+def test_a_folder_is_no_part_of_a_corpus(tmp_path):
+    write_pairs(tmp_path / "a", PAIRS)
+    with pytest.raises(UserError, match=f"{tmp_path}: a folder; pass a PREFIX, a table or"):
+        find_corpus(str(tmp_path / "a"), valid=str(tmp_path))
 
 
 class Server(http.server.ThreadingHTTPServer):

@@ -863,6 +863,14 @@ def test_parallel_files_in_folders_are_no_classes(tmp_path):
     assert read(find_labelled(str(tmp_path))) == [("x", "a"), ("y", "b")]
 
 
+def test_a_named_corpus_has_no_other_classes(tmp_path):
+    (tmp_path / "valid.csv").write_text("text,kind\nHallo!,greeting\n")
+    corpus = find_labelled("kinds", valid=f"{tmp_path}/valid.csv", label="kind")
+    assert refusal(prepare_labelled, corpus, "", tmp_path, "", 16, 300).startswith(
+        "kinds: the valid set has the class 'greeting', which is none of statement, inversion, "
+    )
+
+
 def test_class_folders_without_parts_and_others_to_validate_on(tmp_path):
     write_tree(
         tmp_path,

@@ -208,7 +208,17 @@ def test_what_runs_differ_in_is_compared(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags", [{"data": "y/news"}, {"tgt": "fr"}, {"dropout": 0.5}, {"crop": 2}, {"netem": True}]
+    "flags",
+    [
+        {"data": "y/news"},
+        {"tgt": "fr"},
+        {"tokenizer": "words"},
+        {"dropout": 0.5},
+        {"patch": 8},
+        {"stem_channels": 32},
+        {"crop": 2},
+        {"netem": True},
+    ],
 )
 def test_runs_that_differ_in_more_are_not_joined(tmp_path, flags):
     runs = table_of(
@@ -302,7 +312,7 @@ def test_classifiers(tmp_path):
     ]
     row = table_of(runs[0])[0]
     assert (row["valid_accuracy"], row["valid_f1"], row["test_f1"]) == (40, 41, 39.5)
-    assert runs_table.curves(curves_of(runs[0]), "step", "valid_f1") == {
+    assert runs_table.curve_lines(curves_of(runs[0]), "step", "valid_f1") == {
         "validation": {50: 11, 100: 21, 150: 31, 200: 41}
     }
     pictures, output = draw("--out", ".", *runs, cwd=tmp_path)
@@ -477,12 +487,12 @@ def test_curves_of_a_run_that_is_going_on(tmp_path):
     (folder / "metrics.csv").write_text(text)
     (folder / "summary.json").unlink()
     curves = curves_of(folder)
-    lines = runs_table.curves(curves, "step", "loss")
+    lines = runs_table.curve_lines(curves, "step", "loss")
     assert [*lines["training (running mean)"]] == [10, 20, *range(50, 201, 10)]
     assert lines["validation"] == pytest.approx(
         {50: 1.3, 100: 0.9, 150: 4 / 15 + 0.5, 200: 0.7}, abs=1e-6
     )
-    assert runs_table.curves(curves, "minutes", "valid_bleu") == {
+    assert runs_table.curve_lines(curves, "minutes", "valid_bleu") == {
         "validation": {0.5: 10, 1: 20, 1.5: 30, 2: 40}
     }
     row = table_of(folder)[0]
@@ -496,7 +506,7 @@ def test_folders_of_the_same_name_have_lines_of_their_own(tmp_path):
     ]
     _, output = draw("a/run", "b/run", cwd=tmp_path)
     assert [line.split()[0] for line in output.splitlines()[-2:]] == ["run", "b/run"]
-    lines = runs_table.curves(curves_of(*runs), "step", "train_loss")
+    lines = runs_table.curve_lines(curves_of(*runs), "step", "train_loss")
     assert [*lines] == ["run", str(runs[1])]
 
 

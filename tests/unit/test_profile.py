@@ -347,7 +347,7 @@ def test_memory_is_counted():
     assert counter.bytes["parameters"] == counter.bytes["gradients"] == 40_000
     assert counter.bytes["optimizer_state"] == 80_004  # the number of steps, too
     assert counter.bytes["activations"] == 2 * 50 * 100 * 4
-    assert sum(counter.bytes[part] for part in memory.PARTS) == counter.bytes["total"]
+    assert sum(counter.bytes[part] for part in memory.MEMORY_PARTS) == counter.bytes["total"]
     assert not any((optimizer._optimizer_step_pre_hooks, *hooks_of(model)))
 
 
@@ -460,7 +460,7 @@ def test_steps_in_one_plot(tmp_path):
         config = {"mode": "ddp", "world_size": 2, "flags": flags}
         (tmp_path / name / "config.json").write_text(json.dumps(config))
         write_spans(spans_of(trace, trace), 8, tmp_path / name / "step.csv")
-        parts = dict.fromkeys(memory.PARTS, 10**6)
+        parts = dict.fromkeys(memory.MEMORY_PARTS, 10**6)
         content = {"memory": {"counted": parts, "formula": parts}}
         (tmp_path / name / "profile.json").write_text(json.dumps(content))
     recorded = read_profile(tmp_path / "a")
@@ -544,7 +544,7 @@ def test_real_runs(tmp_path, corpus_flags, mode, flags):
     parts = content["memory"]
     assert all(
         parts["counted"][part] == pytest.approx(parts["formula"][part], rel=0.02)
-        for part in memory.PARTS[:3]
+        for part in memory.MEMORY_PARTS[:3]
     )
     assert json.loads((run / "summary.json").read_text())["profile"] == content
     assert all((run / f"trace-rank{rank}.json.gz").is_file() for rank in (0, 1))
