@@ -26,7 +26,7 @@ from support.corpora import download
 from support.corpora import pairs as corpora
 from support.corpora.download import sha256
 from support.corpora.encoded import make_once, read_tokenizer
-from support.corpora.held_out import choose_held_out, hold_out_pairs
+from support.corpora.held_out import choose_held_out, hash_text, hold_out_pairs
 from support.corpora.pairs import find_corpus
 
 PAIRS = [
@@ -379,7 +379,8 @@ def test_a_text_in_two_encodings_is_held_out_as_one(tmp_path):
 
 
 def test_a_source_is_held_out_with_all_its_targets_even_an_empty_one():
-    pairs = [(f"source {i}", target) for i in range(100) for target in ("one", "", "two")]
+    pairs = [(f"source {i}", target) for i in range(100) for target in ("one", " ", "two")]
+    pairs += [(" ", f"target {i}") for i in range(40)]  # not counted
     parts = hold_out_pairs({"train": lambda: iter(pairs)})
     held_out = list(parts["valid"]())
     sources = {source for source, _ in held_out}
@@ -395,6 +396,22 @@ def test_few_texts_that_are_all_frequent_are_held_out_one_by_one():
     assert choose_held_out(hashes[:0], size=0) == set()
     frequent = np.repeat([1, 2, 3], [10, 20, 30])
     assert choose_held_out(frequent, size=3) == {1}  # the least frequent
+
+
+@pytest.mark.parametrize("size", [20, 29])
+def test_a_text_that_is_a_tenth_of_those_held_out_may_be_one_of_them(size):
+    hashes = np.repeat(np.arange(100), [2, 3] * 50)
+    chosen = choose_held_out(hashes, size)
+    assert chosen == set(range(0, size, 2))  # two examples of each
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_at_least_one_text_is_held_out(size):
+    assert choose_held_out(np.arange(30), size) == {0}
+
+
+def test_a_text_is_the_same_with_spaces_around_it():
+    assert hash_text(" ein Satz\n") == hash_text("ein Satz") != hash_text("ein  Satz")
 
 
 def test_pairs_left_out_are_empty_lines_where_the_others_keep_their_numbers(tmp_path):

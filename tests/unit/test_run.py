@@ -105,7 +105,8 @@ def test_a_loss_that_is_not_finite_is_never_the_best(tmp_path, train_here, monke
 
 
 def test_nothing_is_translated_where_the_loss_is_not_finite():
-    task = SimpleNamespace(sum_over_tokens=lambda *_: (math.nan, 0.0, 8.0))  # it cannot translate
+    sums = (math.nan, 0.0, 8.0)
+    task = SimpleNamespace(sum_over_tokens=lambda *_: sums)  # it cannot translate
     metrics = Translation.evaluate(task, torch.nn.Linear(1, 1), "valid", 0, 1)
     assert math.isnan(metrics["loss"])
 
