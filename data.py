@@ -26,12 +26,13 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from support.common.errors import UserError
 from support.corpora.encoded import encoded_folder, in_order, make_once
-from support.corpora.held_out import hold_out_pairs
+from support.corpora.held_out import Leakage, hash_pair, hold_out_pairs
 
 PAD, BOS, EOS = 0, 1, 2
-FORMAT = 6  # of the encoded corpus: increase it when the same text is stored differently
+FORMAT = 7  # of the encoded corpus: increase it when the same text is stored differently
 ENCODED_AT_ONCE = 20_000  # pairs, so that a large corpus needs no more memory
 BPE_PAIRS = 1_000_000  # enough to learn a BPE from
+LONGEST_WORD = 10_000  # characters; learning a BPE from a longer one would take minutes
 SIDES = ("src", "tgt")
 NFC = normalizers.NFC()  # Unicode can write é in two ways; this makes their bytes equal
 
@@ -66,7 +67,7 @@ class BPE:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.train_from_iterator(filter(has_normal_words, texts), trainer)
         return BPE(tokenizer.to_str())
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -77,6 +78,13 @@ class BPE:
     def decode(self, ids: list[int]) -> str:
         """Returns the text of token ids, on one line."""
         return " ".join(self.tokenizer.decode(ids).split())
+
+
+def has_normal_words(text: str) -> bool:
+    """Returns whether no word of a text is longer than LONGEST_WORD, as a file in base64 is."""
+    if len(text) <= LONGEST_WORD:  # as nearly all are
+        return True
+    return max(map(len, text.split()), default=0) <= LONGEST_WORD
 
 
 # --- The encoded corpus on disk ---------------------------------------------------------------
@@ -111,14 +119,20 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> 
     encoder = BPE(bpe) if bpe else BPE.train(texts, vocab_size)
     (folder / "tokenizer.json").write_text(encoder.serialized, encoding="utf-8")
     meta: dict[str, Any] = {"name": corpus.name, "held_out": is_held_out, "parts": {}}
+    leakage = Leakage(corpus.parts, hash_pair)
     for part in in_order(parts):
-        counts = encode_part(parts[part](), encoder, folder / part, max_length)
+        pairs = leakage.watch(part, parts[part]())
+        counts = encode_part(pairs, encoder, folder / part, max_length)
         if not counts["pairs"]:
+            hint = ""
+            if is_held_out and part == "valid":
+                hint = "; too few sources differ to hold some out of training: pass --valid"
             raise UserError(
                 f"{corpus.name}: no sentence pair in the {part} set ({counts['empty']:,} with "
-                f"an empty side, {counts['too_long']:,} longer than --max-length {max_length})"
+                f"an empty side, {counts['too_long']:,} longer than --max-length {max_length}"
+                f"){hint}"
             )
-        meta["parts"][part] = counts
+        meta["parts"][part] = counts | {"in_training": leakage.count(part)}
     return meta
 
 

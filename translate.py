@@ -39,7 +39,7 @@ def parse_arguments() -> argparse.Namespace:
     """Returns the command line, checked. Raises UserError."""
     parser = make_parser(__doc__, "[TEXT]")
     add = parser.add_argument
-    add("text", nargs="?", metavar="TEXT", help="a sentence [a prompt, or standard input]")
+    add("words", nargs="*", metavar="TEXT", help="a sentence [a prompt, or standard input]")
     add(
         "--checkpoint",
         action="append",
@@ -74,6 +74,7 @@ def parse_arguments() -> argparse.Namespace:
         "bf16; fp32 on a CPU]",
     )
     args = parser.parse_args()
+    args.text = " ".join(args.words) if args.words else None
     check_arguments(args)
     devices = ("cpu",) if args.engine == "ctranslate2" else ("cpu", "cuda")
     args.device = find_device(args.device, devices)

@@ -18,9 +18,9 @@ from support.classification.images import ImageTransform, read_image
 from support.common.errors import UserError
 from support.common.files import write_json
 from support.corpora.encoded import encoded_folder, in_order, make_once
-from support.corpora.held_out import choose_held_out, hash_text, hold_out
+from support.corpora.held_out import Leakage, choose_held_out, hash_text, hold_out
 
-FORMAT = 14  # version of the files; increase it when the same examples are stored differently
+FORMAT = 15  # version of the files; increase it when the same examples are stored differently
 BLOCK = 1000  # texts encoded at once; a long one takes about 5 KiB per token of max_length
 TRAINING_TEXTS = 200_000  # enough to train a tokenizer; each distinct word takes about 1 KB
 SAMPLE_TEXTS = 1000  # enough to estimate how many words are unknown
@@ -73,15 +73,19 @@ def encode(
         tokenizer = Tokenizer.from_str(serialized)
         write = partial(write_texts, tokenizer=tokenizer, max_length=max_length)
     counts_of_parts = {}
+    # Images would be read from disk once more.
+    compared = corpus.parts if corpus.modality == "text" else {}
+    leakage = Leakage(compared, lambda labelled: hash_example(labelled[0]))
     for part in in_order(parts):
-        examples = with_numbers(parts[part](), numbers, f"{corpus.name}: the {part} set")
+        labelled = leakage.watch(part, parts[part]())
+        examples = with_numbers(labelled, numbers, f"{corpus.name}: the {part} set")
         counts = write(examples, folder / part)
         if not counts["examples"]:
             hint = ""
             if is_held_out and part == "valid":
                 hint = ": too few differ to hold some out of training; pass one with --valid"
             raise UserError(f"{corpus.name}: the {part} set has no example{hint}")
-        counts_of_parts[part] = counts
+        counts_of_parts[part] = counts | {"in_training": leakage.count(part)}
     return {
         "name": corpus.name,
         "modality": corpus.modality,

@@ -4,6 +4,7 @@ The interface of a task is `Task` in support/training/tasks.py.
 """
 
 import csv
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from support.common.kernels import speed_up
 from support.common.paths import CACHE
 from support.common.shape import make_config
 from support.corpora.encoded import read_tokenizer
+from support.corpora.held_out import warnings_of_leakage
 from support.distributed.collectives import sum_over_data
 
 EVALUATION_TOKENS = 4096  # in a batch of an evaluation
@@ -216,6 +218,7 @@ class Classification:
                     f"have classes that the training set lacks; no model can learn these, "
                     f"but they count in all figures: {names[:120]}"
                 )
+        lines += warnings_of_leakage(self.meta["parts"], "examples", self.unit)
         lines += filter(None, [self.left_out_line, self.summary_of_weights])
         is_new = not (self.args.pretrained or self.args.saved)
         if is_new and self.meta["parts"]["train"]["examples"] <= FEW_EXAMPLES:
@@ -313,7 +316,8 @@ class Classification:
         }
         table = metrics_table(self.confusion, self.classes)
         text = f"the {part} set, {len(labels):,} examples:\n\n{table}\n\n"
-        return summary, text + "Now try it:\n\n  python classify.py\n"
+        script = Path(sys.argv[0]).with_name("classify.py")
+        return summary, text + f"Now try it:\n\n  python {script}\n"
 
     def write_predictions(self, path: Path, part: str) -> None:
         """Writes a line for each example.

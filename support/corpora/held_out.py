@@ -1,11 +1,16 @@
-"""Which training examples are held out as a validation set, where a corpus has none."""
+"""Which training examples are held out for validation; which examples two parts share."""
 
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import compress
+from typing import Any, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
+
+MAX_SHARED = 0.1  # of a part; in many corpora a few short texts occur several times
 
 
 def hold_out_pairs(parts: dict) -> dict:
@@ -46,6 +51,11 @@ def hash_text(text: str) -> int:
     return zlib.crc32(unicodedata.normalize("NFC", text.strip()).encode())
 
 
+def hash_pair(pair: tuple[str, str]) -> int:
+    """Returns a number of 32 bits; pairs with equal sentences on both sides have the same."""
+    return hash_text("\t".join(map(str.strip, pair)))
+
+
 def choose_held_out(hashes: np.ndarray, size: int) -> set[int]:
     """Returns which hashes are held out of training; about `size` examples have them.
 
@@ -63,3 +73,50 @@ def choose_held_out(hashes: np.ndarray, size: int) -> set[int]:
     counts = counts[is_rare]
     num_before = counts.cumsum() - counts  # examples of all candidates before each
     return set(candidates[num_before < max(1, size)].tolist())
+
+
+class Leakage:
+    """Counts the validation and test examples that are in the training set as well."""
+
+    def __init__(self, parts: dict[str, Callable[[], Iterable]], hash_of: Callable[[Any], int]):
+        """Reads all parts but "train". hash_of: returns the hash of an example."""
+        self.hash_of = hash_of
+        self.hashes = {
+            part: [hash_of(example) for example in read()]
+            for part, read in parts.items()
+            if part != "train"
+        }
+        self.others = set().union(*self.hashes.values())
+        self.found: set[int] = set()  # those of `others` that are in the training set
+
+    def watch(self, part: str, examples: Iterable[T]) -> Iterator[T]:
+        """Yields the examples of a part, and takes note of those of the training set."""
+        for example in examples:
+            if part == "train" and self.others:
+                code = self.hash_of(example)
+                if code in self.others:
+                    self.found.add(code)
+            yield example
+
+    def count(self, part: str) -> int:
+        """Returns how many examples of a part were seen in the training set."""
+        return sum(code in self.found for code in self.hashes.get(part, []))
+
+
+def warnings_of_leakage(
+    counts_of_parts: dict[str, dict[str, Any]], counted: str, unit: str
+) -> list[str]:
+    """Returns a warning for each part that shares many examples with the training set.
+
+    counts_of_parts: from meta.json; counted: the name there of the number of examples; unit:
+    what these are.
+    """
+    lines = []
+    for part, counts in counts_of_parts.items():
+        shared = counts["in_training"]
+        if shared > MAX_SHARED * counts[counted]:
+            lines.append(
+                f"warning: {shared:,} of the {counts[counted]:,} {unit} of the {part} set are "
+                f"in the training set, too: its scores do not tell how good the model is"
+            )
+    return lines

@@ -163,6 +163,9 @@ def add_part(corpus: Corpus, part: str, source: str, src: str, tgt: str) -> None
         raise UserError(f"{source}: a folder; pass a PREFIX, a table or a .zip in it")
     else:
         also = "" if suffix_of(path) in (*TABLES, ".zip") else f", and no {source}.{src}"
+        others = [other.name for other in sorted(path.parent.glob(f"{path.name}.*"))]
+        if others:
+            also += f"; there is {', '.join(others)[:120]} (--src, --tgt)"
         raise UserError(f"{source}: no such file or folder{also}")
 
 

@@ -356,9 +356,10 @@ def find_columns(path: File, columns: list[str], header: list[str], flags: str) 
         elif name.isdecimal() and int(name) > 0:
             positions.append(int(name) - 1)
         else:
+            found = [f"{i} {cell[:30]!r}" for i, cell in enumerate(header, 1)]
             raise UserError(
                 f"{path}: no column {name!r} ({flags}: a name in the first row, or a position "
-                f"from 1); its columns: {', '.join(header)[:120]}"
+                f"from 1); its first row: {', '.join(found)[:120] or 'not read'}"
             )
     if len(set(positions)) < len(positions):
         raise UserError(f"{path}: {', '.join(columns)} ({flags}) name the same column twice")

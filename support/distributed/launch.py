@@ -304,8 +304,7 @@ def report_failure(problem: Exception, exit_codes: list[int | None], folder: str
             message = f"process {rank} of {len(exit_codes)} was killed (SIGKILL)"
     hint = "there is no checkpoint to resume from"
     if os.path.exists(f"{folder}/last.pt"):
-        script = os.path.basename(sys.argv[0])
-        hint = f"resume with: python {script} --resume {folder}"
+        hint = f"resume with: python {sys.argv[0]} --resume {folder}"
     sys.exit(f"error: {message}; {hint}")
 
 

@@ -229,6 +229,9 @@ def refuse_changes(
         before = stored.get(name, field.default)  # a flag may be newer than the run
         if requested[name] != before:
             shown = "none" if before == "" else before
+            data = stored.get("data")
+            if requested.get("data", data) != data:  # its settings differ, too
+                shown = f"{shown}, for --data {data}"
             raise UserError(
                 f"{option(name)} {requested[name]}: {folder} was started with {shown}; "
                 f"--resume {folder} remembers a run's flags"

@@ -76,8 +76,12 @@ class CorpusSettings:
         changeable=True,
     )
     test: str = flag("", "PREFIX, table or class folders to score at the end", changeable=True)
-    src: str = flag("de", "source language: ending of its file, or column", task=TRANSLATE)
-    tgt: str = flag("en", "target language: ending of its file, or column", task=TRANSLATE)
+    src: str = flag(
+        "de",
+        "source language: ending of its file, or column; also in --valid and --test",
+        task=TRANSLATE,
+    )
+    tgt: str = flag("en", "target language, likewise", task=TRANSLATE)
     tokenizer: str = flag(
         "bpe",
         "what tokens are: pieces of words (BPE), or words, of which those that occur once are "
@@ -86,7 +90,9 @@ class CorpusSettings:
         task=CLASSIFY,
         is_shape=True,
     )
-    vocab_size: int = flag(8000, "tokens in the vocabulary", (1, 10**7), is_shape=True)
+    vocab_size: int = flag(
+        8000, "tokens in the vocabulary; a BPE has at least 259", (1, 10**7), is_shape=True
+    )
     max_length: int = flag(
         128,
         "tokens; longer sentence pairs are left out, longer texts lose their middle",

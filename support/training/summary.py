@@ -31,17 +31,20 @@ def beginning(run) -> str:
     source = args.base_config or "the defaults"
     if args.resume:
         source = f"those of {args.folder}"
+    if args.config:
+        source += f", {args.config}"
     source += ", and the flags given"
     if args.growth > 1:
         size, lr = step_flags(args, 1)
         source += f"; for GPUs, steps of {args.growth} times the size: {size} {lr}"
-    epochs = round(run.last_step / run.epoch_steps, 2)
+    epochs = run.last_step / run.epoch_steps
+    shown = f"{epochs:.1g}" if epochs < 0.1 else f"{round(epochs, 2):g}"
+    steps = "1 step" if run.last_step == 1 else f"{run.last_step:,} steps"
     sharing = f" ({run.tp_size} share each layer)" if run.tp_size > 1 else ""
     lines = [
         f"settings: {source}",
         str(run.task),
-        f"epochs: {epochs:g} of {len(run.task.batches.examples):,} {run.task.unit}, "
-        f"{run.last_step:,} steps",
+        f"epochs: {shown} of {len(run.task.batches.examples):,} {run.task.unit}, {steps}",
         f"processes: {run.world_size}{sharing}, threads of each: {torch.get_num_threads()}, "
         f"{device_name(args.device)}, {args.precision}",
     ]
@@ -220,7 +223,7 @@ def how_to_resume(run, step: int) -> str:
         command = f"torchrun --standalone --nproc-per-node {run.world_size}"
         if os.environ["GROUP_WORLD_SIZE"] != "1":  # each node has a command of its own
             command = "torchrun ..."
-    script = Path(sys.argv[0]).name
+    script = sys.argv[0]
     return (
         f"stopped and saved at step {step}; resume with: "
         f"{command} {script} --resume {run.folder}{flags}"

@@ -4,6 +4,7 @@ The interface of a task is `Task` in support/training/tasks.py.
 """
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +26,7 @@ from support.common.kernels import speed_up
 from support.common.paths import CACHE
 from support.common.shape import make_config
 from support.corpora.encoded import read_tokenizer
+from support.corpora.held_out import warnings_of_leakage
 from support.corpora.pairs import find_corpus
 from support.distributed.collectives import all_gather_objects, broadcast_object, sum_over_data
 from support.translation.beam import translate_batch
@@ -33,6 +35,7 @@ from support.translation.scores import Score, bleu, chrf
 
 BEAM = 4  # hypotheses of the last evaluations; those during training are greedy
 EVALUATION_TOKENS = 2048  # a side in a batch of an evaluation, whose logits are all kept
+FEW_VALID = 100  # validation pairs
 EXAMPLES_SHOWN = 5  # at most, at the end of a run
 
 
@@ -96,7 +99,13 @@ class Translation:
             if meta["held_out"] and part == "valid":
                 line += "; held out of training"
             lines.append(line)
-        return "\n".join(lines)
+        valid = meta["parts"]["valid"]["pairs"]
+        if valid < FEW_VALID:
+            lines.append(
+                f"warning: the valid set has only {valid:,} pairs, so its scores are rough; "
+                f"--valid names a larger one"
+            )
+        return "\n".join(lines + warnings_of_leakage(meta["parts"], "pairs", self.unit))
 
     def work(self, step: int) -> tuple[int, int, float]:
         """Returns pairs, tokens on both sides without padding, and FLOPs of a whole step."""
@@ -226,7 +235,8 @@ class Translation:
                 f"  translation  {translation}\n"
                 f"  reference    {reference}\n\n"
             )
-        text += "Now talk to it:\n\n  python translate.py\n"
+        script = Path(sys.argv[0]).with_name("translate.py")
+        text += f"Now talk to it:\n\n  python {script}\n"
         summary = {
             "beam": BEAM,
             f"{part}_bleu": round(self.bleu_score.value, 2),

@@ -103,7 +103,7 @@ def test_who_was_killed_is_named(monkeypatch, tmp_path, killed, saved):
     assert ended.value.code == (
         f"error: process {killed} of 3 was killed (SIGKILL); "
         + (
-            f"resume with: python train_cpu.py --resume {folder}"
+            f"resume with: python a/train_cpu.py --resume {folder}"
             if saved
             else "there is no checkpoint to resume from"
         )

@@ -143,6 +143,10 @@ def test_a_run_says_who_computes_and_whether_its_rate_gets_up():
     assert "the run has 99 steps, fewer than --warmup 100" in warning
     run.last_step = 100
     assert len(run_summary.beginning(run).split("\n")) == 4
+    args.config = "mine.yaml"
+    assert "settings: configs/multi30k.yaml, mine.yaml, and the" in run_summary.beginning(run)
+    run.last_step = 1
+    assert "\nepochs: 0.03 of 1,200 pairs, 1 step\n" in run_summary.beginning(run)
 
 
 def test_layers_that_two_nodes_share_are_warned_of(monkeypatch):
@@ -533,6 +537,8 @@ def test_a_name_goes_on_with_its_run_or_refuses_other_flags(
     }
     said = refusal(*corpus_flags, *SMALL, *how, "--steps", "9", "--lr", "0.5")
     assert "--lr 0.5: logs/r was started with 0.004; --resume logs/r remembers" in said
+    said = refusal("--name", "r", *SMALL)  # and no --data: the phrasebook
+    assert "logs/r was started with" in said and ", for --data " in said
     (run / "last.pt").unlink()
     for file in ("summary.json", None):  # a finished run, and one that had only saved
         done = train(tmp_path, *how, "--steps", "3")

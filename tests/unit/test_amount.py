@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
-from conftest import ROOT, SMALL, mathematics, read_metrics
+from conftest import ROOT, SMALL, mathematics, read_metrics, write_pairs
 
 from support.common.checkpoint import Writer
 from support.common.errors import UserError
@@ -191,6 +191,14 @@ def args_on_gpus(monkeypatch, peak, *flags):
     args = parse_arguments("", Settings).complete()
     args.device = "cpu"
     return args
+
+
+def test_few_pairs_to_validate_on_are_warned_of(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_pairs(tmp_path / "a", [(f"Satz {i}", f"sentence {i}") for i in range(40)])
+    monkeypatch.setattr("sys.argv", ["train_cpu.py", "--data", "a", "--vocab-size", "300"])
+    lines = str(prepare_task(parse_arguments("", CpuSettings).complete()))
+    assert "warning: the valid set has only 2 pairs, so its scores are rough" in lines
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,12 @@ from support.corpora import download
 from support.corpora import pairs as corpora
 from support.corpora.download import sha256
 from support.corpora.encoded import make_once, read_tokenizer
-from support.corpora.held_out import choose_held_out, hash_text, hold_out_pairs
+from support.corpora.held_out import (
+    choose_held_out,
+    hash_text,
+    hold_out_pairs,
+    warnings_of_leakage,
+)
 from support.corpora.pairs import find_corpus
 
 PAIRS = [
@@ -136,6 +141,7 @@ def test_a_table_may_declare_its_separator(tmp_path, declared):
 WRONG = {  # name: (files, what the answer says)
     "missing": ({}, "missing: no such file or folder, and no ", "missing.de"),
     "missing.csv": ({}, "missing.csv: no such file or folder"),
+    "zh": ({"zh.ar": b"a", "zh.zh": b"a"}, "no such", "there is zh.ar, zh.zh (--src, --tgt)"),
     "short": (
         {"short.de": b"a\nb\nc\nd\n", "short.en": b"a\nb\n"},
         "short.de has 4 lines",
@@ -161,7 +167,11 @@ WRONG = {  # name: (files, what the answer says)
         "with an empty side",
     ),
     "long": ({"long.de": b"ein " * 500, "long.en": b"a"}, "1 longer than --max-length"),
-    "cols.csv": ({"cols.csv": b"german,french\na,b\n"}, "no column 'de'", "german, french"),
+    "cols.csv": (
+        {"cols.csv": b"german,french\na,b\n"},
+        "no column 'de'",
+        "1 'german', 2 'french'",
+    ),
     "rows.csv": ({"rows.csv": b"de,en\na\n"}, "rows.csv, row 2: 1 columns"),
     "twice.csv": ({"twice.csv": b"de,en,de\na,b,c\n"}, "two columns are called 'de'"),
     # One of many lines has no tab: the file is a table all the same.
@@ -403,6 +413,34 @@ def test_a_text_that_is_a_tenth_of_those_held_out_may_be_one_of_them(size):
     hashes = np.repeat(np.arange(100), [2, 3] * 50)
     chosen = choose_held_out(hashes, size)
     assert chosen == set(range(0, size, 2))  # two examples of each
+
+
+def test_pairs_of_the_training_set_that_are_scored_are_warned_of(tmp_path):
+    pairs = [(f"Satz {i}", f"sentence {i}") for i in range(50)]
+    write_pairs(tmp_path / "a", pairs)
+    write_pairs(tmp_path / "v", [*pairs[:6], *((f"neu {i}", "new") for i in range(44))])
+    write_pairs(tmp_path / "t", [(source, "other") for source, _ in pairs])
+    how = {"valid": str(tmp_path / "v"), "test": str(tmp_path / "t")}
+    folder = prepare(find_corpus(str(tmp_path / "a"), **how), tmp_path, 300)
+    parts = json.loads((folder / "meta.json").read_text())["parts"]
+    assert [counts["in_training"] for counts in parts.values()] == [0, 6, 0]
+    (warning,) = warnings_of_leakage(parts, "pairs", "pairs")
+    assert warning.startswith("warning: 6 of the 50 pairs of the valid set are in the training")
+
+
+def test_equal_pairs_are_said_to_be_too_few_to_hold_some_out(tmp_path):
+    write_pairs(tmp_path / "a", 100 * PAIRS[:1])
+    with pytest.raises(UserError, match="too few sources differ to hold some out"):
+        prepare(find_corpus(str(tmp_path / "a")), tmp_path, 300)
+
+
+@pytest.mark.parametrize("word", ["x" * 10_001, "x" * 1_000_000])
+def test_a_bpe_is_not_learnt_from_endless_words(word):
+    """It would take minutes, and the vocabulary would hold parts of them."""
+    texts = [f"{word} am Ende", *100 * ["ein Satz mit langen Wörtern", "xx"]]
+    bpe = BPE.train(iter(texts), 400)
+    assert bpe.serialized == BPE.train(iter(texts[1:]), 400).serialized
+    assert len(bpe.encode([word])[0]) >= len(word) / 2
 
 
 @pytest.mark.parametrize("size", [0, 1])

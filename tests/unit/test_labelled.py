@@ -372,7 +372,7 @@ def test_a_long_text_is_read(tmp_path):
 
 
 TABLES = {  # name: (content, what the answer says)
-    "label.csv": ("text,x\na,b\n", "no column 'label'", "--text, --label", "text, x"),
+    "label.csv": ("text,x\na,b\n", "no column 'label'", "--text, --label", "1 'text', 2 'x'"),
     "text.csv": ("phrase,label\na,b\n", "no column text, content", "--text", "phrase, label"),
     "named.jsonl": ('{"phrase": "a", "label": 1}', "no column text", "phrase, label"),
     "none.csv": ("text,label\n", "the training set has no example"),

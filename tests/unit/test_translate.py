@@ -70,6 +70,11 @@ def test_one_sentence_beam_and_n_best(trained, answer):
     assert len(best) == 3 and best == sorted(best, reverse=True)
 
 
+def test_a_sentence_needs_no_quotes(trained, answer):
+    words = SENTENCE.split()
+    assert len(words) > 1 and answer(*words) == answer(SENTENCE)
+
+
 ODD = [
     "Ein Hund läuft.",
     "",
