@@ -12,6 +12,7 @@ so every rank can compute it without communication.
 
 import json
 import math
+import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,7 +33,9 @@ PAD, BOS, EOS = 0, 1, 2
 FORMAT = 7  # of the encoded corpus: increase it when the same text is stored differently
 ENCODED_AT_ONCE = 20_000  # pairs, so that a large corpus needs no more memory
 BPE_PAIRS = 1_000_000  # enough to learn a BPE from
-LONGEST_WORD = 10_000  # characters; learning a BPE from a longer one would take minutes
+# Over 1,000 letters, digits or other characters in a row, as in base64. The time to learn a BPE
+# grows with the square of their number. In Chinese, punctuation divides texts into words.
+LONG_WORD = re.compile(r"[^\W\d_]{1001,}|\d{1001,}|(?:_|[^\w\s]){1001,}")
 SIDES = ("src", "tgt")
 NFC = normalizers.NFC()  # Unicode can write é in two ways; this makes their bytes equal
 
@@ -67,7 +70,7 @@ class BPE:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        tokenizer.train_from_iterator(filter(has_normal_words, texts), trainer)
+        tokenizer.train_from_iterator(map(without_long_words, texts), trainer)
         return BPE(tokenizer.to_str())
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -80,11 +83,11 @@ class BPE:
         return " ".join(self.tokenizer.decode(ids).split())
 
 
-def has_normal_words(text: str) -> bool:
-    """Returns whether no word of a text is longer than LONGEST_WORD, as a file in base64 is."""
-    if len(text) <= LONGEST_WORD:  # as nearly all are
-        return True
-    return max(map(len, text.split()), default=0) <= LONGEST_WORD
+def without_long_words(text: str) -> str:
+    """Returns a text with a space in the place of each match of LONG_WORD."""
+    if len(text) <= 1000:  # as nearly all are
+        return text
+    return LONG_WORD.sub(" ", text)
 
 
 # --- The encoded corpus on disk ---------------------------------------------------------------

@@ -37,9 +37,14 @@ LINES_AT_ONCE = 20_000  # of a file: the memory that it takes does not grow with
 
 def parse_arguments() -> argparse.Namespace:
     """Returns the command line, checked. Raises UserError."""
-    parser = make_parser(__doc__, "[TEXT]")
+    parser = make_parser(__doc__, "[TEXT ...]")
     add = parser.add_argument
-    add("words", nargs="*", metavar="TEXT", help="a sentence [a prompt, or standard input]")
+    add(
+        "words",
+        nargs="*",
+        metavar="TEXT",
+        help="a sentence, in quotes or not [a prompt, or standard input]",
+    )
     add(
         "--checkpoint",
         action="append",
@@ -73,7 +78,7 @@ def parse_arguments() -> argparse.Namespace:
         help="precision of matrix products [auto: bf16 on a GPU, or fp16 on one that has no "
         "bf16; fp32 on a CPU]",
     )
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     args.text = " ".join(args.words) if args.words else None
     check_arguments(args)
     devices = ("cpu",) if args.engine == "ctranslate2" else ("cpu", "cuda")

@@ -73,7 +73,7 @@ def encode(
         tokenizer = Tokenizer.from_str(serialized)
         write = partial(write_texts, tokenizer=tokenizer, max_length=max_length)
     counts_of_parts = {}
-    # Images would be read from disk once more.
+    # Images are not compared: their files would be read once more.
     compared = corpus.parts if corpus.modality == "text" else {}
     leakage = Leakage(compared, lambda labelled: hash_example(labelled[0]))
     for part in in_order(parts):

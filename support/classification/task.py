@@ -4,7 +4,6 @@ The interface of a task is `Task` in support/training/tasks.py.
 """
 
 import csv
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from support.common.errors import UserError
 from support.common.files import read_json
 from support.common.hardware import autocast_dtype
 from support.common.kernels import speed_up
-from support.common.paths import CACHE
+from support.common.paths import CACHE, script_path
 from support.common.shape import make_config
 from support.corpora.encoded import read_tokenizer
 from support.corpora.held_out import warnings_of_leakage
@@ -316,8 +315,7 @@ class Classification:
         }
         table = metrics_table(self.confusion, self.classes)
         text = f"the {part} set, {len(labels):,} examples:\n\n{table}\n\n"
-        script = Path(sys.argv[0]).with_name("classify.py")
-        return summary, text + f"Now try it:\n\n  python {script}\n"
+        return summary, text + f"Now try it:\n\n  python {script_path('classify.py')}\n"
 
     def write_predictions(self, path: Path, part: str) -> None:
         """Writes a line for each example.

@@ -196,7 +196,9 @@ def load_run(folder: Path, sharded: bool) -> dict:
     """
     path = folder / "last.pt"
     if not path.is_file():
-        run = LOGS / folder if (LOGS / folder).is_dir() else "logs/RUN"
+        run = LOGS / folder
+        if run == folder or not (run / "last.pt").is_file():
+            run = LOGS / "RUN"
         raise UserError(f"{path}: no such file; --resume takes the folder of a run, {run}")
     checkpoint = load(path)
     if "sharded" in checkpoint and not sharded:

@@ -27,8 +27,10 @@ def as_user_error(message: str) -> Iterator[None]:
     """Turns exceptions of the block into UserErrors: `message` and the reason, in one line."""
     try:
         yield
-    except (UserError, PermissionError):  # the file may be whole
+    except UserError:
         raise
+    except PermissionError as problem:  # the file may be whole
+        raise UserError(error_message(problem)) from problem
     except Exception as problem:  # damaged files raise exceptions of many types
         reason, _, _ = first_line(problem, 200).partition(". ")  # the first sentence
         if isinstance(problem, KeyError):

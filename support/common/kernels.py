@@ -224,9 +224,8 @@ class OneProductAttention(Attention):
     """Attention that computes q, k and v of self-attention in one product.
 
     It joins the matrices, if they are the copies that `CastTogether` makes for a pass, and not
-    parameters. The
-    backward pass needs the joined matrix. With FSDP, which frees a layer's parameters after
-    use, the joined matrices of all layers would stay in memory.
+    parameters. The backward pass needs the joined matrix. With FSDP, which frees a layer's
+    parameters after use, the joined matrices of all layers would stay in memory.
     """
 
     def forward(self, x: Tensor, source: Tensor, mask: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
-"""The folders of the project: its code, its runs, and its cache of encoded corpora."""
+"""The folders of the project: its code, its runs, and its cache; the paths of its scripts."""
 
 import os
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -17,6 +18,14 @@ def find_cache() -> Path:
     except RuntimeError:  # of a container's user, who may have neither HOME nor a name
         home = Path()  # the current folder
     return home / ".cache" / "translator"
+
+
+def script_path(name: str = "") -> str:
+    """Returns the path of the running script, or of `name` beside it, for a command line."""
+    path = Path(sys.argv[0])
+    if name:
+        path = path.with_name(name)
+    return f'"{path}"' if " " in str(path) else str(path)
 
 
 CACHE = find_cache()

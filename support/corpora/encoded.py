@@ -59,11 +59,14 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
         (unfinished / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
         unfinished.rename(folder)
     except OSError as problem:
-        if not is_encoded(folder):  # else another run has made it meanwhile
-            raise UserError(
-                f"the encoded corpus cannot be written to {folder.parent} ({problem}); "
-                f"XDG_CACHE_HOME names another place"
-            ) from problem
+        if is_encoded(folder):  # another run has made it meanwhile
+            return folder
+        if problem.filename and not Path(problem.filename).is_relative_to(folder.parent):
+            raise  # a file of the corpus cannot be read
+        raise UserError(
+            f"the encoded corpus cannot be written to {folder.parent} ({problem}); "
+            f"XDG_CACHE_HOME names another place"
+        ) from problem
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder

@@ -52,8 +52,12 @@ def hash_text(text: str) -> int:
 
 
 def hash_pair(pair: tuple[str, str]) -> int:
-    """Returns a number of 32 bits; pairs with equal sentences on both sides have the same."""
-    return hash_text("\t".join(map(str.strip, pair)))
+    """Returns a number of 32 bits, the same for pairs that are encoded alike.
+
+    It is 0 if a side is empty, since such a pair is left out.
+    """
+    source, target = map(str.strip, pair)
+    return hash_text(f"{source}\t{target}") if source and target else 0
 
 
 def choose_held_out(hashes: np.ndarray, size: int) -> set[int]:
@@ -79,10 +83,13 @@ class Leakage:
     """Counts the validation and test examples that are in the training set as well."""
 
     def __init__(self, parts: dict[str, Callable[[], Iterable]], hash_of: Callable[[Any], int]):
-        """Reads all parts but "train". hash_of: returns the hash of an example."""
+        """Reads all parts but "train".
+
+        hash_of: returns the hash of an example, or 0 if it does not count.
+        """
         self.hash_of = hash_of
         self.hashes = {
-            part: [hash_of(example) for example in read()]
+            part: [code for code in map(hash_of, read()) if code]
             for part, read in parts.items()
             if part != "train"
         }
@@ -113,7 +120,7 @@ def warnings_of_leakage(
     """
     lines = []
     for part, counts in counts_of_parts.items():
-        shared = counts["in_training"]
+        shared = min(counts["in_training"], counts[counted])  # some may be too long
         if shared > MAX_SHARED * counts[counted]:
             lines.append(
                 f"warning: {shared:,} of the {counts[counted]:,} {unit} of the {part} set are "

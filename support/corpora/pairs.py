@@ -163,10 +163,18 @@ def add_part(corpus: Corpus, part: str, source: str, src: str, tgt: str) -> None
         raise UserError(f"{source}: a folder; pass a PREFIX, a table or a .zip in it")
     else:
         also = "" if suffix_of(path) in (*TABLES, ".zip") else f", and no {source}.{src}"
-        others = [other.name for other in sorted(path.parent.glob(f"{path.name}.*"))]
-        if others:
-            also += f"; there is {', '.join(others)[:120]} (--src, --tgt)"
-        raise UserError(f"{source}: no such file or folder{also}")
+        raise UserError(f"{source}: no such file or folder{also}{similar_files(path)}")
+
+
+def similar_files(path: Path) -> str:
+    """Returns the files that are named as `path`, with other endings, for an error message."""
+    if not path.parent.is_dir():
+        return ""
+    names = [other.name for other in sorted(path.parent.iterdir())]
+    similar = [name for name in names if name.startswith(f"{path.name}.")]
+    if not similar:
+        return ""
+    return f"; there is {', '.join(similar)[:120]}, and --src and --tgt name the endings"
 
 
 def find_prefix(source: str, src: str, tgt: str) -> str:

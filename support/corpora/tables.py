@@ -353,13 +353,15 @@ def find_columns(path: File, columns: list[str], header: list[str], flags: str) 
             )
         if column_name(name) in names:
             positions.append(names.index(column_name(name)))
-        elif name.isdecimal() and int(name) > 0:
+        elif name.isdecimal():
+            if not int(name):
+                raise UserError(f"{path}: column {name} ({flags}): positions count from 1")
             positions.append(int(name) - 1)
         else:
             found = [f"{i} {cell[:30]!r}" for i, cell in enumerate(header, 1)]
             raise UserError(
                 f"{path}: no column {name!r} ({flags}: a name in the first row, or a position "
-                f"from 1); its first row: {', '.join(found)[:120] or 'not read'}"
+                f"from 1); its first row: {', '.join(found)[:120]}"
             )
     if len(set(positions)) < len(positions):
         raise UserError(f"{path}: {', '.join(columns)} ({flags}) name the same column twice")

@@ -23,6 +23,7 @@ import torch.multiprocessing as mp
 
 from support.common.errors import UserError, exit_on_user_error
 from support.common.hardware import available_cores, configure_backends
+from support.common.paths import script_path
 from support.common.run_folder import remove_if_empty
 from support.common.streams import prepare_streams
 from support.distributed import rendezvous
@@ -304,7 +305,7 @@ def report_failure(problem: Exception, exit_codes: list[int | None], folder: str
             message = f"process {rank} of {len(exit_codes)} was killed (SIGKILL)"
     hint = "there is no checkpoint to resume from"
     if os.path.exists(f"{folder}/last.pt"):
-        hint = f"resume with: python {sys.argv[0]} --resume {folder}"
+        hint = f"resume with: python {script_path()} --resume {folder}"
     sys.exit(f"error: {message}; {hint}")
 
 

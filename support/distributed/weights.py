@@ -1,8 +1,8 @@
 """Saving and loading weights that may be sharded over the processes.
 
-All functions but `first_failure` are collectives: every process has to call
-them, or the others wait until --timeout. They do the same whether the processes have shards of
-the weights (train_fsdp.py, train_tp.py) or whole copies of them.
+All functions but `first_failure` are collectives: every process has to call them, or the others
+wait until --timeout. They do the same whether the processes have shards of the weights
+(train_fsdp.py, train_tp.py) or whole copies of them.
 """
 
 import logging

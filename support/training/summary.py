@@ -4,7 +4,6 @@ import csv
 import math
 import os
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from support.common import checkpoint
 from support.common.files import read_json, write_json
 from support.common.hardware import device_name, peak_memory
+from support.common.paths import script_path
 from support.distributed.collectives import all_gather_objects, broadcast_object
 from support.training.settings import flags_of, option
 
@@ -31,7 +31,7 @@ def beginning(run) -> str:
     source = args.base_config or "the defaults"
     if args.resume:
         source = f"those of {args.folder}"
-    if args.config:
+    if args.config and not args.resume:
         source += f", {args.config}"
     source += ", and the flags given"
     if args.growth > 1:
@@ -56,7 +56,7 @@ def beginning(run) -> str:
         )
     if args.warmup > run.last_step and not (args.saved or args.benchmark):
         lines.append(
-            f"warning: the run has {run.last_step} steps, fewer than --warmup {args.warmup}: "
+            f"warning: the run has {steps}, fewer than --warmup {args.warmup}: "
             f"the learning rate stays low; --warmup 0 takes a tenth of the run"
         )
     return "\n".join(lines)
@@ -223,7 +223,7 @@ def how_to_resume(run, step: int) -> str:
         command = f"torchrun --standalone --nproc-per-node {run.world_size}"
         if os.environ["GROUP_WORLD_SIZE"] != "1":  # each node has a command of its own
             command = "torchrun ..."
-    script = sys.argv[0]
+    script = script_path()
     return (
         f"stopped and saved at step {step}; resume with: "
         f"{command} {script} --resume {run.folder}{flags}"

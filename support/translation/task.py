@@ -4,7 +4,6 @@ The interface of a task is `Task` in support/training/tasks.py.
 """
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +22,7 @@ from support.common.files import read_json
 from support.common.flops import transformer_flops
 from support.common.hardware import autocast_dtype
 from support.common.kernels import speed_up
-from support.common.paths import CACHE
+from support.common.paths import CACHE, script_path
 from support.common.shape import make_config
 from support.corpora.encoded import read_tokenizer
 from support.corpora.held_out import warnings_of_leakage
@@ -235,8 +234,7 @@ class Translation:
                 f"  translation  {translation}\n"
                 f"  reference    {reference}\n\n"
             )
-        script = Path(sys.argv[0]).with_name("translate.py")
-        text += f"Now talk to it:\n\n  python {script}\n"
+        text += f"Now talk to it:\n\n  python {script_path('translate.py')}\n"
         summary = {
             "beam": BEAM,
             f"{part}_bleu": round(self.bleu_score.value, 2),

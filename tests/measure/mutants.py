@@ -221,22 +221,26 @@ class Importer:
 
 
 class Watch:
-    """A pytest plugin: which lines of a file each test reaches, and its seconds."""
+    """A pytest plugin: each test's seconds, the lines of a file that it reaches, its forks.
+
+    The lines that forks reach are not seen.
+    """
 
     def __init__(self, path: Path):
-        self.path, self.found = str(path), {}
+        self.path, self.found, self.forks = str(path), {}, 0
+        os.register_at_fork(before=self.count_fork)
+
+    def count_fork(self):
+        self.forks += 1
 
     def pytest_runtest_protocol(self, item):
-        self.lines, self.began = set(), time.perf_counter()
-        self.found[item.nodeid] = lambda lines=self.lines, began=self.began: (
-            time.perf_counter() - began,
-            sorted(lines),
-        )
+        self.lines, self.began, self.forks = set(), time.perf_counter(), 0
         sys.settrace(self.trace)
 
     def pytest_runtest_logfinish(self, nodeid):
         sys.settrace(None)
-        self.found[nodeid] = self.found[nodeid]()
+        seconds = time.perf_counter() - self.began
+        self.found[nodeid] = (seconds, sorted(self.lines), self.forks)
 
     def trace(self, frame, event, _):
         if frame.f_code.co_filename != self.path:
@@ -282,8 +286,8 @@ def fork(
 
 def reached(
     path: Path, tree: ast.Module, tests: list[str]
-) -> dict[str, tuple[float, list[int]]]:
-    """Seconds and lines of each test, without a mistake, the fastest first."""
+) -> dict[str, tuple[float, list[int], int]]:
+    """Seconds, lines and forks of each test, without a mistake, the fastest first."""
     if status := fork(path, tree, tests, 600, Watch(path)):
         sys.exit(
             f"error: {path}: its tests fail, or take too long, without any mistake "
@@ -299,7 +303,6 @@ def survivors(module: str, sample: int, seed: int) -> Iterator[str]:
     source, lived = path.read_text(encoding="utf-8"), 0
     paths = [f"tests/unit/{name}.py" for name in files.split()]
     tests = reached(path, ast.parse(source), paths)
-    forking = not any(its for _, its in tests.values())  # in forks lines are not seen
     everything, rng = len(sites(ast.parse(source), names)), random.Random(f"{seed} {module}")
     chosen = sorted(rng.sample(range(everything), min(sample or everything, everything)))
     for number in chosen:
@@ -308,8 +311,8 @@ def survivors(module: str, sample: int, seed: int) -> Iterator[str]:
         line, before, after = old.lineno, text(old), text(new)
         these = [
             test
-            for test, (_, its) in tests.items()
-            if forking or not lines or set(its) & set(lines)
+            for test, (_, its, forks) in tests.items()
+            if forks or not lines or set(its) & set(lines)
         ]
         limit = 20 + 5 * sum(tests[test][0] for test in these)
         if not these or fork(path, Swap(old, new).visit(tree), these, limit) == 0:

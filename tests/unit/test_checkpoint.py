@@ -283,10 +283,14 @@ def test_the_newest_run_of_a_kind_is_found(tmp_path, monkeypatch, model):
             checkpoint.find_checkpoint(None, kind)
 
 
-@pytest.mark.parametrize("folder, said", [("a", "logs/a"), ("logs/a", "logs/RUN")])
+@pytest.mark.parametrize(
+    "folder, said", [("a", "logs/a"), ("logs/b", "logs/RUN"), ("b", "logs/RUN")]
+)
 def test_the_folder_of_a_run_is_proposed(tmp_path, monkeypatch, folder, said):
     monkeypatch.chdir(tmp_path)
     Path("logs/a").mkdir(parents=True)
+    Path("logs/b").mkdir()
+    Path("logs/a/last.pt").touch()
     with pytest.raises(UserError, match=f"last.pt: no such file; .* folder of a run, {said}$"):
         checkpoint.load_run(Path(folder), False)
 

@@ -131,6 +131,12 @@ def test_a_position_beyond_the_columns_is_refused(tmp_path, position):
         read(tmp_path / "a.tsv", src="1", tgt=position)
 
 
+def test_position_0_is_refused(tmp_path):
+    (tmp_path / "a.tsv").write_text("Ja.\tYes.\n")
+    with pytest.raises(UserError, match=r"column 0 \(--src, .*\): positions count from 1"):
+        read(tmp_path / "a.tsv", src="1", tgt="0")
+
+
 @pytest.mark.parametrize("declared", ["sep=;", '"sep=;"', "SEP=;;"])
 def test_a_table_may_declare_its_separator(tmp_path, declared):
     """As Excel reads it in every language."""
@@ -141,7 +147,8 @@ def test_a_table_may_declare_its_separator(tmp_path, declared):
 WRONG = {  # name: (files, what the answer says)
     "missing": ({}, "missing: no such file or folder, and no ", "missing.de"),
     "missing.csv": ({}, "missing.csv: no such file or folder"),
-    "zh": ({"zh.ar": b"a", "zh.zh": b"a"}, "no such", "there is zh.ar, zh.zh (--src, --tgt)"),
+    "zh": ({"zh.ar": b"a", "zh.zh": b"a"}, "there is zh.ar, zh.zh, and --src and --tgt name"),
+    "**": ({}, "**: no such file or folder"),
     "short": (
         {"short.de": b"a\nb\nc\nd\n", "short.en": b"a\nb\n"},
         "short.de has 4 lines",
@@ -417,8 +424,9 @@ def test_a_text_that_is_a_tenth_of_those_held_out_may_be_one_of_them(size):
 
 def test_pairs_of_the_training_set_that_are_scored_are_warned_of(tmp_path):
     pairs = [(f"Satz {i}", f"sentence {i}") for i in range(50)]
-    write_pairs(tmp_path / "a", pairs)
-    write_pairs(tmp_path / "v", [*pairs[:6], *((f"neu {i}", "new") for i in range(44))])
+    write_pairs(tmp_path / "a", [*pairs, ("", "")])
+    unseen = [(f"neu {i}", "new") for i in range(44)]
+    write_pairs(tmp_path / "v", [*pairs[:6], *unseen, *100 * [("", "")]])
     write_pairs(tmp_path / "t", [(source, "other") for source, _ in pairs])
     how = {"valid": str(tmp_path / "v"), "test": str(tmp_path / "t")}
     folder = prepare(find_corpus(str(tmp_path / "a"), **how), tmp_path, 300)
@@ -434,13 +442,18 @@ def test_equal_pairs_are_said_to_be_too_few_to_hold_some_out(tmp_path):
         prepare(find_corpus(str(tmp_path / "a")), tmp_path, 300)
 
 
-@pytest.mark.parametrize("word", ["x" * 10_001, "x" * 1_000_000])
+@pytest.mark.parametrize("word", ["x" * 1001, "x" * 1_000_000, "7" * 1001, "_-" * 501])
 def test_a_bpe_is_not_learnt_from_endless_words(word):
     """It would take minutes, and the vocabulary would hold parts of them."""
-    texts = [f"{word} am Ende", *100 * ["ein Satz mit langen Wörtern", "xx"]]
-    bpe = BPE.train(iter(texts), 400)
-    assert bpe.serialized == BPE.train(iter(texts[1:]), 400).serialized
+    texts = 100 * ["ein Satz mit langen Wörtern", "xx 77 _-"]
+    bpe = BPE.train(iter([f"Am Anfang {word} am Ende", *texts]), 400)
+    assert bpe.serialized == BPE.train(iter(["Am Anfang   am Ende", *texts]), 400).serialized
     assert len(bpe.encode([word])[0]) >= len(word) / 2
+
+
+def test_a_bpe_is_learnt_from_long_texts_without_spaces():
+    text = "一二三四五六七八九十。" * 2000
+    assert len(BPE.train(iter([text]), 300).encode([text])[0]) < len(text)
 
 
 @pytest.mark.parametrize("size", [0, 1])
@@ -503,6 +516,15 @@ def test_a_corpus_that_another_run_encodes_meanwhile_is_kept(tmp_path):
     folder.parent.mkdir()
     make_once(folder, write_as_the_other_run_does)
     assert {file.name: file.stat().st_ino for file in folder.iterdir()} == inodes
+
+
+def test_a_file_of_the_corpus_that_may_not_be_read_is_named(tmp_path):
+    def write(_):
+        raise PermissionError(errno.EACCES, "Permission denied", "photos/3.png")
+
+    with pytest.raises(PermissionError, match="photos/3.png"):
+        make_once(tmp_path / "cache" / "a", write)
+    assert not list(tmp_path.glob("cache/*"))
 
 
 def test_a_file_that_cannot_be_mapped_is_read(tmp_path, monkeypatch):

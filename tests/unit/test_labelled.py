@@ -126,7 +126,9 @@ def test_a_header_is_not_a_class(tmp_path):
     assert read_all(tmp_path / "a.csv", text="utterance", label="intent") == ["ham", "spam"]
     (tmp_path / "b.csv").write_text("spam,buy\nham,hi\nspam,now\n")
     assert read_all(tmp_path / "b.csv", text="2", label="1") == ["ham", "spam"]
-    assert "no column '0'" in refusal(read_all, tmp_path / "b.csv", text="2", label="0")
+    assert "column 0 (--text, --label): pos" in refusal(
+        read_all, tmp_path / "b.csv", text="2", label="0"
+    )
     # With names there is a header, and the first class may be rare, even called as a column.
     (tmp_path / "d.csv").write_text("text,spam,label\nhi,1,spam\na,2,ham\nb,3,ham\n")
     assert read_all(tmp_path / "d.csv", label="label") == ["ham", "spam"]

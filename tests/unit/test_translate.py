@@ -73,6 +73,7 @@ def test_one_sentence_beam_and_n_best(trained, answer):
 def test_a_sentence_needs_no_quotes(trained, answer):
     words = SENTENCE.split()
     assert len(words) > 1 and answer(*words) == answer(SENTENCE)
+    assert answer(words[0], "--beam", "2", *words[1:]) == answer(SENTENCE, "--beam", "2")
 
 
 ODD = [
