@@ -31,7 +31,7 @@ from torch import Tensor
 
 from support.common.errors import UserError, as_user_error, first_line
 from support.common.files import replace, sync, sync_folder
-from support.common.paths import LOGS
+from support.common.paths import LOGS, script_path
 
 FORMAT = 2  # increase it when a field, or the order of a weight's rows, changes
 CAN_MAP = sys.platform != "win32"  # where a file cannot be replaced while it is mapped
@@ -152,7 +152,7 @@ def find_checkpoint(path: Path | None, task_type: str) -> tuple[Path, dict]:
     if saved_type != task_type:
         raise UserError(
             f"{path}: not a model for {task_type}; "
-            f"use python {SCRIPTS[saved_type]} --checkpoint {path}"
+            f"use python {script_path(SCRIPTS[saved_type])} --checkpoint {path}"
         )
     return path, checkpoint
 
@@ -163,7 +163,7 @@ def newest_checkpoint(task_type: str) -> tuple[Path, dict]:
         checkpoint = load(path)
         if checkpoint["task"]["kind"] == task_type:
             return path, checkpoint
-    command = "python train_cpu.py"
+    command = f"python {script_path('train_cpu.py')}"
     if task_type == "classification":
         command += " --data kinds"
     raise UserError(

@@ -246,7 +246,7 @@ def test_a_signal_to_torchrun_saves_one_step_everywhere(tmp_path, corpus_flags, 
     step = int(
         re.search(
             r"stopped and saved at step (\d+); "
-            r"resume with: torchrun --standalone --nproc-per-node \d train_",
+            r"resume with: torchrun --standalone --nproc-per-node \d \S*/train_",
             output,
         )[1]
     )

@@ -83,7 +83,7 @@ DIED = re.compile(
 KILLED = re.compile(
     r"error: process (\d+) of (\d+) was killed \(SIGKILL\); "
     r"(there is no checkpoint to resume from|"
-    r"resume with: python train_cpu.py --resume logs/run)$"
+    r"resume with: python \S*train_cpu.py --resume logs/run)$"
 )
 NOT_WRITTEN = re.compile(
     r"error: logs/run\S*: (?:the checkpoint cannot be written .*?|No space left on device)"
@@ -91,7 +91,7 @@ NOT_WRITTEN = re.compile(
 )
 STOPPED = re.compile(
     r"stopped and saved at step (\d+); resume with: "
-    r"(?:python|torchrun [-\w. ]+) train_\w+\.py --resume logs/run"
+    r"(?:python|torchrun [-\w. ]+) \S*train_\w+\.py --resume logs/run"
     r"(?: --device cpu)?(?: --tensor 2)?$"
 )
 STEP = re.compile(

@@ -248,6 +248,7 @@ def test_a_run_behind_a_link_is_found(tmp_path, monkeypatch, model):
 
 
 def test_the_newest_run_of_a_kind_is_found(tmp_path, monkeypatch, model):
+    monkeypatch.setattr("sys.argv", ["translate.py"])
     monkeypatch.chdir(tmp_path)
     write_runs(
         tmp_path,

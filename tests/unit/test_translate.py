@@ -215,7 +215,7 @@ def test_several_checkpoints_are_an_ensemble(trained, tmp_path, answer):
 
 def test_what_cannot_be_done_is_said_in_one_line(trained, tmp_path):
     for folder, flags, how, expected in [
-        (tmp_path, ["Hallo"], {}, "train one, in a few minutes: python train_cpu.py"),
+        (tmp_path, ["Hallo"], {}, f"train one, in a few minutes: python {ROOT}/train_cpu.py"),
         (trained, [], {"input": b"gut\nsch\xf6n\n"}, "standard input, line 2: not UTF-8"),
     ]:
         done = run(folder, *flags, **how)
