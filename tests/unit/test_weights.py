@@ -1,6 +1,7 @@
 """Copied, sharded and split weights in two processes: gathered, broadcast, saved, restored."""
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 from datetime import timedelta
@@ -44,12 +45,17 @@ def in_forks(folder, part, procs=2) -> None:
         part(rank)
         dist.destroy_process_group()
 
+    # Otherwise a fork may collect a store that an earlier test has left in this process, and
+    # wait for ever for the store's thread, which the fork does not have.
+    gc.collect()
+    gc.freeze()
     forks = [
         multiprocessing.get_context("fork").Process(target=one, args=(rank,))
         for rank in range(procs)
     ]
     for fork in forks:
         fork.start()
+    gc.unfreeze()
     for fork in forks:
         fork.join(150)
         fork.kill()  # if it has not ended
