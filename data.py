@@ -33,9 +33,10 @@ PAD, BOS, EOS = 0, 1, 2
 FORMAT = 7  # of the encoded corpus: increase it when the same text is stored differently
 ENCODED_AT_ONCE = 20_000  # pairs, so that a large corpus needs no more memory
 BPE_PAIRS = 1_000_000  # enough to learn a BPE from
-# Over 1,000 letters, digits or other characters in a row, as in base64. The time to learn a BPE
-# grows with the square of their number. In Chinese, punctuation divides texts into words.
-LONG_WORD = re.compile(r"[^\W\d_]{1001,}|\d{1001,}|(?:_|[^\w\s]){1001,}")
+MAX_WORD = 1000  # characters
+# More letters, digits or other characters in a row, as in base64. The time to learn a BPE grows
+# with the square of their number. In Chinese, punctuation divides texts into words.
+LONG_WORD = re.compile(r"[^\W\d_]{N,}|\d{N,}|(?:_|[^\w\s]){N,}".replace("N", str(MAX_WORD + 1)))
 SIDES = ("src", "tgt")
 NFC = normalizers.NFC()  # Unicode can write é in two ways; this makes their bytes equal
 
@@ -85,7 +86,7 @@ class BPE:
 
 def without_long_words(text: str) -> str:
     """Returns a text with a space in the place of each match of LONG_WORD."""
-    if len(text) <= 1000:  # as nearly all are
+    if len(text) <= MAX_WORD:  # as nearly all are
         return text
     return LONG_WORD.sub(" ", text)
 
@@ -113,16 +114,16 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> 
     Raises UserError if a part has no pair.
     """
     # All parts are read, so that errors in a file come at the start.
-    num_pairs = {part: sum(1 for _ in read()) for part, read in corpus.parts.items()}
+    num_pairs = sum(1 for _ in corpus.parts["train"]())
+    leakage = Leakage(corpus.parts, hash_pair)
     is_held_out = "valid" not in corpus.parts
     parts = hold_out_pairs(corpus.parts) if is_held_out else corpus.parts
-    stride = max(1, math.ceil(num_pairs["train"] / BPE_PAIRS))
+    stride = max(1, math.ceil(num_pairs / BPE_PAIRS))
     some_pairs = islice(parts["train"](), 0, None, stride)
     texts = (text.strip() for pair in some_pairs for text in pair)
     encoder = BPE(bpe) if bpe else BPE.train(texts, vocab_size)
     (folder / "tokenizer.json").write_text(encoder.serialized, encoding="utf-8")
     meta: dict[str, Any] = {"name": corpus.name, "held_out": is_held_out, "parts": {}}
-    leakage = Leakage(corpus.parts, hash_pair)
     for part in in_order(parts):
         pairs = leakage.watch(part, parts[part]())
         counts = encode_part(pairs, encoder, folder / part, max_length)

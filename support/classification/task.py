@@ -32,12 +32,11 @@ from support.common.kernels import speed_up
 from support.common.paths import CACHE, script_path
 from support.common.shape import make_config
 from support.corpora.encoded import read_tokenizer
-from support.corpora.held_out import warnings_of_leakage
+from support.corpora.held_out import warnings_of_parts
 from support.distributed.collectives import sum_over_data
 
 EVALUATION_TOKENS = 4096  # in a batch of an evaluation
 FEW_EXAMPLES = 10_000  # training examples, up to which pretrained weights are advised
-FEW_VALID = 100  # validation examples, of which each is at least a point of accuracy
 MANY_PATCHES = 400  # of an image: attention takes the square of their number
 PRETRAINED_WEIGHTS = {"text": "a BERT of their language", "image": "a ViT or a DeiT"}
 
@@ -217,7 +216,7 @@ class Classification:
                     f"have classes that the training set lacks; no model can learn these, "
                     f"but they count in all figures: {names[:120]}"
                 )
-        lines += warnings_of_leakage(self.meta["parts"], "examples", self.unit)
+        lines += warnings_of_parts(self.meta["parts"], "examples", self.unit)
         lines += filter(None, [self.left_out_line, self.summary_of_weights])
         is_new = not (self.args.pretrained or self.args.saved)
         if is_new and self.meta["parts"]["train"]["examples"] <= FEW_EXAMPLES:
@@ -229,12 +228,6 @@ class Classification:
             lines.append(
                 f"warning: {self.config.num_patches:,} patches an image make this slow; a "
                 f"larger --patch, or a smaller --image-size, makes fewer"
-            )
-        valid = self.meta["parts"]["valid"]["examples"]
-        if valid < FEW_VALID:
-            lines.append(
-                f"warning: the valid set has only {valid:,} {self.unit}, so its figures are "
-                f"rough; --valid names a larger one"
             )
         return lines
 

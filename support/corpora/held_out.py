@@ -10,6 +10,7 @@ import numpy as np
 
 T = TypeVar("T")
 
+FEW_VALID = 100  # examples, of which each is at least a point of accuracy
 MAX_SHARED = 0.1  # of a part; in many corpora a few short texts occur several times
 
 
@@ -110,15 +111,21 @@ class Leakage:
         return sum(code in self.found for code in self.hashes.get(part, []))
 
 
-def warnings_of_leakage(
+def warnings_of_parts(
     counts_of_parts: dict[str, dict[str, Any]], counted: str, unit: str
 ) -> list[str]:
-    """Returns a warning for each part that shares many examples with the training set.
+    """Returns warnings of a small validation set, and of parts that share training examples.
 
     counts_of_parts: from meta.json; counted: the name there of the number of examples; unit:
     what these are.
     """
     lines = []
+    valid = counts_of_parts["valid"][counted]
+    if valid < FEW_VALID:
+        lines.append(
+            f"warning: the valid set has only {valid:,} {unit}, so its scores are rough; "
+            f"--valid names a larger one"
+        )
     for part, counts in counts_of_parts.items():
         shared = min(counts["in_training"], counts[counted])  # some may be too long
         if shared > MAX_SHARED * counts[counted]:

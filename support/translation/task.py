@@ -25,7 +25,7 @@ from support.common.kernels import speed_up
 from support.common.paths import CACHE, script_path
 from support.common.shape import make_config
 from support.corpora.encoded import read_tokenizer
-from support.corpora.held_out import warnings_of_leakage
+from support.corpora.held_out import warnings_of_parts
 from support.corpora.pairs import find_corpus
 from support.distributed.collectives import all_gather_objects, broadcast_object, sum_over_data
 from support.translation.beam import translate_batch
@@ -34,7 +34,6 @@ from support.translation.scores import Score, bleu, chrf
 
 BEAM = 4  # hypotheses of the last evaluations; those during training are greedy
 EVALUATION_TOKENS = 2048  # a side in a batch of an evaluation, whose logits are all kept
-FEW_VALID = 100  # validation pairs
 EXAMPLES_SHOWN = 5  # at most, at the end of a run
 
 
@@ -98,13 +97,7 @@ class Translation:
             if meta["held_out"] and part == "valid":
                 line += "; held out of training"
             lines.append(line)
-        valid = meta["parts"]["valid"]["pairs"]
-        if valid < FEW_VALID:
-            lines.append(
-                f"warning: the valid set has only {valid:,} pairs, so its scores are rough; "
-                f"--valid names a larger one"
-            )
-        return "\n".join(lines + warnings_of_leakage(meta["parts"], "pairs", self.unit))
+        return "\n".join(lines + warnings_of_parts(meta["parts"], "pairs", self.unit))
 
     def work(self, step: int) -> tuple[int, int, float]:
         """Returns pairs, tokens on both sides without padding, and FLOPs of a whole step."""

@@ -522,7 +522,7 @@ def test_few_examples_call_for_published_weights(
     small = ["--patch", "1", "--stem-channels", "0"]
     assert "64 patches an image make this slow" in first_lines(*images, *small)
     assert "the valid set has only" in first_lines(*images)
-    monkeypatch.setattr("support.classification.task.FEW_VALID", 1)
+    monkeypatch.setattr("support.corpora.held_out.FEW_VALID", 1)
     assert "the valid set has only" not in first_lines(*images)
     assert "would do better" not in first_lines(
         *table, "--pretrained", published[0], "--max-length", "32"

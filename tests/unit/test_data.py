@@ -30,7 +30,7 @@ from support.corpora.held_out import (
     choose_held_out,
     hash_text,
     hold_out_pairs,
-    warnings_of_leakage,
+    warnings_of_parts,
 )
 from support.corpora.pairs import find_corpus
 
@@ -432,7 +432,7 @@ def test_pairs_of_the_training_set_that_are_scored_are_warned_of(tmp_path):
     folder = prepare(find_corpus(str(tmp_path / "a"), **how), tmp_path, 300)
     parts = json.loads((folder / "meta.json").read_text())["parts"]
     assert [counts["in_training"] for counts in parts.values()] == [0, 6, 0]
-    (warning,) = warnings_of_leakage(parts, "pairs", "pairs")
+    _, warning = warnings_of_parts(parts, "pairs", "pairs")
     assert warning.startswith("warning: 6 of the 50 pairs of the valid set are in the training")
 
 
