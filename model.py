@@ -307,8 +307,11 @@ def initialize(model: nn.Module, seed: int) -> None:
     """Initializes all parameters from a seed, the same in every process and script.
 
     Biases are 0. One parameter is made at a time, so that a process that keeps only a shard of
-    each parameter, as in train_fsdp.py, never holds the whole model.
+    each parameter, as in train_fsdp.py, never holds the whole model. Raises ValueError for a
+    model with buffers, whose values would be lost there.
     """
+    if any(True for _ in model.buffers()):
+        raise ValueError("the model has buffers: compute their values in forward() instead")
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         values = torch.zeros(parameter.shape)  # biases stay 0
@@ -320,6 +323,8 @@ def initialize(model: nn.Module, seed: int) -> None:
             nn.init.kaiming_uniform_(values, nonlinearity="relu", generator=generator)
         elif values.dim() > 1:
             nn.init.xavier_uniform_(values, generator=generator)
+        elif not name.endswith("bias"):
+            raise ValueError(f"{name}: neither the weight of a norm nor a bias")
         if hasattr(parameter, "placements"):  # FSDP's DTensor: every process keeps its shard
             values = shard_like(parameter, values)
         parameter.copy_(values)

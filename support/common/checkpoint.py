@@ -138,8 +138,8 @@ def find_checkpoint(path: Path | None, task_type: str) -> tuple[Path, dict]:
     """Returns the checkpoint file to use for a type of task, and its content.
 
     path: a file, or the folder of a run, which stands for its best.pt; None: best.pt of the
-    newest run of that type under logs/. task_type: "translation" or "classification". Raises
-    UserError if there is none, or it is for another type of task.
+    newest run of that type under logs/. task_type: one of SCRIPTS. Raises UserError if there
+    is none, or it is for another type of task.
     """
     if path is None:
         return newest_checkpoint(task_type)

@@ -390,8 +390,9 @@ class Run:
 
     def score(self, metrics: dict[str, float]) -> list[float]:
         """Returns what decides which evaluation is the best: first metric, then -loss."""
-        first_metric = metrics.get(self.task.metrics[0], 0.0)  # none with --bleu-sentences 0
-        return [first_metric, -metrics["loss"]]
+        # With --bleu-sentences 0 the first metric is missing.
+        first_metric = [metrics.get(name, 0.0) for name in self.task.metrics[:1]]
+        return [*first_metric, -metrics["loss"]]
 
     def write_evaluated(self, content: dict[str, Any], is_best: bool) -> None:
         """Writes the files of an evaluation, and removes step-*.pt that are not needed now."""

@@ -1,8 +1,8 @@
 """What is trained: the interface of a task, and which task the flags ask for.
 
-The training scripts and the run know no more of a task than what `Task` says. Its two
-implementations, support/translation/task.py and support/classification/task.py, are imported
-only when the flags ask for them.
+The training scripts and the run know no more of a task than what `Task` says. Its
+implementations, such as support/translation/task.py, are imported only when the flags ask for
+them. CONTRIBUTING.md says how to add one.
 """
 
 from collections.abc import Iterable
@@ -26,8 +26,10 @@ class Task(Protocol):
     """What is trained, on which data, and how it is evaluated."""
 
     weights: dict[str, Tensor] | None  # pretrained weights to begin with, by name
-    metrics: tuple[str, ...]  # of an evaluation; the first decides which weights are best
-    unit: str  # what the corpus's examples are: pairs, texts or images
+    # Of an evaluation, all better if higher. The first decides which weights are best, and the
+    # loss where it is equal; without metrics the loss decides alone.
+    metrics: tuple[str, ...]
+    unit: str  # what the corpus's examples are, such as "pairs" or "images"
     speed_unit: str  # what tokens_per_second counts
 
     @property
@@ -50,16 +52,21 @@ class Task(Protocol):
     def evaluate(
         self, model: nn.Module, part: str, data_rank: int, data_size: int, final: bool = False
     ) -> dict[str, float]:
-        """Returns the loss and the metrics of "valid" or "test", equal in all ranks.
+        """Returns "loss", the nll per target, and the metrics of "valid" or "test".
 
-        A collective. data_rank, data_size: see `evaluation_batches` in data.py. final: as at
+        A collective; all ranks get the same. It computes no gradients, and leaves the model in
+        training mode. data_rank, data_size: see `evaluation_batches` in data.py. final: as at
         the end of the run.
         """
 
     def report(
         self, model: nn.Module, data_rank: int, data_size: int, folder: Path
     ) -> tuple[dict[str, Any], str]:
-        """Scores the test set. Returns entries of summary.json, and text to show."""
+        """Scores the test set, or the validation set if there is no other. A collective.
+
+        Returns entries of summary.json, among them `test_NAME` for each metric, and text to
+        show. Only what rank 0 returns is used. It may write files to `folder`.
+        """
 
     def saved(self) -> dict[str, Any]:
         """Returns what the checkpoint holds of the task: numbers and text, as in JSON."""

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from reference import TorchTransformer
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.flop_counter import FlopCounterMode
@@ -340,6 +341,27 @@ def test_weights_have_the_sizes_that_training_needs():
             assert weight.std().item() == pytest.approx(limit / 3**0.5, rel=0.05), name
     firsts = [weight[0, 0].item() for weight in model.parameters() if weight.dim() > 1]
     assert len(set(firsts)) == len(firsts)  # no two alike
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        (
+            "scale",
+            nn.Parameter(torch.ones(3)),
+            "scale: neither the weight of a norm nor a bias",
+        ),
+        ("table", torch.ones(3), "the model has buffers"),
+    ],
+)
+def test_what_initialize_does_not_know_is_an_error(name, value, error):
+    model = make_model()
+    if isinstance(value, nn.Parameter):
+        model.register_parameter(name, value)
+    else:
+        model.register_buffer(name, value)
+    with pytest.raises(ValueError, match=error):
+        initialize(model, seed=1)
 
 
 def test_a_sharded_model_gets_the_same_weights():

@@ -104,6 +104,21 @@ def test_a_loss_that_is_not_finite_is_never_the_best(tmp_path, train_here, monke
     assert not (tmp_path / "logs/r/last.pt").exists()
 
 
+@pytest.mark.parametrize(("metrics", "best"), [(("accuracy",), 1), ((), 2)])
+def test_the_first_metric_chooses_the_best_weights_or_else_the_loss(
+    tmp_path, train_here, monkeypatch, metrics, best
+):
+    evaluations = iter(
+        {"accuracy": accuracy, "loss": loss} for accuracy, loss in [(0.9, 3.0), (0.8, 1.0)]
+    )
+    final = {"accuracy": 0.5, "loss": 2.0}
+    monkeypatch.setattr(Classification, "metrics", metrics)
+    monkeypatch.setattr(Classification, "evaluate", lambda *_, **__: next(evaluations, final))
+    monkeypatch.setattr(Classification, "report", lambda *_: ({}, ""))
+    train_here("--steps", 2, "--eval-every", 1, "--average-checkpoints", 1)
+    assert best_step(tmp_path / "logs/r") == best
+
+
 def test_nothing_is_translated_where_the_loss_is_not_finite():
     sums = (math.nan, 0.0, 8.0)
     task = SimpleNamespace(sum_over_tokens=lambda *_: sums)  # it cannot translate
