@@ -89,7 +89,8 @@ class Attention(nn.Module):
     """Multi-head attention (section 3.2.2), of a sentence to itself or to another sequence."""
 
     # Tasks replace it with a faster function, which computes the same (speed_up in
-    # support/common/kernels.py). To change attention, remove the replacement there.
+    # support/common/kernels.py): if you change scaled_dot_product, remove the replacement.
+    # What is done to q, k and v before it needs no change there, if it keeps their dtype.
     attend: Callable = staticmethod(scaled_dot_product)
 
     def __init__(self, config: LayerConfig):
@@ -121,7 +122,8 @@ class Attention(nn.Module):
         """Does what `forward` does, given the products that it begins with.
 
         query: (batch, tgt, d_model), self.query(x); key_value: (batch, src, 2 * d_model),
-        self.key_value(source).
+        self.key_value(source). A beam search passes the query of the last position alone, with
+        the keys and values of all positions so far.
         """
         k, v = self.split_key_value(key_value)
         y = self.attend(self.split(query), k, v, mask)  # (batch, heads, tgt, d_head)
@@ -310,8 +312,8 @@ def initialize(model: nn.Module, seed: int) -> None:
     each parameter, as in train_fsdp.py, never holds the whole model. Raises ValueError for a
     model with buffers, whose values would be lost there.
     """
-    if any(True for _ in model.buffers()):
-        raise ValueError("the model has buffers: compute their values in forward() instead")
+    for name, _ in model.named_buffers():
+        raise ValueError(f"{name} is a buffer: compute its values in forward() instead")
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         values = torch.zeros(parameter.shape)  # biases stay 0

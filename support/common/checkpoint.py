@@ -33,7 +33,7 @@ from support.common.errors import UserError, as_user_error, first_line
 from support.common.files import replace, sync, sync_folder
 from support.common.paths import LOGS, script_path
 
-FORMAT = 2  # increase it when a field, or the order of a weight's rows, changes
+FORMAT = 2  # increase it when a field, a weight's rows, or what model.py computes changes
 CAN_MAP = sys.platform != "win32"  # where a file cannot be replaced while it is mapped
 SCRIPTS = {"translation": "translate.py", "classification": "classify.py"}  # by task type
 

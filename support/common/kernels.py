@@ -235,8 +235,8 @@ class OneProductAttention(Attention):
         bias = None
         if self.query.bias is not None:
             bias = torch.cat([self.query.bias, self.key_value.bias])
-        d_model = x.shape[-1]
-        query, key_value = F.linear(x, weight, bias).split([d_model, 2 * d_model], dim=-1)
+        sizes = [len(self.query.weight), len(self.key_value.weight)]
+        query, key_value = F.linear(x, weight, bias).split(sizes, dim=-1)
         return self.attend_to(query, key_value, mask)
 
 

@@ -314,9 +314,12 @@ class Run:
         for name in ("best.pt", "last.pt"):
             if (self.folder / name).is_file() and not self.args.benchmark:
                 hint = f"The last good checkpoint is {self.folder}/{name}."
+        remedies = ["a lower --lr", "a longer --warmup"]
+        if self.args.precision != "fp32":
+            remedies.append("--precision fp32")
         raise UserError(
             f"The {quantity} is not finite, as was noticed at step {step}. {hint} "
-            f"Try a lower --lr, a longer --warmup or --precision fp32."
+            f"Try {' or '.join(remedies)}."
         )
 
     def end_row(self, step: int) -> None:

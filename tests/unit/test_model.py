@@ -351,7 +351,7 @@ def test_weights_have_the_sizes_that_training_needs():
             nn.Parameter(torch.ones(3)),
             "scale: neither the weight of a norm nor a bias",
         ),
-        ("table", torch.ones(3), "the model has buffers"),
+        ("table", torch.ones(3), "table is a buffer"),
     ],
 )
 def test_what_initialize_does_not_know_is_an_error(name, value, error):

@@ -46,6 +46,7 @@ from support.planning.footprint import (
     temporary_memory,
 )
 from support.planning.machines import HARDWARE, Network
+from support.training.settings import CLASSIFY, Settings, flags_of
 
 spec = importlib.util.spec_from_file_location("batch_plan", ROOT / "batch" / "plan.py")
 batch_plan = importlib.util.module_from_spec(spec)
@@ -614,6 +615,13 @@ def test_measured_rates_are_those_of_a_cpu(monkeypatch, capsys):
     assert 0 < hardware.efficiency <= 1 and hardware.peak_flops > 1e9
     assert hardware.node_bandwidth > 1e7 and 0 < hardware.node_latency < 0.1
     assert 5e7 < hardware.base_memory < 2e9
+
+
+def test_every_flag_of_the_models_shape_is_one_of_the_planner():
+    planned = batch_plan.SHAPE
+    for name, field in flags_of(Settings).items():
+        if field.metadata["is_shape"] and field.metadata["task"] != CLASSIFY:
+            assert name in planned, f"see `a flag` in CONTRIBUTING.md: {name}"
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ import plot
 from support.classification import confusion_plot
 from support.classification.confusion_plot import draw_confusion
 from support.studies import runs_table
+from support.training.settings import Settings, flags_of
 from support.translation import attention_plot
 
 COMMON = (
@@ -601,3 +602,11 @@ def test_help_fits_a_screen(tmp_path):
     assert len(text.splitlines()) <= 24 and max(map(len, text.splitlines())) <= 90
     figures = ("curves", "scaling", "batch_size", "learning_rate", "delay")
     assert "--out" in text and all(f"{name}.png" in text for name in figures)
+
+
+def test_runs_that_differ_in_the_models_shape_are_not_joined():
+    # These change the number of parameters, by which runs are told apart, too.
+    counted = ("vocab_size", "layers", "d_model", "d_ff")
+    for name, field in flags_of(Settings).items():
+        if field.metadata["is_shape"] and name not in counted:
+            assert name in runs_table.STUDY_FLAGS, f"see `a flag` in CONTRIBUTING.md: {name}"
