@@ -113,7 +113,7 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> 
 
     Raises UserError if a part has no pair.
     """
-    # All parts are read, so that errors in a file come at the start.
+    # These two lines read every part, so that errors in a file come before the BPE is trained.
     num_pairs = sum(1 for _ in corpus.parts["train"]())
     leakage = Leakage(corpus.parts, hash_pair)
     is_held_out = "valid" not in corpus.parts

@@ -43,6 +43,11 @@ class LayerConfig:
         "activation": ("relu", "gelu"),
     }
 
+    @property
+    def num_layers(self) -> int:
+        """The number of layers that a batch passes through."""
+        return self.layers
+
     def __post_init__(self):
         for name in ("layers", "d_model", "heads", "d_ff", "max_length"):
             if getattr(self, name) < 1:
@@ -67,6 +72,10 @@ class ModelConfig(LayerConfig):
     bos: int = 1
     eos: int = 2
 
+    @property
+    def num_layers(self) -> int:
+        return 2 * self.layers  # of the encoder and of the decoder
+
     def __post_init__(self):
         super().__post_init__()
         if self.vocab_size < 1:
@@ -90,7 +99,7 @@ class Attention(nn.Module):
 
     # Tasks replace it with a faster function, which computes the same (speed_up in
     # support/common/kernels.py): if you change scaled_dot_product, remove the replacement.
-    # What is done to q, k and v before it needs no change there, if it keeps their dtype.
+    # Changes of q, k and v before this call, such as rotary positions, need no change there.
     attend: Callable = staticmethod(scaled_dot_product)
 
     def __init__(self, config: LayerConfig):
@@ -312,8 +321,9 @@ def initialize(model: nn.Module, seed: int) -> None:
     each parameter, as in train_fsdp.py, never holds the whole model. Raises ValueError for a
     model with buffers, whose values would be lost there.
     """
-    for name, _ in model.named_buffers():
-        raise ValueError(f"{name} is a buffer: compute its values in forward() instead")
+    buffers = [name for name, _ in model.named_buffers()]
+    if buffers:
+        raise ValueError(f"{buffers[0]} is a buffer: compute its values in forward() instead")
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         values = torch.zeros(parameter.shape)  # biases stay 0

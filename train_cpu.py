@@ -56,7 +56,7 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
     while step < run.last_step and not stopping:
         seed_step(args.seed, step, rank)  # dropout differs between ranks
         lr = learning_rate(step + 1, args, run.last_step)
-        targets = task.batches.targets(step)  # tokens to predict, in all micro-batches
+        targets = task.batches.targets(step)  # tokens or labels, in all micro-batches
         nll = torch.zeros((), dtype=torch.float64, device=device)
         for index in range(rank, num_micro_batches, world_size):
             # Micro-batch i of m has the step's examples i, i + m, i + 2m, ...

@@ -73,7 +73,7 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
     while step < run.last_step and not stopping:
         seed_step(args.seed, step, data_rank)  # dropout differs between TP groups
         lr = learning_rate(step + 1, args, run.last_step)
-        targets = task.batches.targets(step)  # tokens to predict, in all micro-batches
+        targets = task.batches.targets(step)  # tokens or labels, in all micro-batches
         nll = torch.zeros((), dtype=torch.float64, device=device)
         for index in range(data_rank, num_micro_batches, data_size):
             # Micro-batch i of m has the step's examples i, i + m, i + 2m, ...

@@ -27,6 +27,7 @@ from support.classification.starting_weights import adapt
 from support.common.checkpoint import check_corpus
 from support.common.errors import UserError
 from support.common.files import read_json
+from support.common.flops import StepSize
 from support.common.hardware import autocast_dtype
 from support.common.kernels import speed_up
 from support.common.paths import CACHE, script_path
@@ -47,11 +48,12 @@ class Classification:
     metrics: tuple[str, ...] = ("accuracy", "f1")
     speed_unit = "tokens"
 
-    def __init__(self, args, saved: dict[str, Any] | None, pretrained=None):
-        """args: the run's settings; saved: what its checkpoint, if any, has of this task.
+    def __init__(self, args, pretrained=None):
+        """args: the run's settings; pretrained: weights to begin with, if any.
 
-        pretrained: pretrained weights to begin with (support/pretrained/load.py), if any.
+        See support/pretrained/load.py for them.
         """
+        saved = args.saved
         self.args = args
         self.weights: dict[str, Tensor] | None = None
         self.summary_of_weights = ""
@@ -231,12 +233,11 @@ class Classification:
             )
         return lines
 
-    def work(self, step: int) -> tuple[int, int, float]:
-        """Returns examples, tokens without padding, and FLOPs of a whole step."""
+    def step_size(self, step: int) -> StepSize:
         rows = self.batches.rows(step)
         lengths = torch.from_numpy(self.batches.examples.lengths(rows)[0])
         flops = classifier_flops(self.config, lengths, frozen=self.args.freeze)
-        return len(rows), int(lengths.sum()), flops
+        return StepSize(len(rows), int(lengths.sum()), flops)
 
     def model(self) -> Classifier:
         """Returns the model to train, sped up. Its weights are not yet initialized."""
@@ -287,7 +288,12 @@ class Classification:
         return compute_metrics(self.confusion) | {"loss": float(nll) / len(examples)}
 
     def report(
-        self, model: nn.Module, data_rank: int, data_size: int, folder: Path
+        self,
+        model: nn.Module,
+        data_rank: int,
+        data_size: int,
+        folder: Path,
+        valid: dict[str, float],
     ) -> tuple[dict[str, Any], str]:
         """Scores the test set, or without one the validation set.
 
@@ -295,7 +301,9 @@ class Classification:
         0 in the order of the part. Returns entries for summary.json and text to show.
         """
         part = "test" if "test" in self.meta["parts"] else "valid"
-        metrics = self.evaluate(model, part, data_rank, data_size, final=True)
+        metrics = valid
+        if part == "test":
+            metrics = self.evaluate(model, part, data_rank, data_size, final=True)
         if dist.get_rank() > 0:
             return {}, ""
         labels = self.part(part).labels

@@ -85,7 +85,7 @@ def save(path: Path, checkpoint: dict) -> None:
         replace(partial, path)
         sync_folder(path.parent)  # the rename has to reach the disk, too
     except (OSError, RuntimeError) as problem:  # torch.save raises RuntimeError on a full disk
-        reason = first_line(problem, 200)
+        reason = first_line(problem)
         if isinstance(problem, RuntimeError):
             free = shutil.disk_usage(path.parent).free >> 20
             reason += f"; {free:,} MiB are free on the disk"

@@ -16,7 +16,7 @@ class UserError(Exception):
     """The user's input cannot be used; the message says in one line what is wrong."""
 
 
-def first_line(problem: BaseException, max_length: int = 90) -> str:
+def first_line(problem: BaseException, max_length: int = 200) -> str:
     """Returns the first line of an exception's message, or its type if it has no message."""
     lines = str(problem).strip().splitlines() or [type(problem).__name__]
     return lines[0][:max_length]
@@ -32,7 +32,7 @@ def as_user_error(message: str) -> Iterator[None]:
     except PermissionError as problem:  # the file may be whole
         raise UserError(error_message(problem)) from problem
     except Exception as problem:  # damaged files raise exceptions of many types
-        reason, _, _ = first_line(problem, 200).partition(". ")  # the first sentence
+        reason, _, _ = first_line(problem).partition(". ")  # the first sentence
         if isinstance(problem, KeyError):
             reason = f"there is no {problem}"
         raise UserError(f"{message} ({reason})") from problem

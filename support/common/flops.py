@@ -4,11 +4,21 @@ The product of an (a, b) and a (b, c) matrix counts as 2abc FLOPs. Norms, softma
 and the lookup of embeddings are few and not counted, and neither is padding.
 """
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 from model import LayerConfig, ModelConfig
 
 TRAINING = 3  # times the forward pass: the backward pass costs twice as much
+
+
+class StepSize(NamedTuple):
+    """How much all ranks compute in a step."""
+
+    examples: int
+    tokens: int  # without padding; of translators on both sides
+    flops: float
 
 
 def encoder_flops(config: LayerConfig, lengths: Tensor) -> Tensor:

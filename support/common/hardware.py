@@ -110,10 +110,11 @@ def peak_memory() -> float:
     return peak_resident() / 2**20
 
 
-def peak_resident(status: Path = Path("/proc/self/status")) -> int:
+def peak_resident() -> int:
     """Returns the most bytes of main memory that this process has had."""
     if sys.platform == "win32":
         return psutil.Process().memory_info().peak_wset
+    status = Path("/proc/self/status")
     if status.exists():  # Linux, where `resource` would count what the parent process had
         line = re.search(r"VmHWM:\s*(\d+) kB", status.read_text(encoding="utf-8"))
         if line:

@@ -9,7 +9,7 @@ LOGS = Path("logs")  # in the current folder
 
 
 def find_cache() -> Path:
-    """Returns the folder of encoded corpora, which the system keeps with other caches."""
+    """Returns the folder of encoded corpora, measured speeds and the history of prompts."""
     cache = os.environ.get("XDG_CACHE_HOME")
     if cache:
         return Path(cache) / "translator"

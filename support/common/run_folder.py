@@ -69,9 +69,10 @@ def make_numbered_folder(corpus: str) -> str:
 
 
 def lock_folder(folder: Path, is_new: bool) -> IO[str]:
-    """Locks a run's folder until the file that it returns is closed: one run writes to it.
+    """Locks a run's folder until the returned file is closed: no other run writes to it.
 
-    The lock ends with the process, also if it is killed. A file system without locks has none.
+    The lock also ends when the process is killed. On a file system without locks nothing is
+    locked.
     is_new: whether there was no checkpoint when the flags were read. Raises UserError if
     another run is writing, or if there is a checkpoint by now.
     """

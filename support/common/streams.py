@@ -1,4 +1,4 @@
-"""Standard input, output and errors: usable whatever the shell has made of them."""
+"""Makes standard input, output and errors usable, even if the shell has closed them."""
 
 import io
 import os
@@ -10,9 +10,9 @@ def prepare_streams() -> None:
     """Makes the standard streams usable. Each process calls this before it opens files.
 
     The shell may have closed some of them (`2>&-`). The next files to be opened would get their
-    numbers, and then messages that libraries write to standard errors. A terminal may have an
-    encoding without the characters of a text: they are shown as \\uXXXX. What goes elsewhere is
-    UTF-8, as the files that are read, unless PYTHONIOENCODING says otherwise.
+    numbers, and libraries would write their messages into these files. The encoding of a
+    terminal may lack some characters: they are shown as \\uXXXX. Output to anything else is
+    UTF-8, like the files that are read, unless PYTHONIOENCODING says otherwise.
     """
     for descriptor in (0, 1, 2):
         try:

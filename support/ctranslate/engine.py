@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from model import Attention, Transformer, sinusoids
-from support.common.rows import to_keys_then_values
+from support.common.key_value_order import to_keys_then_values
 from support.translation.beam import LENGTH_PENALTY, Hypothesis
 
 # --- The conversion

@@ -36,7 +36,7 @@ def ended_with_others(store: dist.Store, rank: int, world_size: int) -> Iterator
     if address is None:
         yield
         return
-    # The system answers for a process as long as it lives, also while the process stands still.
+    # The operating system accepts connections for a living process, even a stopped one.
     with socket.create_server((address, 0), backlog=world_size) as listener:
         store.set(f"listener/{rank}", f"{address} {listener.getsockname()[1]}")
         reader, writer = socket.socketpair()
@@ -67,26 +67,30 @@ def watch(reader: socket.socket, store: dist.Store, rank: int, world_size: int) 
                 if not reader.recv(1):
                     return
             except TimeoutError:
-                others = [other for other in range(world_size) if other != rank]
-                lost = [other for other in others if has_died(store, other)]
-                if lost:
-                    names = ", ".join(map(str, lost))
-                    message = f"error: process {names} of {world_size} has died"
-                    print(message, file=sys.stderr, flush=True)
+                message = find_loss(store, rank, world_size)
+                if message:
+                    print(f"error: {message}", file=sys.stderr, flush=True)
                     os._exit(1)  # without the main thread, which hangs
-            reader.settimeout(PERIOD)
+                reader.settimeout(PERIOD)
+
+
+def find_loss(store: dist.Store, rank: int, world_size: int) -> str:
+    """Returns which other processes have died, in words, or ""."""
+    others = [other for other in range(world_size) if other != rank]
+    try:
+        lost = [str(other) for other in others if has_died(store, other)]
+    except dist.DistError:
+        return "the store of the run does not answer: its first process may have died"
+    return f"process {', '.join(lost)} of {world_size} has died" if lost else ""
 
 
 def has_died(store: dist.Store, rank: int) -> bool:
     """Returns whether a process has ended without having finished the block."""
-    try:
-        if not store.check([f"listener/{rank}"]):
-            return False
-        address, port = store.get(f"listener/{rank}").decode().split()
-        with suppress(OSError):  # it does not listen any more
-            socket.create_connection((address, int(port)), timeout=PATIENCE).close()
-            return False
-        # Checked last: a process first sets this key, and then stops listening.
-        return not store.check([f"finished/{rank}"])
-    except dist.DistError:  # the store has died with rank 0
-        return True
+    if not store.check([f"listener/{rank}"]):
+        return False
+    address, port = store.get(f"listener/{rank}").decode().split()
+    with suppress(OSError):  # it does not listen any more
+        socket.create_connection((address, int(port)), timeout=PATIENCE).close()
+        return False
+    # Checked last: a process first sets this key, and then stops listening.
+    return not store.check([f"finished/{rank}"])

@@ -243,7 +243,7 @@ def report_lost_processes(store: dist.Store, rank: int, world_size: int):
         if lost:
             names = ", ".join(map(str, lost))
             cause = f"process {names} of {world_size} has died or does not answer"
-        raise UserError(f"{cause} ({first_line(problem, 200)})") from problem
+        raise UserError(f"{cause} ({first_line(problem)})") from problem
 
 
 def check_interface() -> None:

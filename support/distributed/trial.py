@@ -21,11 +21,11 @@ from support.distributed.signals import Signals
 
 TRIAL_STEPS = 40  # or fewer, where these take longer than SHARE_OF_TRIAL
 SHARE_OF_TRIAL = 0.2  # of the time
-# Of the time that the trial's evaluation and saving takes, what later ones take: the first call
-# is slower, and translations by a model that has hardly learnt go on to their greatest length.
-LATER = 0.5
-SCORING = 3  # later ones that take as long as the scoring of the best weights at the end
-RESERVE = 0.05  # of the time, since speeds vary
+# A later evaluation takes about half as long as that of the trial: a first call is slower, and
+# a model that has hardly learnt translates every sentence to the greatest length.
+LATER_EVALUATION = 0.5
+FINAL_SCORING = 3  # evaluations that the scoring at the end takes as long as
+UNUSED = 0.05  # share of --minutes that is kept free, because speeds vary
 
 
 @dataclass
@@ -49,9 +49,9 @@ def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store
     if Signals.run_stopped:
         say(rank, "stopped in the trial of --minutes; nothing was saved")
         sys.exit(Signals.status())
-    evaluation_seconds = LATER * trial.evaluation_seconds
-    remaining = 60 * args.minutes * (1 - RESERVE) - trial.elapsed
-    remaining -= SCORING * evaluation_seconds
+    evaluation_seconds = LATER_EVALUATION * trial.evaluation_seconds
+    remaining = 60 * args.minutes * (1 - UNUSED) - trial.elapsed
+    remaining -= FINAL_SCORING * evaluation_seconds
     eval_every = args.eval_every or trial.epoch_steps
     evaluations = trial.epoch_steps / eval_every  # in an epoch
     epoch_seconds = trial.epoch_seconds + evaluations * evaluation_seconds
@@ -91,7 +91,8 @@ def run_trial(train: Callable, rank: int, world_size: int, store: dist.Store, ar
     # A port of its own: the keys of a group stay in its store, where the next would find them.
     server = open_port(dist.PrefixStore("trial", store), rank)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if rank == 0:  # it writes there; with --sharded, PyTorch makes the other nodes' folders
+            folder.mkdir(parents=True, exist_ok=True)
         with contextlib.redirect_stdout(io.StringIO()):
             train(rank, world_size, trial_args)
     finally:  # each process removes it, whoever is first

@@ -69,7 +69,7 @@ def restore(
         if is_communication_error(problem):  # not a fault of the checkpoint
             raise
         raise UserError(
-            f"the checkpoint does not fit the model ({first_line(problem, 200)})"
+            f"the checkpoint does not fit the model ({first_line(problem)})"
         ) from problem
 
 
@@ -97,7 +97,7 @@ def save_sharded(folder: Path, name: str, weights: dict, state: dict) -> None:
 def first_failure(problem: dcp.CheckpointException) -> str:
     """Returns one line on the failure of the lowest rank that had one."""
     rank, (failure, _) = min(problem.failures.items())
-    return f"process {rank}: {first_line(failure, 150)}"
+    return f"process {rank}: {first_line(failure)}"
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Any]:

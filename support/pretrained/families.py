@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from support.classification.classifier import ClassifierConfig
-from support.common.rows import to_keys_then_values
+from support.common.key_value_order import to_keys_then_values
 
 
 @dataclass

@@ -19,7 +19,7 @@ from torch import Tensor
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.images import ImageTransform
 from support.common.errors import UserError, as_user_error
-from support.common.rows import from_keys_then_values
+from support.common.key_value_order import from_keys_then_values
 from support.pretrained import hf_files
 from support.pretrained.families import (
     FAMILIES,

@@ -30,7 +30,6 @@ from support.common.streams import prepare_streams, readable
 from support.training.config_file import read_config
 from support.training.settings import (
     Settings,
-    TpSettings,
     check_limits,
     defaults_of,
     flags_of,
@@ -85,9 +84,9 @@ class CommandLine:
         args.base_config = config
         settle(args)
         if checkpoint:
-            args.growth = checkpoint["progress"].get("growth", 1)
+            args.growth = checkpoint["progress"]["growth"]
         elif args.device == "cuda" and not given.keys() & SIZE_FLAGS:
-            args.gpu_flops = number_in_environment("WORLD_SIZE", 1) * known_rate(args)
+            args.gpu_rate = number_in_environment("WORLD_SIZE", 1) * known_rate(args)
         if not args.benchmark:
             args.folder = str(folder)
             if not checkpoint:
@@ -142,7 +141,7 @@ class CommandLine:
             settled = {"precision"}  # on another machine "auto" could select another one
             if given.get("minutes"):
                 settled |= {"epochs", "steps"}
-            if checkpoint["progress"].get("growth", 1) > 1:
+            if checkpoint["progress"]["growth"] > 1:
                 settled |= SIZE_FLAGS
             flags |= {name: checkpoint["flags"][name] for name in settled}
         flags |= given
@@ -204,7 +203,7 @@ def add_flag(parser, field) -> None:
 
 
 def overridden_by(given: dict[str, Any]) -> dict[str, int]:
-    """Returns flags, as zeros, that ask for the same as one of `given` in different words."""
+    """Returns 0 for flags that would contradict one of `given`, if a file sets them."""
     others = {"epochs": "steps", "batch_tokens": "batch_size"}
     return {other: 0 for name, other in others.items() if name in given}
 
@@ -220,10 +219,13 @@ def find_folder(given: dict[str, Any], restarted: str) -> Path:
 
 
 def refuse_changes(
-    settings: type[Settings], requested: dict[str, Any], stored: dict[str, Any], folder: Path
+    settings_class: type[Settings],
+    requested: dict[str, Any],
+    stored: dict[str, Any],
+    folder: Path,
 ) -> None:
     """Raises UserError for a flag that would make a resumed run another run."""
-    for name, field in flags_of(settings).items():
+    for name, field in flags_of(settings_class).items():
         if name not in requested or field.metadata["changeable"]:
             continue
         before = stored.get(name, field.default)  # a flag may be newer than the run
@@ -266,12 +268,11 @@ def settle(args: Settings) -> None:
 
 def settle_precision(args: Settings) -> None:
     """Settles --precision. Raises UserError for one that the device or the script lacks."""
-    is_tp = isinstance(args, TpSettings)
     if args.precision == "auto":
         args.precision = fast_precision(args.device)
-        if is_tp and args.precision == "fp16":
+        if args.precision == "fp16" and not args.SCALES_LOSS:
             args.precision = "fp32"
-    elif is_tp and args.precision == "fp16":
+    elif args.precision == "fp16" and not args.SCALES_LOSS:
         raise UserError(
             "--precision fp16: train_tp.py cannot scale the loss; add --precision fp32"
         )
@@ -281,8 +282,8 @@ def settle_precision(args: Settings) -> None:
 
 def settle_mesh(args: Settings) -> None:
     """Settles --tensor. Raises UserError if the processes do not make whole rows of a mesh."""
-    if isinstance(args, TpSettings):
-        args.tensor = args.tensor or number_in_environment("LOCAL_WORLD_SIZE", 1)
+    if not args.tensor:  # the default of train_tp.py
+        args.tensor = number_in_environment("LOCAL_WORLD_SIZE", 1)
     for name in ("replicas", "tensor"):
         number = getattr(args, name)
         if number == 1:

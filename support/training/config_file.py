@@ -9,7 +9,9 @@ from support.common.errors import UserError, first_line
 from support.training.settings import SCRIPT_FLAGS, Settings, flags_of
 
 
-def read_config(path: str, settings: type[Settings], pretrained: str = "") -> dict[str, Any]:
+def read_config(
+    path: str, settings_class: type[Settings], pretrained: str = ""
+) -> dict[str, Any]:
     """Returns the flags that a file gives, by name. Raises UserError.
 
     Headings in the file, such as `model:`, have no meaning. A run's config.json starts another
@@ -19,7 +21,7 @@ def read_config(path: str, settings: type[Settings], pretrained: str = "") -> di
     content = load_file(path)
     if not isinstance(content, dict):
         raise UserError(f"--config {path}: it has no flags")
-    known = flags_of(settings)
+    known = flags_of(settings_class)
     ignored = SCRIPT_FLAGS - known.keys()
     if {"mode", "flags"} <= content.keys():
         content = content["flags"]
@@ -65,7 +67,7 @@ def load_file(path: str) -> Any:
     except (yaml.YAMLError, ValueError, TypeError) as problem:
         mark = getattr(problem, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        reason = getattr(problem, "problem", None) or first_line(problem, 200)
+        reason = getattr(problem, "problem", None) or first_line(problem)
         raise UserError(f"--config {path}{line}: {reason}") from problem
 
 

@@ -70,7 +70,7 @@ class MetricsLog:
         path = self.folder / "metrics.csv"
         rows = self.rows_until(path, step)
         write_text(path, "\n".join([",".join(self.columns), *rows]) + "\n")
-        self.metrics = path.open("a", buffering=1, encoding="utf-8", newline="\n")
+        self.csv_file = path.open("a", buffering=1, encoding="utf-8", newline="\n")
         write_json(self.folder / "config.json", self.about)
         self.tensorboard: Any = None
         self.wandb_run: Any = None
@@ -125,7 +125,7 @@ class MetricsLog:
 
     def write(self, row: dict[str, Any]) -> None:
         """Adds a row to metrics.csv; the trackers get the same numbers."""
-        self.metrics.write(",".join(str(row.get(name, "")) for name in self.columns) + "\n")
+        self.csv_file.write(",".join(str(row.get(name, "")) for name in self.columns) + "\n")
         step = row["step"]
         values = {name: float(row[name]) for name in self.columns[1:] if name in row}
         if self.tensorboard:
@@ -141,7 +141,7 @@ class MetricsLog:
             write_json(self.folder / "config.json", self.about)
 
     def close(self) -> None:
-        self.metrics.close()
+        self.csv_file.close()
         if self.tensorboard:
             self.tensorboard.close()
         if self.wandb_run:

@@ -5,8 +5,10 @@ import math
 import torch
 from torch import nn
 
+from support.training.settings import Settings
 
-def learning_rate(step: int, args, last_step: int) -> float:
+
+def learning_rate(step: int, args: Settings, last_step: int) -> float:
     """Returns the learning rate of a step, counted from 1, of a run of `last_step` steps.
 
     All schedules rise linearly to --lr in --warmup steps (0: a tenth of the run). Then `noam`
@@ -21,7 +23,9 @@ def learning_rate(step: int, args, last_step: int) -> float:
     remaining = (last_step + 1 - step) / (last_step + 1 - warmup)
     if args.schedule == "linear":
         return args.lr * remaining
-    return args.lr * ((1 - math.cos(math.pi * remaining)) / 2)
+    if args.schedule == "cosine":
+        return args.lr * ((1 - math.cos(math.pi * remaining)) / 2)
+    raise ValueError(f"there is no schedule {args.schedule!r}")
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -30,7 +34,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group["scale"]
 
 
-def parameter_groups(model: nn.Module, args) -> list[dict]:
+def parameter_groups(model: nn.Module, args: Settings) -> list[dict]:
     """Returns the weights that learn, as the optimizer takes them, by scale and weight decay.
 
     What has one dimension, biases and norms, never decays. --head-lr sets the rate of a

@@ -55,7 +55,7 @@ class Progress:
     tokens: int = 0
     nll: float = 0.0  # since the last row of metrics.csv, like targets
     targets: int = 0
-    # First metric and -loss of the best evaluation.
+    # What `Run.score` returned for the best evaluation.
     best: list[float] = field(default_factory=lambda: [-math.inf, -math.inf])
     since_best: int = 0  # evaluations since the best one
     last_evaluation: int = 0  # its step
@@ -105,8 +105,8 @@ class Run:
         # Sums of nll and norm over the steps that were not read back yet.
         self.unread: Tensor | None = None
         self.scaler = torch.amp.GradScaler(enabled=False)  # `start` takes the script's, if any
-        # The row of metrics.csv that a step has ended, until `log_step` writes it: after an
-        # evaluation with its metrics (`record_evaluation`), otherwise at once (`record`).
+        # The row of metrics.csv for the steps since the last one. `end_row` makes it, and
+        # `write_row` writes it: if an evaluation is due, after it, with its metrics.
         self.row: dict[str, Any] = {}
         self.bar: Any = None  # tqdm's
         self.log: MetricsLog | None = None  # in the rank that writes
@@ -252,7 +252,7 @@ class Run:
         ends the run, if the loss or the gradient is not finite. In fp16 an infinite gradient
         only skips the step, as long as the scale of the loss is at least 1.
         """
-        examples, tokens, flops = self.task.work(step - 1)
+        size = self.task.step_size(step - 1)
         self.add_unread(nll, norm)
         ends_epoch = step % self.epoch_steps == 0
         if self.should_log(step) or ends_epoch or self.should_save(step, stopping=False):
@@ -266,16 +266,19 @@ class Run:
                 f"{self.folder}: step.png, memory.png; "
                 f"open trace-rank*.json.gz with https://ui.perfetto.dev"
             )
-        self.throughput.add(seconds, self.task.batches.seconds_waited, tokens, flops)
+        self.throughput.add(seconds, self.task.batches.seconds_waited, size.tokens, size.flops)
         self.task.batches.seconds_waited = 0.0
-        self.progress.count(examples, tokens, targets, seconds)
+        self.progress.count(size.examples, size.tokens, targets, seconds)
         if self.should_log(step):
+            self.writer.check()
             self.end_row(step)
             self.row["grad_norm"] = f"{float(norm):.6f}"
+            self.forecast_once(step)
         if self.bar is not None:
             self.bar.update()
         if not self.should_evaluate(step):  # else `record_evaluation` ends the step
-            self.log_step(step, {})
+            self.write_row({})
+            self.end_epoch(step)
         if self.args.trial:
             self.stop_if_trial_is_over(step, self.args.trial.max_seconds)
             self.args.trial.steps_ended = time.perf_counter()
@@ -328,7 +331,6 @@ class Run:
         A run that is resumed only to evaluate its last step may have taken none since: then the
         row has no loss and no speed.
         """
-        self.writer.check()
         progress = self.progress
         progress.seconds = time.perf_counter() - self.began
         self.row = {
@@ -341,18 +343,19 @@ class Run:
             "reserved_mib": round(torch.cuda.max_memory_reserved() / 2**20),
             **self.throughput.end_row(),
         }
-        speeds = self.throughput.speeds
-        if self.writes and len(speeds) == 2 and step < self.last_step:
-            # Not earlier, because the first steps are slower.
-            self.say(summary.forecast(self, step) + summary.advice(self))
         if progress.targets:
             loss = progress.nll / progress.targets
             self.row["train_loss"] = f"{loss:.6f}"
             progress.nll = 0.0
             progress.targets = 0
-            if self.bar is not None and speeds:
-                text = f"loss {loss:.3f}, {speeds[-1]:,.0f} tokens/s"
+            if self.bar is not None and self.throughput.speeds:
+                text = f"loss {loss:.3f}, {self.throughput.speeds[-1]:,.0f} tokens/s"
                 self.bar.set_postfix_str(text, refresh=False)
+
+    def forecast_once(self, step: int) -> None:
+        """Says after the second row how long the run will take: the first steps are slower."""
+        if self.writes and len(self.throughput.speeds) == 2 and step < self.last_step:
+            self.say(summary.forecast(self, step) + summary.advice(self))
 
     def epoch_of(self, step: int) -> int:
         """Returns the number of the epoch that a step is in, from 1."""
@@ -377,7 +380,8 @@ class Run:
             f"valid_{name}" if name in in_log else name: value
             for name, value in metrics.items()
         }
-        self.log_step(step, self.progress.evaluated)
+        self.write_row(self.progress.evaluated)
+        self.end_epoch(step)
         score = self.score(metrics)
         self.progress.last_evaluation = step
         self.progress.since_best += 1
@@ -463,23 +467,27 @@ class Run:
 
     # --- The log
 
-    def log_step(self, step: int, evaluated: dict[str, float]) -> None:
-        """Writes the row of metrics.csv that this step has ended, and the record of an epoch.
+    def write_row(self, evaluated: dict[str, float]) -> None:
+        """Writes the row of metrics.csv that the step has ended, if any, and shows it.
 
         evaluated: columns of the row by name, such as valid_loss; {} without an evaluation.
         """
-        if step % self.epoch_steps == 0:
-            if self.progress.epoch.seconds:  # else a resumed run has it already
-                self.progress.epochs.append(self.epoch_record(step))
-            self.progress.epoch = EpochSums()
-            self.progress.evaluated = {}
         if self.row and self.log:
             row = self.row | {name: f"{value:.6f}" for name, value in evaluated.items()}
             self.log.write(row)
-            is_shown = self.bar is None and step % (10 * self.args.log_every) == 0
+            is_shown = self.bar is None and row["step"] % (10 * self.args.log_every) == 0
             if evaluated or is_shown:
                 self.show(row)
         self.row = {}
+
+    def end_epoch(self, step: int) -> None:
+        """Adds the record of the epoch that this step has ended, if any."""
+        if step % self.epoch_steps != 0:
+            return
+        if self.progress.epoch.seconds:  # else a resumed run has it already
+            self.progress.epochs.append(self.epoch_record(step))
+        self.progress.epoch = EpochSums()
+        self.progress.evaluated = {}
 
     def epoch_record(self, step: int) -> dict[str, Any]:
         """Returns what summary.json says of the epoch that a step is in."""
@@ -511,8 +519,8 @@ class Run:
                 parts.append(f"valid {name.replace('_', ' ')} {round(float(value), 4):.4g}")
         if "tokens_per_second" in row:
             parts.append(f"{int(row['tokens_per_second']):,} tokens/s")
-        parts.append(f"{summary.minutes(seconds)} elapsed")
-        parts.append(f"{summary.minutes(remaining)} left")
+        parts.append(f"{summary.clock(seconds)} elapsed")
+        parts.append(f"{summary.clock(remaining)} left")
         self.say(f"step {step}/{self.last_step}, epoch {row['epoch']}: {', '.join(parts)}")
 
     def say(self, text: str) -> None:
@@ -543,8 +551,12 @@ class Run:
         if self.profile:
             last = self.profile.recorded[-1]
             self.say(f"--profile: the run ended before step {last}, so nothing was recorded")
+        if trial:
+            trial.epoch_steps = self.epoch_steps
+            speed, _ = self.throughput.warm_medians()
+            trial.epoch_seconds = summary.epoch_seconds(self, speed)
         if self.args.benchmark:
-            summary.benchmark(self)
+            summary.print_benchmark(self)
         elif stopping or stop_requested():  # a signal may have come in the last evaluation
             self.say(summary.how_to_resume(self, step))
         else:

@@ -32,8 +32,8 @@ def flag(
 
     What happens to it when a run is resumed, or another one starts from its config.json:
     remembered: --resume uses the value that the run was started with. copied: --config takes
-    the value from another run's config.json. changeable: a resumed run may be given another
-    value; so may it for every flag that is not remembered or not copied.
+    the value from another run's config.json. changeable: a resumed run may change the value, as
+    it may that of every flag that is not remembered or not copied.
     """
     return dataclasses.field(
         default=default,
@@ -282,12 +282,13 @@ class Settings(RunSettings, SpeedSettings, OptimizerSettings, ModelSettings, Cor
     """All flags of a run, completed and checked, and values that are derived from them."""
 
     DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "cuda")  # where the script can train
+    SCALES_LOSS: ClassVar[bool] = True  # whether the script can train in fp16
 
     folder: str = ""  # of the run; none with --benchmark
     saved: dict | None = None  # what the task left in the checkpoint that the run resumes from
     base_config: str = ""  # the file in configs/ that the run began with
     threads: int = 1  # of this process
-    gpu_flops: float = 0.0  # of all GPUs together, if the steps may be enlarged for them
+    gpu_rate: float = 0.0  # FLOP/s of all GPUs together, if steps may be enlarged for them
     growth: int = 1  # how many times as large they are then
     trial: Trial | None = None  # if the run is the trial of --minutes
 
@@ -340,15 +341,18 @@ class FsdpSettings(ShardedSettings):
 class TpSettings(ShardedSettings):
     """The flags of train_tp.py."""
 
+    SCALES_LOSS: ClassVar[bool] = False
     tensor: int = flag(
         0, "processes that compute each layer together; 0: all of a node", remembered=False
     )
 
 
-def flags_of(settings: type[Settings]) -> dict[str, dataclasses.Field]:
+def flags_of(settings_class: type[Settings]) -> dict[str, dataclasses.Field]:
     """Returns the fields that are flags, by name, in the order of the classes above."""
     return {
-        field.name: field for field in dataclasses.fields(settings) if "help" in field.metadata
+        field.name: field
+        for field in dataclasses.fields(settings_class)
+        if "help" in field.metadata
     }
 
 
@@ -357,9 +361,9 @@ ALL_FLAGS = flags_of(CpuSettings) | flags_of(FsdpSettings) | flags_of(TpSettings
 SCRIPT_FLAGS = ALL_FLAGS.keys() - flags_of(Settings)
 
 
-def defaults_of(settings: type[Settings]) -> dict[str, Any]:
+def defaults_of(settings_class: type[Settings]) -> dict[str, Any]:
     """Returns the default of each flag."""
-    return {name: field.default for name, field in flags_of(settings).items()}
+    return {name: field.default for name, field in flags_of(settings_class).items()}
 
 
 def option(name: str) -> str:
@@ -367,9 +371,9 @@ def option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def check_limits(settings: type[Settings], values: dict[str, Any]) -> None:
+def check_limits(settings_class: type[Settings], values: dict[str, Any]) -> None:
     """Raises UserError for a number outside the limits of its flag."""
-    for name, field in flags_of(settings).items():
+    for name, field in flags_of(settings_class).items():
         smallest, largest = field.metadata["limits"]
         value = values.get(name)
         if isinstance(value, int | float) and not smallest <= value <= largest:

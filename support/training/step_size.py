@@ -6,7 +6,6 @@ needs to start its kernels. Then the steps of a new run are enlarged.
 
 import math
 
-from model import ModelConfig
 from support.common.hardware import LAUNCH_SECONDS
 from support.training.settings import Settings
 from support.training.summary import LOW_MFU, MAX_GROWTH
@@ -21,21 +20,19 @@ MIN_STEPS = 10_000
 def find_growth(task, args: Settings) -> int:
     """Returns the factor by which to enlarge the steps, a power of two.
 
-    It is as large as the GPUs need to reach an MFU of LOW_MFU while the CPU starts the kernels
-    of one micro-batch, but leaves the run at least MIN_STEPS steps. It is 1 if the number of
-    steps is given, or found by --minutes.
+    It is as large as the GPUs need to reach an MFU of LOW_MFU in the time in which the CPU
+    starts the kernels of a step, but leaves the run at least MIN_STEPS steps. It is 1 if the
+    number of steps is given, or found by --minutes.
     """
     if args.minutes or (args.steps and not args.benchmark):
         return 1
-    num_layers = task.config.layers
-    if isinstance(task.config, ModelConfig):  # as many in the decoder
-        num_layers *= 2
     num_sampled = min(len(task.batches), 20)
     step_flops = 0.0  # on average
     for step in range(num_sampled):
-        _, _, flops = task.work(step)
-        step_flops += flops / num_sampled
-    mfu = step_flops / (num_layers * LAUNCH_SECONDS) / args.gpu_flops
+        step_flops += task.step_size(step).flops / num_sampled
+    # The CPU starts the kernels of each micro-batch.
+    launch_seconds = args.accumulate * task.config.num_layers * LAUNCH_SECONDS
+    mfu = step_flops / launch_seconds / args.gpu_rate
     num_steps = args.epochs * len(task.batches)
     needed = 2 ** math.ceil(math.log2(LOW_MFU / mfu))
     allowed = 2 ** math.floor(math.log2(num_steps / MIN_STEPS))

@@ -111,8 +111,7 @@ def epoch_seconds(run, tokens_per_second: float) -> float:
     num_steps = min(run.epoch_steps, 200)
     total = 0
     for step in range(num_steps):
-        _, tokens, _ = run.task.work(step)
-        total += tokens
+        total += run.task.step_size(step).tokens
     return total / tokens_per_second * (run.epoch_steps / num_steps)
 
 
@@ -125,7 +124,7 @@ def finish(run, model: nn.Module) -> None:
     best, valid = choose_weights(run, model)
     if run.writes:
         (run.folder / "best.pt").touch()  # translate.py takes the newest
-    test_metrics, text = run.task.report(model, run.data_rank, run.data_size, run.folder)
+    test_metrics, text = run.task.report(model, run.data_rank, run.data_size, run.folder, valid)
     memory = all_gather_objects(peak_memory())
     if not run.writes:
         return
@@ -154,7 +153,7 @@ def finish(run, model: nn.Module) -> None:
         content["profile"] = read_json(profile)
     write_json(run.folder / "summary.json", content)
     run.say(
-        f"\n{text}\n{minutes(seconds)} in all; {run.folder}/ has the log, and in best.pt the "
+        f"\n{text}\n{clock(seconds)} in all; {run.folder}/ has the log, and in best.pt the "
         f"weights."
     )
 
@@ -162,9 +161,9 @@ def finish(run, model: nn.Module) -> None:
 def choose_weights(run, model: nn.Module) -> tuple[dict, dict[str, float]]:
     """Loads the weights that the run keeps, and returns their checkpoint and their metrics.
 
-    They are those of best.pt, which gets the mean of the last evaluations' weights if its loss
-    on the validation set is lower: the highest of many accuracies is partly luck, the loss less
-    so. A collective: rank 0 reads the files.
+    They are those of best.pt. If the mean of the last evaluations' weights has a lower
+    validation loss, it first replaces them in best.pt. The loss decides, because the highest of
+    many accuracies is partly luck. A collective: rank 0 reads the files.
     """
     from support.distributed.weights import load_full_state_dict
 
@@ -179,9 +178,7 @@ def choose_weights(run, model: nn.Module) -> tuple[dict, dict[str, float]]:
         mean = checkpoint.average_weights(paths) if run.writes else None
         # As during training: a longer run compares its evaluations with this one.
         score = run.score(load_and_evaluate(mean, final=False))
-        _, negative_loss = score
-        _, best_negative_loss = run.progress.best
-        if negative_loss > best_negative_loss:  # never if it is not finite
+        if score[-1] > run.progress.best[-1]:  # of negative losses; never if it is not finite
             run.progress.best = score
             if run.writes:
                 content = run.content(run.last_step, mean) | {"averaged": len(paths)}
@@ -230,20 +227,13 @@ def how_to_resume(run, step: int) -> str:
     )
 
 
-def benchmark(run) -> None:
-    """Prints how fast the steps were, and the memory of the largest process. A collective.
-
-    A trial of --minutes gets its measurement.
-    """
+def print_benchmark(run) -> None:
+    """Prints how fast the steps were, and the memory of the largest process. A collective."""
     memory = all_gather_objects(peak_memory())
     if not run.throughput.speeds:
         run.say("stopped before there was anything to measure")
         return
     speed, mfu = run.throughput.warm_medians()
-    trial = run.args.trial
-    if trial:
-        trial.epoch_steps = run.epoch_steps
-        trial.epoch_seconds = epoch_seconds(run, speed)
     run.say(
         f"{speed:,.0f} {run.task.speed_unit}/s, "
         f"MFU {mfu:.1%} of {run.throughput.peak / 1e9:,.0f} GFLOP/s; "
@@ -252,6 +242,6 @@ def benchmark(run) -> None:
     )
 
 
-def minutes(seconds: float) -> str:
+def clock(seconds: float) -> str:
     """Returns 90 seconds as 1:30."""
     return f"{int(seconds // 60)}:{int(seconds % 60):02d}"

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
@@ -19,6 +19,9 @@ from support.common.errors import UserError
 from support.common.paths import ROOT
 from support.training.settings import Settings, flags_of, option
 
+if TYPE_CHECKING:
+    from support.common.flops import StepSize
+
 CONFIGS = ROOT / "configs"
 
 
@@ -26,8 +29,8 @@ class Task(Protocol):
     """What is trained, on which data, and how it is evaluated."""
 
     weights: dict[str, Tensor] | None  # pretrained weights to begin with, by name
-    # Of an evaluation, all better if higher. The first decides which weights are best, and the
-    # loss where it is equal; without metrics the loss decides alone.
+    # Of an evaluation; for all of them higher is better. The first selects the best weights,
+    # and among equal ones the loss; without metrics the loss selects them.
     metrics: tuple[str, ...]
     unit: str  # what the corpus's examples are, such as "pairs" or "images"
     speed_unit: str  # what tokens_per_second counts
@@ -46,8 +49,8 @@ class Task(Protocol):
     def model(self) -> nn.Module:
         """Returns the model, not yet initialized: model(*batch) gives sums (loss, nll)."""
 
-    def work(self, step: int) -> tuple[int, int, float]:
-        """Returns the examples, the tokens and the FLOPs of a whole step."""
+    def step_size(self, step: int) -> "StepSize":
+        """Returns how much all ranks compute in a step."""
 
     def evaluate(
         self, model: nn.Module, part: str, data_rank: int, data_size: int, final: bool = False
@@ -60,10 +63,16 @@ class Task(Protocol):
         """
 
     def report(
-        self, model: nn.Module, data_rank: int, data_size: int, folder: Path
+        self,
+        model: nn.Module,
+        data_rank: int,
+        data_size: int,
+        folder: Path,
+        valid: dict[str, float],
     ) -> tuple[dict[str, Any], str]:
         """Scores the test set, or the validation set if there is no other. A collective.
 
+        valid: the metrics of the validation set, whose final evaluation was the last one.
         Returns entries of summary.json, among them `test_NAME` for each metric, and text to
         show. Only what rank 0 returns is used. It may write files to `folder`.
         """
@@ -78,7 +87,7 @@ def prepare_task(args: Settings) -> Task:
     On GPUs it may enlarge the steps, in `args`.
     """
     task = make_task(args)
-    if args.gpu_flops:
+    if args.gpu_rate:
         from support.training.step_size import enlarge_steps, find_growth
 
         growth = find_growth(task, args)
@@ -99,11 +108,11 @@ def make_task(args: Settings) -> Task:
     """Returns the task that the flags ask for, with its data prepared. Raises UserError."""
     from support.corpora.task_type import task_type
 
-    kind = args.saved["kind"] if args.saved else task_type(args.data, args.label)
-    if kind == "translation":
+    task_name = args.saved["kind"] if args.saved else task_type(args.data, args.label)
+    if task_name == "translation":
         from support.translation.task import Translation
 
-        return Translation(args, args.saved)
+        return Translation(args)
     from support.classification.task import Classification
 
     pretrained = None
@@ -111,7 +120,7 @@ def make_task(args: Settings) -> Task:
         from support.pretrained.load import load_pretrained
 
         pretrained = load_pretrained(args.pretrained, image_size=args.image_size)
-    return Classification(args, args.saved, pretrained)
+    return Classification(args, pretrained)
 
 
 def base_config(flags: dict[str, Any]) -> Path | None:
@@ -166,15 +175,17 @@ def check_task(args: Settings) -> None:
         return
     from support.corpora.task_type import task_type
 
-    task = task_type(args.data, args.label)
+    task_name = task_type(args.data, args.label)
     for name, field in flags_of(type(args)).items():
         other = field.metadata["task"]
-        if other in ("", task) or getattr(args, name) == field.default:
+        if other in ("", task_name) or getattr(args, name) == field.default:
             continue
         hint = ""
-        if task == "translation":
+        if task_name == "translation":
             hint = "; to classify a table, name its column of classes with --label"
-        raise UserError(f"{option(name)} is for {other}, but {args.data} is for {task}{hint}")
+        raise UserError(
+            f"{option(name)} is for {other}, but {args.data} is for {task_name}{hint}"
+        )
     if not args.pretrained:
         from support.common.shape import make_config
 

@@ -54,9 +54,9 @@ class Throughput:
 def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
     """Returns the FLOP/s of all ranks together, which MFU is a share of. A collective.
 
-    It is --hardware-tflops, or the figure of rank 0's GPU in its data sheet, times the ranks;
-    otherwise what the ranks reach when all multiply large matrices at the same time, which is
-    measured once for a machine and kept in `cache`.
+    With --hardware-tflops, or a GPU of PEAKS, it is that figure times the number of ranks.
+    Otherwise all ranks multiply large matrices at the same time, once for a machine, and the
+    sum of their rates is kept in `cache`.
     """
     path = cache / "matrix_rates.json"
     setup = (

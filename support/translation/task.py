@@ -18,8 +18,8 @@ from data import BOS, BPE, EOS, PAD, Batches, Pairs, evaluation_batches, prepare
 from model import ModelConfig, Transformer
 from support.common.checkpoint import check_corpus
 from support.common.errors import UserError, as_user_error
-from support.common.files import read_json
-from support.common.flops import transformer_flops
+from support.common.files import read_json, write_text
+from support.common.flops import StepSize, transformer_flops
 from support.common.hardware import autocast_dtype
 from support.common.kernels import speed_up
 from support.common.paths import CACHE, script_path
@@ -59,8 +59,9 @@ class Translation:
     unit = "pairs"
     speed_unit = "source+target tokens"
 
-    def __init__(self, args, saved: dict[str, Any] | None):
-        """args: the run's settings; saved: what its checkpoint, if any, holds of the task."""
+    def __init__(self, args):
+        """args: the run's settings."""
+        saved = args.saved
         self.args = args
         self.weights: dict[str, Tensor] | None = None
         corpus = find_corpus(args.data, args.valid, args.test, args.src, args.tgt)
@@ -99,14 +100,13 @@ class Translation:
             lines.append(line)
         return "\n".join(lines + warnings_of_parts(meta["parts"], "pairs", self.unit))
 
-    def work(self, step: int) -> tuple[int, int, float]:
-        """Returns pairs, tokens on both sides without padding, and FLOPs of a whole step."""
+    def step_size(self, step: int) -> StepSize:
         rows = self.batches.rows(step)
         lengths = self.batches.examples.lengths(rows)
         src_lengths, tgt_lengths = map(torch.from_numpy, lengths)
         tokens = int(src_lengths.sum() + tgt_lengths.sum())
         flops = transformer_flops(self.config, src_lengths, tgt_lengths)
-        return len(rows), tokens, flops
+        return StepSize(len(rows), tokens, flops)
 
     def model(self) -> Transformer:
         args = self.args
@@ -196,7 +196,12 @@ class Translation:
         self.translations = dict(zip(lines, best))
 
     def report(
-        self, model: nn.Module, data_rank: int, data_size: int, folder: Path
+        self,
+        model: nn.Module,
+        data_rank: int,
+        data_size: int,
+        folder: Path,
+        valid: dict[str, float],
     ) -> tuple[dict[str, Any], str]:
         """Scores the test set, or without one the validation set, as translate.py translates.
 
@@ -204,14 +209,16 @@ class Translation:
         there. Returns entries for summary.json and text to show.
         """
         part = "test" if (self.folder / "test.src.txt").is_file() else "valid"
-        metrics = self.evaluate(model, part, data_rank, data_size, final=True)
+        metrics = valid
+        if part == "test":
+            metrics = self.evaluate(model, part, data_rank, data_size, final=True)
         if not math.isfinite(metrics["loss"]):
             raise UserError(f"the loss on the {part} set is not finite; try --precision fp32")
         if dist.get_rank() > 0:
             return {}, ""
         count = len(read_text(self.folder, part, "src"))
         text = "".join(self.translations.get(i, "") + "\n" for i in range(count))
-        (folder / "translations.txt").write_text(text, encoding="utf-8")
+        write_text(folder / "translations.txt", text)
         scored = self.scored_lines(part)
         text = (
             f"BLEU {self.bleu_score.value:.1f}, chrF {self.chrf_score.value:.1f} "

@@ -338,6 +338,17 @@ def test_a_process_that_finishes_while_it_is_asked_has_not_died(monkeypatch):
     assert not liveness.has_died(store, 1)
 
 
+def test_a_store_that_does_not_answer_is_not_taken_for_a_dead_process(monkeypatch):
+    def has_died(store, rank):
+        raise dist.DistNetworkError("the connection was reset")
+
+    monkeypatch.setattr(liveness, "has_died", has_died)
+    assert "the store of the run does not answer" in liveness.find_loss(dist.HashStore(), 1, 4)
+    monkeypatch.setattr(liveness, "has_died", lambda store, rank: rank > 1)
+    assert liveness.find_loss(dist.HashStore(), 1, 4) == "process 2, 3 of 4 has died"
+    assert liveness.find_loss(dist.HashStore(), 1, 2) == ""
+
+
 def test_what_is_registered_later_is_called_before_a_process_ends(tmp_path):
     """W&B sends what it has; nothing that Python does after that is reached."""
     script = """

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model import ModelConfig, Transformer, sinusoids
-from support.common.rows import to_keys_then_values
+from support.common.key_value_order import to_keys_then_values
 
 
 class TorchTransformer(nn.Module):

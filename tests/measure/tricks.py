@@ -147,7 +147,7 @@ def take_turns(name: str) -> None:
 
     def report(run: Run, step: int, *more) -> None:
         if run.rank == 0:
-            _, tokens, _ = run.task.work(step - 1)
+            tokens = run.task.step_size(step - 1).tokens
             speed = tokens / (clock() - began)
             store.set(f"{name} {step - 1} speed", str(speed))
         record(run, step, *more)

@@ -13,8 +13,9 @@ import pytest
 import torch.distributed as dist
 from conftest import ROOT, SMALL, mathematics, read_metrics, write_pairs
 
-from support.common.checkpoint import Writer
 from support.common.errors import UserError
+from support.common.flops import StepSize
+from support.common.hardware import LAUNCH_SECONDS
 from support.corpora.task_type import CLASSIFICATION_CORPORA, TRANSLATION_CORPORA
 from support.distributed.rendezvous import store_on_loopback
 from support.distributed.signals import Signals
@@ -24,6 +25,7 @@ from support.training.command_line import CommandLine, parse_arguments
 from support.training.run import Progress, Run
 from support.training.settings import CpuSettings, Settings, defaults_of
 from support.training.step_size import find_growth
+from support.training.summary import LOW_MFU
 from support.training.tasks import prepare_task
 
 
@@ -149,7 +151,7 @@ def test_a_trial_ends_when_its_time_is_over(monkeypatch):
 
 
 def test_a_forecast_counts_what_remains():
-    task = SimpleNamespace(work=lambda step: (8, 100 + step % 2, 0.0))
+    task = SimpleNamespace(step_size=lambda step: StepSize(8, 100 + step % 2, 0.0))
     throughput = SimpleNamespace(speeds=[1.0, 100.5])
     progress = SimpleNamespace(last_evaluation=0, seconds=500.0)
     run = SimpleNamespace(
@@ -226,13 +228,28 @@ def test_steps_are_larger_on_gpus(monkeypatch, peak, epochs, growth):
 
 @pytest.mark.parametrize("flag", ["--batch-tokens", "--batch-size", "--lr", "--warmup"])
 def test_a_size_that_the_user_sets_stays(monkeypatch, flag):
-    assert args_on_gpus(monkeypatch, 500e12, "--epochs", "60").gpu_flops == 1000e12
-    assert args_on_gpus(monkeypatch, 500e12, "--epochs", "60", flag, "8").gpu_flops == 0
+    assert args_on_gpus(monkeypatch, 500e12, "--epochs", "60").gpu_rate == 1000e12
+    assert args_on_gpus(monkeypatch, 500e12, "--epochs", "60", flag, "8").gpu_rate == 0
 
 
 @pytest.mark.parametrize("length", [{"steps": 90_000}, {"minutes": 90.0}])
 def test_a_run_of_a_given_length_keeps_the_size_of_its_steps(length):
-    assert find_growth(SimpleNamespace(), Settings(gpu_flops=500e12, **length)) == 1
+    assert find_growth(SimpleNamespace(), Settings(gpu_rate=500e12, **length)) == 1
+
+
+def test_more_micro_batches_make_larger_steps_worthwhile():
+    """The GPU waits while the CPU starts the kernels of each of them."""
+    rate = 500e12
+    layers = 10
+    enough = LOW_MFU * rate * layers * LAUNCH_SECONDS  # FLOPs of a step of one micro-batch
+    task = SimpleNamespace(
+        config=SimpleNamespace(num_layers=layers),
+        batches=range(1_000_000),
+        step_size=lambda step: StepSize(1, 1, 0.9 * enough),
+    )
+    for accumulate, growth in [(1, 2), (2, 4), (4, 8)]:
+        args = Settings(gpu_rate=rate, epochs=1, accumulate=accumulate)
+        assert find_growth(task, args) == growth
 
 
 def test_an_enlarged_run_is_resumed_by_its_name():
@@ -255,16 +272,13 @@ def test_after_the_last_step_nothing_is_foretold(monkeypatch, last, expected):
     run = SimpleNamespace(
         args=CpuSettings(),
         began=0.0,
-        bar=None,
-        epoch_of=lambda step: 1,
         last_step=last,
-        progress=Progress(targets=1),
+        progress=Progress(),
         say=said.append,
-        throughput=SimpleNamespace(end_row=dict, speeds=[1.0, 1.0], mfus=[0.5, 0.5]),
-        writer=Writer(in_background=False),
+        throughput=SimpleNamespace(speeds=[1.0, 1.0], mfus=[0.5, 0.5]),
         writes=True,
     )
-    Run.end_row(run, step=20)
+    Run.forecast_once(run, step=20)
     assert said == expected
 
 
@@ -278,7 +292,7 @@ def test_minutes_are_for_a_new_run(monkeypatch, trained):
         parse_arguments("", CpuSettings).complete()
     command_line = CommandLine(CpuSettings, {"name": "first", "minutes": 3.0})
     stored = defaults_of(CpuSettings) | {"epochs": 4, "steps": 30}
-    checkpoint = {"flags": stored, "progress": {}}
+    checkpoint = {"flags": stored, "progress": {"growth": 1}}
     flags, _ = command_line.flags_of_new_run(command_line.given, checkpoint)
     assert (flags["epochs"], flags["steps"]) == (4, 30)
 

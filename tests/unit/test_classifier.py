@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from model import initialize, sinusoids
 from support.classification.classifier import Classifier, ClassifierConfig, classifier_flops
 from support.classification.task import freeze
-from support.common.rows import to_keys_then_values
+from support.common.key_value_order import to_keys_then_values
 
 torch.set_num_threads(1)  # so small a model gains nothing by more
 TEXTS = dict(

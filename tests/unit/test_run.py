@@ -104,18 +104,19 @@ def test_a_loss_that_is_not_finite_is_never_the_best(tmp_path, train_here, monke
     assert not (tmp_path / "logs/r/last.pt").exists()
 
 
+@pytest.mark.parametrize("averaged", [1, 5])
 @pytest.mark.parametrize(("metrics", "best"), [(("accuracy",), 1), ((), 2)])
 def test_the_first_metric_chooses_the_best_weights_or_else_the_loss(
-    tmp_path, train_here, monkeypatch, metrics, best
+    tmp_path, train_here, monkeypatch, metrics, best, averaged
 ):
     evaluations = iter(
         {"accuracy": accuracy, "loss": loss} for accuracy, loss in [(0.9, 3.0), (0.8, 1.0)]
     )
-    final = {"accuracy": 0.5, "loss": 2.0}
+    final = {"accuracy": 0.5, "loss": 4.0}  # also of the mean of the weights
     monkeypatch.setattr(Classification, "metrics", metrics)
     monkeypatch.setattr(Classification, "evaluate", lambda *_, **__: next(evaluations, final))
     monkeypatch.setattr(Classification, "report", lambda *_: ({}, ""))
-    train_here("--steps", 2, "--eval-every", 1, "--average-checkpoints", 1)
+    train_here("--steps", 2, "--eval-every", 1, "--average-checkpoints", averaged)
     assert best_step(tmp_path / "logs/r") == best
 
 
@@ -127,9 +128,11 @@ def test_nothing_is_translated_where_the_loss_is_not_finite():
 
 
 def test_a_test_set_whose_loss_is_not_finite_is_not_scored():
-    task = SimpleNamespace(folder=Path("nowhere"), evaluate=lambda *_, **__: {"loss": math.inf})
+    task = SimpleNamespace(folder=Path("nowhere"))  # without a test set: it evaluates nothing
     with pytest.raises(UserError, match="the loss on the valid set is not finite"):
-        Translation.report(task, torch.nn.Linear(1, 1), 0, 1, Path("nowhere"))
+        Translation.report(
+            task, torch.nn.Linear(1, 1), 0, 1, Path("nowhere"), {"loss": math.inf}
+        )
 
 
 @pytest.fixture
