@@ -30,7 +30,7 @@ from support.corpora.encoded import encoded_folder, in_order, make_once
 from support.corpora.held_out import Leakage, hash_pair, hold_out_pairs
 
 PAD, BOS, EOS = 0, 1, 2
-FORMAT = 7  # of the encoded corpus: increase it when the same text is stored differently
+FORMAT = 8  # of the encoded corpus: increase it when the same text is stored differently
 ENCODED_AT_ONCE = 20_000  # pairs, so that a large corpus needs no more memory
 BPE_PAIRS = 1_000_000  # enough to learn a BPE from
 MAX_WORD = 1000  # characters

@@ -1,5 +1,6 @@
 """Finds labelled examples: in corpora with names, the phrasebook, and users' files."""
 
+import codecs
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -253,12 +254,14 @@ def read_texts(paths: list[Path]) -> Iterator[str]:
     if other:
         warn_once(
             f"{len(other):,} of {len(paths):,} texts, such as {other[0]}, are not UTF-8; they "
-            f"are read as UTF-16 or Windows-1252"
+            f"are read as UTF-16, UTF-32 or Windows-1252"
         )
 
 
 def decode_text(content: bytes) -> tuple[str, str]:
-    """Returns what a file holds, and its encoding: utf-8, utf-16, or else cp1252."""
+    """Returns what a file holds, and its encoding: utf-8, utf-16, utf-32 or else cp1252."""
+    if content.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return content.decode("utf-32", errors="replace"), "utf-32"
     if content.startswith(tables.UTF_16):  # as Windows begins such files
         return content.decode("utf-16", errors="replace"), "utf-16"
     # UTF-16 without a mark at its beginning would be valid UTF-8, with a NUL in each letter. In

@@ -94,6 +94,13 @@ def exit_on_user_error():
         sys.exit(2)
 
 
+def is_out_of_memory(problem: BaseException) -> bool:
+    """Returns whether an exception, PyTorch's or Python's, means that memory is full."""
+    message = str(problem)
+    in_words = "out of memory" in message or "can't allocate memory" in message
+    return isinstance(problem, MemoryError) or in_words
+
+
 def run_main(main: Callable[[], None]) -> None:
     """Runs the main function of a script that only reads a model and prints."""
     prepare_streams()
@@ -103,3 +110,7 @@ def run_main(main: Callable[[], None]) -> None:
                 main()
         except KeyboardInterrupt:
             os._exit(130)  # without waiting for the pool's processes
+        except (RuntimeError, MemoryError) as problem:
+            if not is_out_of_memory(problem):
+                raise
+            raise UserError(f"out of memory ({first_line(problem)})") from None

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-# What file systems answer that cannot sync a file or a folder: some of networks, and FUSE.
+# What file systems answer that cannot sync a file: some of networks, and FUSE.
 NO_SYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
+LOST = {errno.EIO, errno.ENOSPC, errno.EDQUOT}  # what is written does not reach the disk
 READERS_TIMEOUT = 10  # seconds: how long a reader may keep a file from being replaced
 
 
@@ -26,8 +27,12 @@ def write_json(path: Path, content: dict | list) -> None:
 def write_text(path: Path, text: str) -> None:
     """Writes under another name, then renames: a reader finds the whole file or none."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # of this process alone
-    partial.write_text(text, encoding="utf-8", newline="\n")
-    replace(partial, path)
+    try:
+        partial.write_text(text, encoding="utf-8", newline="\n")
+        replace(partial, path)
+    except OSError:  # the disk may be full
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def sync(descriptor: int) -> None:
@@ -43,10 +48,13 @@ def sync_folder(path: Path) -> None:
     """Waits until the names in a folder are on the disk, if its file system can do that."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:  # Windows opens no folders
+    except OSError:  # Windows opens no folders, nor do some file systems
         return
     try:
-        sync(descriptor)
+        os.fsync(descriptor)
+    except OSError as problem:
+        if problem.errno in LOST:
+            raise
     finally:
         os.close(descriptor)
 

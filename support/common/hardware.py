@@ -54,7 +54,7 @@ def available_cores(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
         cores = len(os.sched_getaffinity(0))
     # Not every Slurm binds a job to the cores that it grants; `docker run --cpus` binds none.
     granted = number_in_environment("SLURM_CPUS_PER_TASK", cores)
-    return min(cores, granted, cgroup_quota(cgroups) or cores)
+    return max(1, min(cores, granted, cgroup_quota(cgroups) or cores))
 
 
 def number_in_environment(name: str, default: int) -> int:

@@ -1,6 +1,7 @@
 """Files as they lie on the disk: plain, packed, or in a .zip archive, read in place."""
 
 import gzip
+import lzma
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
@@ -15,9 +16,14 @@ PARTS = {
     "test": ["test_2016_flickr", "test", "testing"],
 }
 
-SYSTEM_FILES = ("__MACOSX", "Thumbs.db", "desktop.ini")  # of macOS and Windows
+# Of macOS, Windows, Linux, network disks and Python, in lower case; then of editors.
+SYSTEM_FILES = (
+    *("__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin"),
+    *("system volume information", "lost+found", "@eadir", "__pycache__"),
+)
+BACKUPS = ("~", ".swp")
 # What reading raises. RuntimeError: the archive is encrypted.
-UNREADABLE = (EOFError, zlib.error, OSError, zipfile.BadZipFile, RuntimeError)
+UNREADABLE = (EOFError, zlib.error, OSError, zipfile.BadZipFile, lzma.LZMAError, RuntimeError)
 
 
 File = Path | zipfile.Path
@@ -41,7 +47,7 @@ def read_bytes(path: File, count: int = -1) -> bytes:
 
 def is_hidden(name: str) -> bool:
     """Returns whether a file or folder is never data: it is hidden, or the system's own."""
-    return name.startswith(".") or name in SYSTEM_FILES
+    return name.startswith(".") or name.lower() in SYSTEM_FILES or name.endswith(BACKUPS)
 
 
 def zip_members(path: Path) -> list[zipfile.Path]:

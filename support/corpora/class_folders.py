@@ -16,7 +16,7 @@ from pathlib import Path
 from support.common.errors import UserError
 from support.common.paths import LOGS
 from support.corpora.archives import PARTS, is_hidden
-from support.corpora.tables import TABLES, suffix_of
+from support.corpora.tables import TABLES, UTF_16, suffix_of
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 MODALITY = {".txt": "text"} | dict.fromkeys(IMAGES, "image")  # by the ending of a file
@@ -27,6 +27,7 @@ IMAGE_BEGINNING = re.compile(
 TEST_SET = re.compile(r"(.*[-_.])?test(ing)?([-_.].*|\d*)")  # what a folder with one is called
 LANGUAGE = re.compile(r"\.[a-z]{2}")  # perhaps the ending of a side of a parallel corpus
 FIRST_BYTES = 8192  # of a file, which tell whether it is a text
+UNLABELLED = "unsup"  # beside IMDB's classes, pos and neg
 COUNTED_FILES = 10_000  # of a folder that is no corpus
 ARCHIVES = {".gz", ".tgz", ".tar", ".zip", ".bz2", ".xz", ".7z", ".rar"}
 
@@ -41,24 +42,26 @@ def visible(folder: Path) -> list[Path]:
 
 def inner_folders(folder: Path) -> list[Path]:
     """Returns the folders in a folder, except hidden ones, IMDB's `unsup`, and logs/."""
-    return [
-        path
-        for path in visible(folder)
-        if path.is_dir() and path.name != "unsup" and path.resolve() != LOGS.resolve()
-    ]
+    folders = [path for path in visible(folder) if path.is_dir()]
+    left_out = {LOGS.resolve()}
+    if {"pos", "neg"} <= {path.name for path in folders}:
+        left_out.add((folder / UNLABELLED).resolve())
+    return [path for path in folders if path.resolve() not in left_out]
 
 
 def modality_of(path: Path) -> str:
     """Returns "text" or "image", by a file's ending or beginning; of tables and folders ""."""
+    if not path.is_file():  # a folder, or a link to nothing
+        return ""
     if path.suffix.lower() in MODALITY:
         return MODALITY[path.suffix.lower()]
-    if suffix_of(path) in TABLES or not path.is_file():
+    if suffix_of(path) in TABLES:
         return ""
     with path.open("rb") as file:
         beginning = file.read(FIRST_BYTES)
     if IMAGE_BEGINNING.match(beginning):
         return "image"
-    is_text = beginning and b"\0" not in beginning
+    is_text = beginning.startswith(UTF_16) or (beginning and b"\0" not in beginning)
     return "text" if is_text else ""
 
 
@@ -92,6 +95,8 @@ def find_examples(folder: Path) -> tuple[str, list[Path], Counter[str]]:
     examples = [path for path in found if found[path] == modality]
     others = [path for path in found if found[path] != modality]
     left_out = Counter("folder(s)" if path.is_dir() else ending_of(path) for path in others)
+    if folder / UNLABELLED not in inner_folders(folder):
+        left_out[f"in {UNLABELLED}/"] = len(visible(folder / UNLABELLED))
     left_out["in no class folder"] = sum(path.is_file() for path in visible(folder))
     left_out["empty folder(s)"] = sum(not visible(inner) for inner in inner_folders(folder))
     return modality, examples, +left_out
@@ -108,7 +113,7 @@ def find_class_folders(folder: Path) -> dict[str, Path]:
     for part, names in PARTS.items():
         for name in names:
             inner = find_part(folder, name)
-            if inner and has_examples(inner):
+            if inner and inner not in parts.values() and has_examples(inner):
                 parts.setdefault(part, inner)
     if parts:
         return parts
@@ -128,23 +133,31 @@ def find_class_folders(folder: Path) -> dict[str, Path]:
 def files_beside(folder: Path, parts: Iterable[Path]) -> Counter[str]:
     """Returns how many files are in other folders than the parts of a corpus, by folder."""
     others = [inner for inner in inner_folders(folder) if inner not in parts]
-    files = [path for inner in others for path in visible(inner) if path.is_file()]
-    return Counter(f"in {path.parent.name}/" for path in files)
+    return Counter({f"in {inner.name}/": len(list(endings_in(inner))) for inner in others})
 
 
 def find_part(folder: Path, name: str) -> Path | None:
-    """Returns the folder `name` in a folder, or else the only one named SOMETHING-name."""
+    """Returns the folder `name` in a folder, or else the only one with a longer name.
+
+    A longer name is SOMETHING-name, name-SOMETHING, or name2017.
+    """
     folders = {path.name.lower(): path for path in inner_folders(folder)}
-    longer = [path for key, path in folders.items() if re.fullmatch(f".+[-_.]{name}", key)]
+    longer_name = re.compile(rf"(.+[-_.])?{name}([-_.].+|\d+)?")
+    longer = [path for key, path in folders.items() if longer_name.fullmatch(key)]
     return folders.get(name) or (longer[0] if len(longer) == 1 else None)
 
 
 def what_is_in(folder: Path) -> str:
     """Returns what is in a folder that is no corpus: perhaps a folder that is one."""
+    corpora = []
     for inner in inner_folders(folder):
         with suppress(UserError, OSError):
             if find_class_folders(inner):
-                return f"{inner} has class folders: pass it instead"
+                corpora.append(inner)
+    if len(corpora) == 1:
+        return f"{corpora[0]} has class folders: pass it instead"
+    if corpora:
+        return "the files of a class must be in its folder, and not in folders in it"
     counts = Counter(islice(endings_in(folder), COUNTED_FILES))
     if not counts:
         return "it has no files"

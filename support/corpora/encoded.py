@@ -36,7 +36,8 @@ def is_encoded(folder: Path) -> bool:
     try:
         sizes = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["sizes"]
         return all((folder / name).stat().st_size == sizes[name] for name in sizes)
-    except (OSError, ValueError):  # a file is missing, or meta.json was cut short
+    # A file is missing, or meta.json was cut short or has other content.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
@@ -47,10 +48,11 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
     their sizes in bytes are added. The folder gets its name when it is complete, so that no
     process sees it before. A folder that has been damaged since is made again.
     """
-    if folder.exists():
-        if is_encoded(folder):
-            return folder
-        shutil.rmtree(folder, ignore_errors=True)
+    if is_encoded(folder):
+        return folder
+    if folder.is_symlink():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
     unfinished = folder.with_name(f"partial-{uuid.uuid4().hex}")
     try:
         unfinished.mkdir(parents=True)

@@ -22,10 +22,22 @@ JSON = (".jsonl", ".json")  # endings: an object a line, or one list of them
 TABLES = (".tsv", ".csv", *JSON)  # endings; other files are looked into: see `is_table`
 FIRST_BYTES = 1 << 16  # of a file, which tell whether it is a table
 FIRST_LINES = 100  # of a .csv file, which tell its delimiter
+LANGUAGE_CODES = (  # ISO 639-1
+    "aa ab af ak am an ar as av ay az ba be bg bm bn bo br bs ca ce co cr cs cv cy da de "
+    "dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi hr ht hu "
+    "hy ia id ig ii ik io is it iu ja jv ka kg ki kk kl km kn ko kr ks ku kv kw ky la lb "
+    "lg li ln lo lt lu lv mg mi mk ml mn mr ms mt my nb nd ne ng nl nn no nr nv ny oc oj "
+    "om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss "
+    "st su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh "
+    "yi yo za zh zu "
+)
 # Where columns are given by position, the first row is a header if it has only these names.
 HEADER = {
-    *("de", "en", "src", "tgt", "source", "target"),
-    *("german", "english", "deutsch", "englisch"),
+    *LANGUAGE_CODES.split(),
+    *("src", "tgt", "source", "target", "deutsch", "englisch"),
+    *("german", "english", "french", "spanish", "italian", "portuguese", "dutch", "polish"),
+    *("czech", "russian", "ukrainian", "turkish", "arabic", "hindi", "chinese", "japanese"),
+    *("korean", "vietnamese", "indonesian", "swedish", "finnish", "greek", "hungarian"),
     *("text", "content", "sentence", "review", "body", "title", "description"),
     *("label", "class", "class index", "category", "topic", "sentiment", "stars", "rating"),
 }

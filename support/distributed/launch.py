@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from support.common.errors import UserError, exit_on_user_error
+from support.common.errors import UserError, exit_on_user_error, is_out_of_memory
 from support.common.hardware import available_cores, configure_backends
 from support.common.paths import script_path
 from support.common.run_folder import remove_if_empty
@@ -62,7 +62,7 @@ def set_up_and_train(train: Train, rank: int, world_size: int, store: dist.Store
     unblock_signals()  # `spawn` has blocked them until here
     with (
         rendezvous.report_lost_processes(store, rank, world_size),
-        report_full_gpu(rank),
+        report_full_memory(rank),
         ExitStack() as stack,
     ):
         if args.device == "cuda" and world_size > 1:
@@ -90,13 +90,16 @@ def node_and_local_rank(rank: int) -> tuple[str, int]:
 
 
 @contextmanager
-def report_full_gpu(rank: int):
-    """Raises UserError where the block runs out of a GPU's memory."""
+def report_full_memory(rank: int):
+    """Raises UserError where the block runs out of memory, a GPU's or the CPU's."""
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (RuntimeError, MemoryError) as problem:
+        if not is_out_of_memory(problem):
+            raise
+        owner = "its GPU's" if isinstance(problem, torch.OutOfMemoryError) else "the CPU's"
         raise UserError(
-            f"process {rank} is out of its GPU's memory; choose a smaller --batch-tokens, a "
+            f"process {rank} is out of {owner} memory; choose a smaller --batch-tokens, a "
             f"larger --accumulate, or --recompute"
         ) from None
 
@@ -354,6 +357,12 @@ def check_environment() -> None:
         raise UserError(
             f"start it with torchrun, which sets {', '.join(missing)}: "
             f"torchrun --standalone --nproc-per-node 2 {' '.join(sys.argv)}"
+        )
+    rank, _, world_size, port = (int(os.environ[name]) for name in numbers)
+    if not (rank < world_size and 0 < port < 2**16):
+        raise UserError(
+            f"RANK={rank} WORLD_SIZE={world_size} MASTER_PORT={port}: the ranks must be from 0 "
+            f"to WORLD_SIZE - 1, and the port from 1 to 65535"
         )
 
 

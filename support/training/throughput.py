@@ -65,8 +65,9 @@ def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
         f"{args.precision}, torch {torch.__version__}"
     )
     rates: dict[str, float] = {}
-    with contextlib.suppress(OSError, ValueError):  # there are none yet, or the file is damaged
-        rates = read_json(path)
+    # There are none yet, or the file is damaged.
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        rates = dict(read_json(path))
     rate = world_size * known_rate(args) or rates.get(setup, 0.0)
     rate = broadcast_object(rate)  # all ranks go the same way, whatever their caches hold
     if not rate:

@@ -12,8 +12,8 @@ from support.common.errors import UserError
 from support.corpora.pairs import find_corpus, own_name
 
 
-def write_zip(path, files):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+def write_zip(path, files, method=zipfile.ZIP_DEFLATED):
+    with zipfile.ZipFile(path, "w", method) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
     return str(path)
@@ -94,6 +94,10 @@ def test_a_zip_that_cannot_be_read_is_refused_in_one_line(tmp_path):
     assert "but holds a.de, b.en" in refusal({"a.de": "", "b.en": ""})
     two_pairs = MOSES | {"b.de": "", "b.en": ""}
     assert "one pair of files NAME.de and NAME.en" in refusal(two_pairs)
+    write_zip(tmp_path / "lzma.zip", {"a.de": "Ja.\n" * 99, "a.en": "x\n"}, zipfile.ZIP_LZMA)
+    content = bytearray((tmp_path / "lzma.zip").read_bytes())
+    content[50:60] = bytes(10)
+    assert "cannot be read" in refusal(bytes(content))
     shorter = MOSES | {"MultiUN.de-en.en": "Yes.\n"}
     assert "a.zip/MultiUN.de-en.en has 1" in refusal(shorter)
     latin = refusal(MOSES | {"MultiUN.de-en.de": b"gut\nsch\xf6n\n"})
@@ -147,6 +151,7 @@ def test_quotes_around_a_cell_stay_if_they_are_text(tmp_path):
 
     quotation, plain = ('"Komm her!"', "Come here!"), ("Ja", "Yes")
     assert written(("de", "en"), quotation, plain) == [quotation, plain]
+    assert written(("fr", "es"), plain) == written(("French", "Spanish"), plain) == [plain]
     assert written(quotation, plain) == [quotation, plain]
     assert written(quotation, ("Ja", '"Yes"')) == [quotation, ("Ja", '"Yes"')]
     assert written(('"de"', "en"), quotation, ('"Ja"', "Yes")) == [
@@ -237,6 +242,10 @@ def test_a_part_with_one_of_its_two_sides_is_refused(tmp_path):
         ),
         (["aclImdb_v1.tar.gz"], "its files: 1 .gz; unpack archives; name parallel files by"),
         (["photos/cat/1.jpg", "photos/dog/1.jpg"], "photos has class folders: pass it instead"),
+        (
+            ["cat/a/1.jpg", "cat/b/1.jpg", "dog/a/1.jpg"],
+            "a class must be in its folder",
+        ),
         ([], "it has no files"),
     ],
 )

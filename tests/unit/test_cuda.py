@@ -17,7 +17,7 @@ from support.classification.classifier import Classifier, ClassifierConfig
 from support.common.errors import UserError
 from support.common.hardware import configure_backends, find_device
 from support.common.kernels import speed_up
-from support.distributed.launch import report_full_gpu
+from support.distributed.launch import report_full_memory
 from support.translation.beam import Decoder
 
 # Python runs this before a script. It makes a GPU's tensors on the CPU; Gloo replaces NCCL.
@@ -207,8 +207,13 @@ def test_a_gpu_that_cannot_be_used(monkeypatch, cuda, is_there, capability, mess
 
 def test_out_of_memory_is_one_line():
     message = "^process 3 is out of its GPU's memory.*--accumulate"
-    with pytest.raises(UserError, match=message), report_full_gpu(3):
+    with pytest.raises(UserError, match=message), report_full_memory(3):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nand more")
+    message = "^process 3 is out of the CPU's memory"
+    with pytest.raises(UserError, match=message), report_full_memory(3):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    with pytest.raises(RuntimeError, match="another"), report_full_memory(3):
+        raise RuntimeError("another")
 
 
 def test_models_make_all_their_tensors_where_their_input_is(monkeypatch):

@@ -498,7 +498,14 @@ def test_a_corpus_with_a_damaged_file_is_encoded_again(tmp_path):
     for file in damage(folder):
         assert prepare(corpus, cache, 300) == folder
         assert content_of(folder) == whole, file
+    for other_json in ("null", "[]", "{}"):
+        (folder / "meta.json").write_text(other_json)
+        assert prepare(corpus, cache, 300) == folder
+        assert content_of(folder) == whole
     assert list(cache.iterdir()) == [folder]
+    folder.rename(tmp_path / "moved")
+    folder.symlink_to(tmp_path / "nowhere")
+    assert content_of(prepare(corpus, cache, 300)) == whole
 
 
 def test_a_corpus_that_another_run_encodes_meanwhile_is_kept(tmp_path):
@@ -744,6 +751,8 @@ def test_no_more_cores_than_slurm_has_granted(monkeypatch):
     assert available_cores() == 1
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", str(cores + 7))
     assert available_cores() == cores
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "0")
+    assert available_cores() == 1
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "abc")
     with pytest.raises(UserError, match="SLURM_CPUS_PER_TASK=abc: .* must be a whole number"):
         available_cores()

@@ -718,6 +718,39 @@ def test_files_beside_the_parts_are_counted(tmp_path):
     assert corpus.left_out_line().endswith("left out: 1 in a/, 1 in test/")
 
 
+def test_whole_folders_of_classes_beside_the_parts_are_counted(tmp_path):
+    parts = ("train", "val", "dev", "eval")
+    files = {f"{part}/{name}/1.txt": name for part in parts for name in ("cat", "dog")}
+    corpus = find_labelled(str(write_tree(tmp_path, files)))
+    assert corpus.left_out_line().endswith("left out: 2 in dev/, 2 in eval/")
+
+
+@pytest.mark.parametrize(("train", "test"), [("train2017", "test2017"), ("train-a", "test-a")])
+def test_the_name_of_a_part_may_go_on(tmp_path, train, test):
+    files = {f"{train}/cat/1.txt": "c", f"{train}/dog/1.txt": "d", f"{test}/cat/1.txt": "?"}
+    corpus = find_labelled(str(write_tree(tmp_path, files)))
+    assert read(corpus) == [("c", "cat"), ("d", "dog")]
+    assert read(corpus, "test") == [("?", "cat")]
+
+
+def test_a_class_called_unsup_is_left_out_beside_those_of_imdb_alone(tmp_path):
+    files = {"sup/1.txt": "s", "unsup/1.txt": "u"}
+    assert len(read(find_labelled(str(write_tree(tmp_path / "own", files))))) == 2
+    files = {"pos/1.txt": "p", "neg/1.txt": "n", "unsup/1.txt": "?"}
+    corpus = find_labelled(str(write_tree(tmp_path / "imdb", files)))
+    assert len(read(corpus)) == 2
+    assert corpus.left_out_line().endswith("left out: 1 in unsup/")
+
+
+def test_a_link_to_nothing_and_a_folder_called_like_an_image_are_counted(tmp_path):
+    files = {"a/1.txt": "x", "b/1.txt": "y", "b/d.txt/1.txt": "z"}
+    write_tree(tmp_path, files)
+    (tmp_path / "a" / "broken.txt").symlink_to("nowhere")
+    corpus = find_labelled(str(tmp_path))
+    assert read(corpus) == [("x", "a"), ("y", "b")]
+    assert corpus.left_out_line().endswith("left out: 1 .txt, 1 folder(s)")
+
+
 def serve_archive(monkeypatch, tmp_path, name, file, files):
     """Makes a .tar.gz of `files` what is fetched for the corpus `name`, without other parts."""
     served = tmp_path / "served"
@@ -777,6 +810,7 @@ def test_texts_without_ending_as_newsgroups_have_them(tmp_path):
             "bydate-train/sci.space/53068": "Subject: orbit\n\nUp.",
             "bydate-train/rec.autos/101": b"A caf\xe9 for cars.",
             "bydate-train/rec.autos/102.eml": "\u201cFast\u201d".encode("utf-16"),
+            "bydate-train/rec.autos/103.doc": b"\xd0\xcf\0\0",
             "bydate-test/sci.space/53069": "Down.",
         },
     )
@@ -784,10 +818,11 @@ def test_texts_without_ending_as_newsgroups_have_them(tmp_path):
     assert is_labelled(str(folder)) and corpus.modality == "text"
     assert read(corpus) == [
         ("A café for cars.", "rec.autos"),
+        ("“Fast”", "rec.autos"),
         ("Subject: orbit  Up.", "sci.space"),
     ]
     assert read(corpus, "test") == [("Down.", "sci.space")]
-    assert corpus.left_out_line() == "news: left out: 1 .eml"
+    assert corpus.left_out_line() == "news: left out: 1 .doc"
 
 
 def test_texts_that_are_not_utf_8_are_read_and_counted(tmp_path, capfd):
@@ -797,13 +832,14 @@ def test_texts_that_are_not_utf_8_are_read_and_counted(tmp_path, capfd):
             "all/a/1.txt": b"caf\xe9 \x96 bar",
             "all/a/2.txt": "\u201cJa\u201d".encode("utf-16"),
             "all/b/1.txt": "\ufeffcafé",
+            "all/b/2.txt": "Ja".encode("utf-32"),
         },
     )
     corpus = find_labelled(f"{tmp_path}/all")
     for _ in range(2):
-        assert [text for text, _ in read(corpus)] == ["café – bar", "“Ja”", "café"]
+        assert [text for text, _ in read(corpus)] == ["café – bar", "“Ja”", "café", "Ja"]
     warning = capfd.readouterr().err
-    assert warning.count("\n") == 1 and "2 of 3 texts, such as" in warning
+    assert warning.count("\n") == 1 and "3 of 4 texts, such as" in warning
 
 
 @pytest.mark.parametrize(
@@ -847,6 +883,11 @@ def test_hidden_files_and_those_of_a_mac_are_no_examples(tmp_path):
         "a/._1.txt": b"\0\5\x16\7",
         "a/.DS_Store": b"\0\0\0\1Bud1",
         "b/Thumbs.db": "?",
+        "a/thumbs.db": "?",
+        "a/1.txt~": "?",
+        "@eaDir/1.txt": "?",
+        "$RECYCLE.BIN/1.txt": "?",
+        "lost+found/1.txt": "?",
         "__MACOSX/a/._1.txt": "?",
         "__MACOSX/b/1.txt": "?",
         ".git/1.txt": "?",

@@ -11,8 +11,9 @@ import pytest
 from conftest import ROOT, run_script
 
 from support.common import figures, files, fonts, paths
-from support.common.errors import UserError, require
+from support.common.errors import UserError, require, run_main
 from support.common.hardware import check_compiler
+from support.distributed.launch import check_environment
 from support.distributed.rendezvous import check_interface
 from support.training.command_line import CommandLine
 from support.training.settings import CpuSettings, FsdpSettings
@@ -123,7 +124,7 @@ for _ in range(2):
 # --- Files
 
 
-@pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EIO])
 def test_a_file_system_that_syncs_no_folders(tmp_path, monkeypatch, error):
     def fsync(descriptor):
         raise OSError(error, os.strerror(error))
@@ -136,6 +137,16 @@ def test_a_file_system_that_syncs_no_folders(tmp_path, monkeypatch, error):
     else:
         files.sync_folder(tmp_path)
     assert len(os.listdir("/proc/self/fd")) == opened
+
+
+def test_a_full_disk_leaves_no_part_of_a_file(tmp_path, monkeypatch):
+    def replace(partial, path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "replace", replace)
+    with pytest.raises(OSError):
+        files.write_text(tmp_path / "a.json", "x")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_user_without_a_home(monkeypatch):
@@ -203,6 +214,28 @@ def test_variables_of_other_launchers(tmp_path, monkeypatch):
     CommandLine(CpuSettings, {}).complete()
     with pytest.raises(UserError, match="WORLD_SIZE=abc: .* must be a whole number"):
         CommandLine(FsdpSettings, {"replicas": 2}).complete()
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "port"), [(0, 0, 29500), (2, 2, 29500), (0, 1, 99999), (0, 1, 0)]
+)
+def test_impossible_variables_of_torchrun(monkeypatch, rank, world_size, port):
+    variables = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": world_size, "MASTER_PORT": port}
+    for name, value in (variables | {"MASTER_ADDR": "localhost"}).items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(UserError, match=f"RANK={rank} .* MASTER_PORT={port}: .*must be from 0"):
+        check_environment()
+
+
+def test_full_memory_is_answered_in_one_line(monkeypatch, capfd):
+    def main():
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: 64 bytes\nmore")
+
+    with pytest.raises(SystemExit) as stop:
+        run_main(main)
+    assert stop.value.code == 2
+    said = "error: out of memory (DefaultCPUAllocator: can't allocate memory: 64 bytes)\n"
+    assert capfd.readouterr().err == said
 
 
 @pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "TkAgg"])
