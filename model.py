@@ -98,8 +98,8 @@ class Attention(nn.Module):
     """Multi-head attention (section 3.2.2), of a sentence to itself or to another sequence."""
 
     # Tasks replace it with a faster function, which computes the same (speed_up in
-    # support/common/kernels.py): if you change scaled_dot_product, remove the replacement.
-    # Changes of q, k and v before this call, such as rotary positions, need no change there.
+    # support/common/kernels.py): if you change scaled_dot_product or a mask, remove the
+    # replacement. Change q, k and v in `attend_to`, since `forward` is replaced on GPUs.
     attend: Callable = staticmethod(scaled_dot_product)
 
     def __init__(self, config: LayerConfig):
@@ -323,7 +323,10 @@ def initialize(model: nn.Module, seed: int) -> None:
     """
     buffers = [name for name, _ in model.named_buffers()]
     if buffers:
-        raise ValueError(f"{buffers[0]} is a buffer: compute its values in forward() instead")
+        raise ValueError(
+            f"{buffers[0]} is a buffer, whose values train_fsdp.py and train_tp.py would lose: "
+            f"compute them in forward() instead"
+        )
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         values = torch.zeros(parameter.shape)  # biases stay 0

@@ -100,6 +100,8 @@ def find_figures(runs: list[Row], curves: dict[str, list[Row]]) -> dict[str, lis
 def metric_name(column: str) -> str:
     """Returns the name to show of a metric: BLEU for valid_bleu, accuracy for test_accuracy."""
     name = column.partition("_")[2].replace("_", " ")
+    if name == "chrf":
+        return "chrF"
     return name.upper() if len(name) < 5 else name
 
 

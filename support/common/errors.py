@@ -96,8 +96,8 @@ def exit_on_user_error():
 
 def is_out_of_memory(problem: BaseException) -> bool:
     """Returns whether an exception, PyTorch's or Python's, means that memory is full."""
-    message = str(problem)
-    in_words = "out of memory" in message or "can't allocate memory" in message
+    phrases = ("out of memory", "can't allocate memory", "Cannot allocate memory")
+    in_words = any(phrase in str(problem) for phrase in phrases)
     return isinstance(problem, MemoryError) or in_words
 
 

@@ -43,10 +43,12 @@ def visible(folder: Path) -> list[Path]:
 def inner_folders(folder: Path) -> list[Path]:
     """Returns the folders in a folder, except hidden ones, IMDB's `unsup`, and logs/."""
     folders = [path for path in visible(folder) if path.is_dir()]
-    left_out = {LOGS.resolve()}
-    if {"pos", "neg"} <= {path.name for path in folders}:
-        left_out.add((folder / UNLABELLED).resolve())
-    return [path for path in folders if path.resolve() not in left_out]
+    is_imdb = {"pos", "neg"} <= {path.name for path in folders}
+    return [
+        path
+        for path in folders
+        if path.resolve() != LOGS.resolve() and not (is_imdb and path.name == UNLABELLED)
+    ]
 
 
 def modality_of(path: Path) -> str:
@@ -113,8 +115,9 @@ def find_class_folders(folder: Path) -> dict[str, Path]:
     for part, names in PARTS.items():
         for name in names:
             inner = find_part(folder, name)
-            if inner and inner not in parts.values() and has_examples(inner):
+            if inner:
                 parts.setdefault(part, inner)
+    parts = parts or find_numbered_parts(folder)
     if parts:
         return parts
     train_files = [path for path in folder.glob("train.*") if suffix_of(path) not in TABLES]
@@ -137,14 +140,35 @@ def files_beside(folder: Path, parts: Iterable[Path]) -> Counter[str]:
 
 
 def find_part(folder: Path, name: str) -> Path | None:
-    """Returns the folder `name` in a folder, or else the only one with a longer name.
+    """Returns the folder `name` in a folder, or else the only one named SOMETHING-name.
 
-    A longer name is SOMETHING-name, name-SOMETHING, or name2017.
+    Folders without a folder for each class do not count.
     """
-    folders = {path.name.lower(): path for path in inner_folders(folder)}
-    longer_name = re.compile(rf"(.+[-_.])?{name}([-_.].+|\d+)?")
-    longer = [path for key, path in folders.items() if longer_name.fullmatch(key)]
-    return folders.get(name) or (longer[0] if len(longer) == 1 else None)
+    longer = []
+    for path in inner_folders(folder):
+        if path.name.lower() == name and has_examples(path):
+            return path
+        if re.fullmatch(f".+[-_.]{name}", path.name.lower()) and has_examples(path):
+            longer.append(path)
+    return longer[0] if len(longer) == 1 else None
+
+
+def find_numbered_parts(folder: Path) -> dict[str, Path]:
+    """Returns the parts of a corpus whose names go on: train2017 and test2017, train-a, test-a.
+
+    They must have a class in common, as there may be classes called train-station and so on.
+    """
+    parts: dict[str, Path] = {}
+    for part, names in PARTS.items():
+        going_on = re.compile(rf"({'|'.join(names)})([-_.].+|\d+)")
+        found = [
+            path for path in inner_folders(folder) if going_on.fullmatch(path.name.lower())
+        ]
+        if len(found) == 1 and has_examples(found[0]):
+            parts[part] = found[0]
+    classes = [{path.name for path in inner_folders(part)} for part in parts.values()]
+    are_parts = "train" in parts and len(parts) > 1 and set.intersection(*classes)
+    return parts if are_parts else {}
 
 
 def what_is_in(folder: Path) -> str:

@@ -48,11 +48,13 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
     their sizes in bytes are added. The folder gets its name when it is complete, so that no
     process sees it before. A folder that has been damaged since is made again.
     """
+    existed = folder.exists()  # if not, another run may be making it now
     if is_encoded(folder):
         return folder
     if folder.is_symlink():
         folder.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
+    elif existed:
+        shutil.rmtree(folder, ignore_errors=True)
     unfinished = folder.with_name(f"partial-{uuid.uuid4().hex}")
     try:
         unfinished.mkdir(parents=True)

@@ -381,8 +381,8 @@ def find_columns(path: File, columns: list[str], header: list[str], flags: str) 
 
 
 def is_header(row: list[str], positions: list[int]) -> bool:
-    """Returns whether all cells at these positions of a row are in HEADER."""
+    """Returns whether the cells at these positions of a row are different names of HEADER."""
     if row == [str(i) for i in range(len(row))]:  # of pandas, for columns without names
         return True
     names = [column_name(row[i]) for i in positions if i < len(row)]
-    return set(names) <= HEADER
+    return set(names) <= HEADER and len(set(names)) == len(names)

@@ -62,7 +62,7 @@ def set_up_and_train(train: Train, rank: int, world_size: int, store: dist.Store
     unblock_signals()  # `spawn` has blocked them until here
     with (
         rendezvous.report_lost_processes(store, rank, world_size),
-        report_full_memory(rank),
+        report_full_memory(rank, args.device),
         ExitStack() as stack,
     ):
         if args.device == "cuda" and world_size > 1:
@@ -90,14 +90,15 @@ def node_and_local_rank(rank: int) -> tuple[str, int]:
 
 
 @contextmanager
-def report_full_memory(rank: int):
+def report_full_memory(rank: int, device: str):
     """Raises UserError where the block runs out of memory, a GPU's or the CPU's."""
     try:
         yield
     except (RuntimeError, MemoryError) as problem:
         if not is_out_of_memory(problem):
             raise
-        owner = "its GPU's" if isinstance(problem, torch.OutOfMemoryError) else "the CPU's"
+        is_cpu = device == "cpu" or isinstance(problem, MemoryError)
+        owner = "the CPU's" if is_cpu else "its GPU's"
         raise UserError(
             f"process {rank} is out of {owner} memory; choose a smaller --batch-tokens, a "
             f"larger --accumulate, or --recompute"

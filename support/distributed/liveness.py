@@ -80,7 +80,7 @@ def find_loss(store: dist.Store, rank: int, world_size: int) -> str:
     try:
         lost = [str(other) for other in others if has_died(store, other)]
     except dist.DistError:
-        return "the store of the run does not answer: its first process may have died"
+        return "the store of the run does not answer: torchrun may have ended"
     return f"process {', '.join(lost)} of {world_size} has died" if lost else ""
 
 

@@ -84,7 +84,7 @@ class CommandLine:
         args.base_config = config
         settle(args)
         if checkpoint:
-            args.growth = checkpoint["progress"]["growth"]
+            args.growth = checkpoint["progress"].get("growth", 1)
         elif args.device == "cuda" and not given.keys() & SIZE_FLAGS:
             args.gpu_rate = number_in_environment("WORLD_SIZE", 1) * known_rate(args)
         if not args.benchmark:
@@ -141,7 +141,7 @@ class CommandLine:
             settled = {"precision"}  # on another machine "auto" could select another one
             if given.get("minutes"):
                 settled |= {"epochs", "steps"}
-            if checkpoint["progress"]["growth"] > 1:
+            if checkpoint["progress"].get("growth", 1) > 1:
                 settled |= SIZE_FLAGS
             flags |= {name: checkpoint["flags"][name] for name in settled}
         flags |= given

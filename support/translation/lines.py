@@ -27,6 +27,7 @@ MAX_TOKENS = {"cpu": 4096, "cuda": 32_768}
 # names (3.5, example.org), a space has to follow.
 CLOSING = r"""["'”’»›)\]」』】）》〉]*"""
 VIRAMA = 9  # the combining class of signs that join two letters, as in Devanagari
+SKIN_TONES = "\U0001f3fb\U0001f3ff"  # the lightest and the darkest, after an emoji
 JOINER = "\u200d"  # between the parts of an emoji
 SENTENCE_END = re.compile(rf"[.!?…]+{CLOSING}\s|[。！？｡।॥؟۔։።။។]+{CLOSING}")
 
@@ -100,8 +101,8 @@ def halve(bpe: BPE, text: str, max_tokens: int) -> list[Ids]:
 
 def are_one_character(before: str, after: str) -> bool:
     """Returns whether two neighbouring code points are parts of what a reader sees as one."""
-    # Accents and vowel signs, "M", and skin tones, "Sk", belong to what is before them.
-    if unicodedata.category(after)[0] == "M" or unicodedata.category(after) == "Sk":
+    # Accents and vowel signs, "M", and skin tones belong to what is before them.
+    if unicodedata.category(after)[0] == "M" or SKIN_TONES[0] <= after <= SKIN_TONES[-1]:
         return True
     joins_letters = unicodedata.combining(before) == VIRAMA
     return joins_letters or JOINER in (before, after)

@@ -344,7 +344,9 @@ def test_a_long_line_is_split_at_the_ends_of_its_sentences(bytes_alone, line, se
     assert [bytes_alone.decode(ids) for ids in pieces] == sentences
 
 
-@pytest.mark.parametrize("text", ["你好世界" * 9, "😀🚀" * 9, "กำลังไปที่นี่" * 9, "e\u0301x" * 40])
+@pytest.mark.parametrize(
+    "text", ["你好世界" * 9, "😀🚀" * 9, "กำลังไปที่นี่" * 9, "e\u0301x" * 40, "^`´" * 20]
+)
 @pytest.mark.parametrize("max_tokens", [10, 13, 40])
 def test_a_long_sentence_is_never_cut_within_a_character(bytes_alone, text, max_tokens):
     pieces = split_line(bytes_alone, text, max_tokens)

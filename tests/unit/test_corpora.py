@@ -152,6 +152,7 @@ def test_quotes_around_a_cell_stay_if_they_are_text(tmp_path):
     quotation, plain = ('"Komm her!"', "Come here!"), ("Ja", "Yes")
     assert written(("de", "en"), quotation, plain) == [quotation, plain]
     assert written(("fr", "es"), plain) == written(("French", "Spanish"), plain) == [plain]
+    assert written(("no", "no"), plain) == [("no", "no"), plain]
     assert written(quotation, plain) == [quotation, plain]
     assert written(quotation, ("Ja", '"Yes"')) == [quotation, ("Ja", '"Yes"')]
     assert written(('"de"', "en"), quotation, ('"Ja"', "Yes")) == [

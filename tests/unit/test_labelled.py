@@ -20,6 +20,7 @@ from support.classification.images import ImageTransform, read_image
 from support.classification.labelled import find_labelled
 from support.common.errors import UserError
 from support.corpora import download, phrasebook
+from support.corpora.class_folders import find_class_folders
 from support.corpora.download import sha256
 from support.corpora.pairs import find_corpus
 from support.corpora.task_type import task_type
@@ -733,6 +734,26 @@ def test_the_name_of_a_part_may_go_on(tmp_path, train, test):
     assert read(corpus, "test") == [("?", "cat")]
 
 
+@pytest.mark.parametrize(
+    ("files", "parts"),
+    [
+        (
+            ["my-train/cat/1", "my-train/dog/1", "my-test/cat/1", "train-info/1"],
+            ["test", "train"],
+        ),
+        (["my-train/cat/1", "my-test/cat/1", "train-old/cat/1"], ["test", "train"]),
+        (["train/cat/1", "my-val/cat/1", "val-notes/a.json"], ["train", "valid"]),
+        (["train/cat/1", "train/dog/1", "test-results/run1/1"], ["train"]),
+        (["train/cat/1", "test/cat/1", "dev-kit/data/1"], ["test", "train"]),
+        (["car/1", "plane/1", "train-station/1", "train-station/night/1"], ["train"]),
+        (["train.de", "train.en", "test-results/run1/1"], []),
+    ],
+)
+def test_other_folders_are_no_parts(tmp_path, files, parts):
+    write_tree(tmp_path, dict.fromkeys(files, "x"))
+    assert sorted(find_class_folders(tmp_path)) == parts
+
+
 def test_a_class_called_unsup_is_left_out_beside_those_of_imdb_alone(tmp_path):
     files = {"sup/1.txt": "s", "unsup/1.txt": "u"}
     assert len(read(find_labelled(str(write_tree(tmp_path / "own", files))))) == 2
@@ -740,6 +761,10 @@ def test_a_class_called_unsup_is_left_out_beside_those_of_imdb_alone(tmp_path):
     corpus = find_labelled(str(write_tree(tmp_path / "imdb", files)))
     assert len(read(corpus)) == 2
     assert corpus.left_out_line().endswith("left out: 1 in unsup/")
+    (tmp_path / "imdb" / "unsup" / "1.txt").unlink()
+    (tmp_path / "imdb" / "unsup").rmdir()
+    (tmp_path / "imdb" / "unsup").symlink_to("pos")
+    assert len(read(find_labelled(str(tmp_path / "imdb")))) == 2
 
 
 def test_a_link_to_nothing_and_a_folder_called_like_an_image_are_counted(tmp_path):
