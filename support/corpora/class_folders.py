@@ -107,9 +107,10 @@ def find_examples(folder: Path) -> tuple[str, list[Path], Counter[str]]:
 def find_class_folders(folder: Path) -> dict[str, Path]:
     """Returns the folder of each part that has a folder for each class.
 
-    The parts are folders named train, valid and test, or SOMETHING-train and so on. Without
-    them the folder itself is the training set, but if it has train.de and train.en, too, it
-    is a corpus to translate. Raises UserError for a test set that is no class folder.
+    The parts are folders named train, valid and test, or SOMETHING-train and so on, or those
+    of `find_numbered_parts`. Without them the folder itself is the training set, but if it has
+    train.de and train.en, too, it is a corpus to translate. Raises UserError for a test set
+    that is no class folder.
     """
     parts: dict[str, Path] = {}
     for part, names in PARTS.items():
@@ -136,7 +137,7 @@ def find_class_folders(folder: Path) -> dict[str, Path]:
 def files_beside(folder: Path, parts: Iterable[Path]) -> Counter[str]:
     """Returns how many files are in other folders than the parts of a corpus, by folder."""
     others = [inner for inner in inner_folders(folder) if inner not in parts]
-    return Counter({f"in {inner.name}/": len(list(endings_in(inner))) for inner in others})
+    return +Counter({f"in {inner.name}/": len(list(endings_in(inner))) for inner in others})
 
 
 def find_part(folder: Path, name: str) -> Path | None:

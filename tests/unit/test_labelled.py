@@ -722,6 +722,7 @@ def test_files_beside_the_parts_are_counted(tmp_path):
 def test_whole_folders_of_classes_beside_the_parts_are_counted(tmp_path):
     parts = ("train", "val", "dev", "eval")
     files = {f"{part}/{name}/1.txt": name for part in parts for name in ("cat", "dog")}
+    (tmp_path / "empty").mkdir()
     corpus = find_labelled(str(write_tree(tmp_path, files)))
     assert corpus.left_out_line().endswith("left out: 2 in dev/, 2 in eval/")
 
