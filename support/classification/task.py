@@ -288,17 +288,12 @@ class Classification:
         return compute_metrics(self.confusion) | {"loss": float(nll) / len(examples)}
 
     def report(
-        self,
-        model: nn.Module,
-        data_rank: int,
-        data_size: int,
-        folder: Path,
-        valid: dict[str, float],
+        self, model: nn.Module, data_rank: int, data_size: int, valid: dict[str, float]
     ) -> tuple[dict[str, Any], str]:
         """Scores the test set, or without one the validation set.
 
-        Writes predictions.csv to `folder`; texts, and images of IDX files, are numbered from
-        0 in the order of the part. Returns entries for summary.json and text to show.
+        Writes predictions.csv to the run's folder; texts, and images of IDX files, are numbered
+        from 0 in the order of the part. Returns entries for summary.json and text to show.
         """
         part = "test" if "test" in self.meta["parts"] else "valid"
         metrics = valid
@@ -307,7 +302,7 @@ class Classification:
         if dist.get_rank() > 0:
             return {}, ""
         labels = self.part(part).labels
-        self.write_predictions(folder / "predictions.csv", part)
+        self.write_predictions(Path(self.args.folder) / "predictions.csv", part)
         summary = {
             **{f"{part}_{name}": round(value, 6) for name, value in metrics.items()},
             "classes": self.classes,

@@ -11,15 +11,17 @@ from typing import NoReturn
 
 from support.common.streams import ignore_lost_stdout, prepare_streams
 
+MAX_LENGTH = 200  # characters of another program's message
+
 
 class UserError(Exception):
     """The user's input cannot be used; the message says in one line what is wrong."""
 
 
-def first_line(problem: BaseException, max_length: int = 200) -> str:
+def first_line(problem: BaseException) -> str:
     """Returns the first line of an exception's message, or its type if it has no message."""
     lines = str(problem).strip().splitlines() or [type(problem).__name__]
-    return lines[0][:max_length]
+    return lines[0][:MAX_LENGTH]
 
 
 @contextmanager

@@ -124,7 +124,7 @@ def finish(run, model: nn.Module) -> None:
     best, valid = choose_weights(run, model)
     if run.writes:
         (run.folder / "best.pt").touch()  # translate.py takes the newest
-    test_metrics, text = run.task.report(model, run.data_rank, run.data_size, run.folder, valid)
+    test_metrics, text = run.task.report(model, run.data_rank, run.data_size, valid)
     memory = all_gather_objects(peak_memory())
     if not run.writes:
         return

@@ -63,18 +63,13 @@ class Task(Protocol):
         """
 
     def report(
-        self,
-        model: nn.Module,
-        data_rank: int,
-        data_size: int,
-        folder: Path,
-        valid: dict[str, float],
+        self, model: nn.Module, data_rank: int, data_size: int, valid: dict[str, float]
     ) -> tuple[dict[str, Any], str]:
         """Scores the test set, or the validation set if there is no other. A collective.
 
         valid: the metrics of the validation set, whose final evaluation was the last one.
         Returns entries of summary.json, among them `test_NAME` for each metric, and text to
-        show. Only what rank 0 returns is used. It may write files to `folder`.
+        show. Only what rank 0 returns is used. It may write files to the run's folder.
         """
 
     def saved(self) -> dict[str, Any]:

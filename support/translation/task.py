@@ -196,17 +196,12 @@ class Translation:
         self.translations = dict(zip(lines, best))
 
     def report(
-        self,
-        model: nn.Module,
-        data_rank: int,
-        data_size: int,
-        folder: Path,
-        valid: dict[str, float],
+        self, model: nn.Module, data_rank: int, data_size: int, valid: dict[str, float]
     ) -> tuple[dict[str, Any], str]:
         """Scores the test set, or without one the validation set, as translate.py translates.
 
-        Writes translations.txt to `folder`. The line of a pair that is not scored is empty
-        there. Returns entries for summary.json and text to show.
+        Writes translations.txt to the run's folder. The line of a pair that is not scored is
+        empty there. Returns entries for summary.json and text to show.
         """
         part = "test" if (self.folder / "test.src.txt").is_file() else "valid"
         metrics = valid
@@ -218,7 +213,7 @@ class Translation:
             return {}, ""
         count = len(read_text(self.folder, part, "src"))
         text = "".join(self.translations.get(i, "") + "\n" for i in range(count))
-        write_text(folder / "translations.txt", text)
+        write_text(Path(self.args.folder) / "translations.txt", text)
         scored = self.scored_lines(part)
         text = (
             f"BLEU {self.bleu_score.value:.1f}, chrF {self.chrf_score.value:.1f} "

@@ -15,6 +15,7 @@ from support.common.errors import UserError, require, run_main
 from support.common.hardware import check_compiler
 from support.distributed.launch import check_environment
 from support.distributed.rendezvous import check_interface
+from support.training import throughput
 from support.training.command_line import CommandLine
 from support.training.settings import CpuSettings, FsdpSettings
 
@@ -147,6 +148,14 @@ def test_a_full_disk_leaves_no_part_of_a_file(tmp_path, monkeypatch):
     with pytest.raises(OSError):
         files.write_text(tmp_path / "a.json", "x")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", ["null", "[1]", '{"a"'])
+def test_damaged_measured_speeds_are_ignored(tmp_path, monkeypatch, content):
+    (tmp_path / "matrix_rates.json").write_text(content)
+    monkeypatch.setattr(throughput, "broadcast_object", lambda mine: mine)
+    args = CpuSettings(hardware_tflops=2.0)
+    assert throughput.peak_rate(args, rank=0, world_size=3, cache=tmp_path) == 6e12
 
 
 def test_a_user_without_a_home(monkeypatch):
