@@ -3,7 +3,7 @@
     model = Transformer(ModelConfig(vocab_size=8000))
     initialize(model, seed=1)
     loss, nll = model(src, tgt_in, tgt_out, token_indices)  # sums over the target's tokens
-    ids = model.greedy(src)                                 # translations, as token ids
+    ids = model.eval().greedy(src)                          # translations, as token ids
 
 Section numbers are those of the paper, https://arxiv.org/abs/1706.03762. Comments give shapes:
 batch, src and tgt (lengths in tokens), heads, d_model, d_head = d_model / heads.
@@ -292,9 +292,9 @@ class Transformer(nn.Module):
     def greedy(self, src: Tensor) -> Tensor:
         """Returns translations, taking the most likely next token each time.
 
-        src: (batch, src) ids. Returns (batch, tgt) ids, padded after eos, without bos.
-        Training and translate.py use beam search instead, which caches earlier positions:
-        support/translation/beam.py.
+        src: (batch, src) ids. Returns (batch, tgt) ids, padded after eos, without bos. Call
+        `eval()` first, or dropout changes the result. Training and translate.py use beam search
+        instead, which caches earlier positions: support/translation/beam.py.
         """
         memory, memory_mask = self.encode(src)
         ids = torch.full((len(src), 1), self.config.bos, device=src.device)
