@@ -31,9 +31,10 @@ def speed_up(
     recompute: bool = False,
     compiled: bool = False,
 ) -> Model:
-    """Replaces parts of `model` by faster ones that compute the same, and returns it.
+    """Replaces parts of `model` by faster ones, and returns it.
 
-    On a GPU under autocast, the layers also round the residual stream, as they do with FSDP.
+    In fp32 they compute the same, up to rounding and the random numbers of dropout. Under
+    autocast they also round the residual stream, as FSDP does.
 
     device: "cpu" or "cuda", where the model will run; dtype: that of autocast, if it is used;
     recompute: keep only the inputs of each layer for the backward pass, and compute the rest
@@ -185,6 +186,8 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     keys = mask.shape[-1]
     padded = keys + -keys % 8  # a kernel of the GPU would otherwise pad it, in each layer
     shape = (*mask.shape[:-1], padded)
+    # A kernel gives no weights and no gradients, not NaN, to a row that is minus infinity, as
+    # of a rank without sentences. A very low number would give it wrong gradients.
     scores = torch.full(shape, -math.inf, dtype=dtype, device=mask.device)
     return scores[..., :keys].masked_fill_(mask, 0.0)
 
@@ -196,7 +199,8 @@ def cpu_bf16_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     in fp32. It pads the keys to a multiple of 32, a vector of the processor, because softmax
     handles a remainder number by number. It adds the mask, which needs no backward pass.
     """
-    # Never 0: then F.pad returns another layout, which code of torch.compile does not expect.
+    # At least one column: without padding, F.pad returns another layout, which compiled code
+    # does not expect.
     padding = 32 - k.shape[-2] % 32
     k = F.pad(k, (0, 0, 0, padding))  # (batch, heads, src + padding, d_head)
     v = F.pad(v, (0, 0, 0, padding))
@@ -410,8 +414,8 @@ class FusedCrossEntropy(torch.autograd.Function):
     needs only a factor from above, so the forward pass computes it at once, block by block. The
     softmax is in fp32.
 
-    In fp16 it rounds this gradient before `backward` gets the scaled d_loss. The gradient needs
-    no scale, because it is that of a sum: the logits' reaches 1.
+    In fp16 it rounds this gradient before `backward` multiplies it by the scale of the loss. It
+    does not underflow, because it is the gradient of a sum: that of a logit reaches 1.
     """
 
     @staticmethod

@@ -28,8 +28,7 @@ def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
     dist.all_reduce(square)
     norm = square.sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for part in parts:
-        part.mul_(scale)
+    torch._foreach_mul_(parts, scale.to(parts[0].dtype))
     return norm
 
 

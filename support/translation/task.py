@@ -180,6 +180,9 @@ class Translation:
         def new_model() -> Transformer:
             return speed_up(Transformer(self.config), self.args.device).eval()
 
+        dtype = None  # on a CPU it translates in fp32, as translate.py does
+        if self.args.device == "cuda":
+            dtype = autocast_dtype(self.args.precision)
         sources = read_text(self.folder, part, "src")
         lines = [i for i, source in enumerate(sources) if source]
         lines = lines[:: max(1, math.ceil(len(lines) / most))]
@@ -187,7 +190,7 @@ class Translation:
             self.bpe,
             [sources[i] for i in lines],
             self.config.max_length - 1,
-            shared_search(cast(Transformer, gather_model(model, new_model)), beam),
+            shared_search(cast(Transformer, gather_model(model, new_model)), beam, dtype),
             device=self.args.device,
             ranks=dist.get_world_size(),
             quiet=True,
@@ -250,8 +253,13 @@ class Translation:
         }
 
 
-def shared_search(model: Transformer, beam: int) -> Callable[[list], list]:
-    """Returns a search for `translate_lines` in which the ranks take turns: a collective."""
+def shared_search(
+    model: Transformer, beam: int, dtype: torch.dtype | None
+) -> Callable[[list], list]:
+    """Returns a search for `translate_lines` in which the ranks take turns: a collective.
+
+    dtype: that of autocast, if it is used.
+    """
     rank = dist.get_rank()
     ranks = dist.get_world_size()
 
@@ -260,7 +268,9 @@ def shared_search(model: Transformer, beam: int) -> Callable[[list], list]:
         # One batch a rank at a time: --timeout is for one turn, not for the whole part.
         for first in range(0, len(batches), ranks):
             turn = batches[first : first + ranks]
-            own = translate_batch(model, turn[rank], beam) if rank < len(turn) else None
+            own = None
+            if rank < len(turn):
+                own = translate_batch(model, turn[rank], beam, dtype=dtype)
             hypotheses += all_gather_objects(own)[: len(turn)]
         return hypotheses
 

@@ -12,7 +12,7 @@
 | speed | tokens a second and MFU in three sizes, with and without --compile |
 | decoding | sentences a second of translate.py on the GPU and on the CPU |
 | memory | the peak, beside the formula of support/planning/footprint.py |
-| profile | what a step calls; --write keeps its pictures |
+| profile | what three steps call, and which kernels take the time; --write keeps its pictures |
 
 `correctness`, `resume` and `memory` run up to --jobs scripts at once. A section that fails
 prints its error, and the next one follows; the exit status is then 1.
@@ -21,9 +21,11 @@ prints its error, and the next one follows; the exit status is then 1.
 import csv
 import gzip
 import json
+import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -61,8 +63,10 @@ SPEEDS = (("default", 4096), ("base", 25_000), ("large", 25_000))  # size, token
 TINY = {"layers": 1, "d_model": 64, "heads": 2, "d_ff": 128, "vocab_size": 1000}
 SHORT = ["--max-length", "24"]  # an untrained model translates until there
 MODES = ("ddp", "fsdp", "tp1")  # as parity.command names them
+RUN_SECONDS = 240  # after which a run counts as hung
 LOSS_LIMIT = 1e-4  # relative differences of a step in fp32 that rounding explains
 NORM_LIMIT = 1e-3
+MOST_KERNELS = 20  # shown of a profile
 MIB = 2**20
 
 
@@ -85,14 +89,29 @@ class Bench:
         return self.run(parity.command(mode, 1, *flags, device=device))
 
     def run(self, command: list[str]) -> str:
-        """Runs a command in the folder, and returns what it prints. Raises RuntimeError."""
-        done = subprocess.run(
-            command, cwd=self.folder, capture_output=True, text=True, timeout=600
-        )
-        if done.returncode:
-            errors = re.findall(r"^.*(?:Error|error|Unsupported): .*", done.stderr, re.M)
-            raise RuntimeError("\n".join([" ".join(command), *errors[:3]]))
-        return done.stdout
+        """Runs a command in the folder, and returns what it prints.
+
+        Raises RuntimeError, also if it takes longer than RUN_SECONDS.
+        """
+        with subprocess.Popen(
+            command,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=RUN_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # torchrun's workers as well
+                stdout, stderr = process.communicate()
+                stderr += f"\nerror: it took longer than {RUN_SECONDS} s"
+        if process.returncode:
+            errors = re.findall(r"^.*(?:Error|error|Unsupported): .*", stderr, re.M)
+            last_lines = stderr.splitlines()[-3:]
+            raise RuntimeError("\n".join([" ".join(command), *(errors[:3] or last_lines)]))
+        return stdout
 
     def train_all(self, runs: dict[Any, tuple[str, ...]]) -> dict[Any, str]:
         """Runs `train` with each of the arguments, several at once; returns what they print."""
@@ -195,8 +214,9 @@ def speed(bench: Bench) -> Iterator[str]:
     """Times steps of each size, with and without --compile."""
     sizes = SIZES | {"tiny": TINY}
     setups = (("tiny", 256),) if bench.small else SPEEDS
-    steps = "--steps 8 --log-every 1" if bench.small else "--steps 40 --log-every 2"
-    corpus = write_words(bench.folder, pairs=300 if bench.small else 60_000)
+    # For a row of the log the CPU waits for the GPU, so rows are as rare as by default.
+    steps = "--steps 8 --log-every 1" if bench.small else "--steps 80 --log-every 10"
+    corpus = write_words(bench)
     yield header(
         "size", "parameters", "tokens on each side", "--compile", "tokens/s", "MFU", "peak, MiB"
     )
@@ -209,7 +229,7 @@ def speed(bench: Bench) -> Iterator[str]:
         setup = (name, f"{parameters / 1e6:.1f} M", f"{tokens:,}", "yes" if compiled else "no")
         try:
             printed = bench.train("ddp", *flags)
-        except (RuntimeError, subprocess.TimeoutExpired) as problem:
+        except RuntimeError as problem:
             failures.append(str(problem))
             yield row(*setup, "failed", "", "")
             continue
@@ -219,13 +239,13 @@ def speed(bench: Bench) -> Iterator[str]:
         raise RuntimeError("\n".join(failures))
 
 
-def write_words(folder: Path, pairs: int) -> list[str]:
-    """Writes pairs of 8 to 50 words, each word a token of a large vocabulary; returns flags."""
+def write_words(bench: Bench) -> list[str]:
+    """Writes pairs of 8 to 50 words, 1.2 tokens each in a large vocabulary; returns flags."""
     generator = random.Random(0)
     words = ["".join(generator.choices(ascii_lowercase, k=4)) for _ in range(30_000)]
-    corpus = folder / "words"
+    corpus = bench.folder / "words"
     corpus.mkdir()
-    for part, count in (("train", pairs), ("valid", 20)):
+    for part, count in (("train", 300 if bench.small else 60_000), ("valid", 20)):
         lengths = [generator.randint(8, 50) for _ in range(count)]
         for side in ("de", "en"):
             lines = [" ".join(generator.choices(words, k=length)) + "\n" for length in lengths]
@@ -235,7 +255,8 @@ def write_words(folder: Path, pairs: int) -> list[str]:
 
 def decoding(bench: Bench) -> Iterator[str]:
     """Scores a translator on the GPU and on the CPU, greedy and with a beam."""
-    steps, sentences = (20, 20) if bench.small else (600, 10_000)
+    # As many that loading the kernels, about a second, takes little of the time.
+    steps, sentences = (20, 20) if bench.small else (600, 30_000)
     flags = f"--name decoding --steps {steps} --eval-every {steps} --bleu-sentences 0"
     flags += " --average-checkpoints 1"
     shape = [*plan.shape_flags(TINY), *SHORT] if bench.small else []
@@ -293,10 +314,11 @@ def memory(bench: Bench) -> Iterator[str]:
 
 
 def profile(bench: Bench) -> Iterator[str]:
-    """Counts what three recorded steps call, and keeps the pictures."""
-    shape = TINY if bench.small else SIZES["base"]
-    flags = [*parity.write_corpus(bench.folder), *plan.shape_flags(shape)]
-    flags += ["--name", "profile", "--profile", "--steps", "12", *SHORT]
+    """Shows what three recorded steps call and which kernels take longest; keeps pictures."""
+    shape, tokens = (TINY, 256) if bench.small else (SIZES["base"], 25_000)
+    flags = [*write_words(bench), *plan.shape_flags(shape)]
+    flags += ["--batch-tokens", str(tokens), "--bleu-sentences", "0"]
+    flags += ["--name", "profile", "--profile", "--steps", "12"]
     bench.train("ddp", *flags)
     run = bench.folder / "logs" / "profile"
     with gzip.open(run / "trace-rank0.json.gz", "rt") as file:
@@ -308,11 +330,32 @@ def profile(bench: Bench) -> Iterator[str]:
         yield row(kind, str(kinds[kind]))
     for call, number in calls.most_common():
         yield row(f"`{call}`", str(number))
+    yield from kernel_times(events)
     if bench.report:
         bench.report.mkdir(parents=True, exist_ok=True)
         for name in ("step.png", "memory.png"):
             shutil.copy(run / name, bench.report)
         yield "\n![a step](step.png)\n![its memory](memory.png)"
+
+
+def kernel_times(events: list[dict[str, Any]]) -> Iterator[str]:
+    """Yields how much of the time the GPU computes, and its kernels by their time.
+
+    events: of a trace. Without a GPU it yields nothing.
+    """
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    if not kernels:
+        return
+    milliseconds: Counter[str] = Counter()
+    for event in kernels:
+        milliseconds[event["name"][:80]] += event["dur"] / 1000
+    start = min(event["ts"] for event in kernels)
+    end = max(event["ts"] + event["dur"] for event in kernels)
+    busy = milliseconds.total() / (end - start) * 1000
+    yield f"\nKernels run for {busy:.0%} of the {(end - start) / 1000:.1f} ms. The longest:\n"
+    yield header("kernel", "ms", "share")
+    for name, time in milliseconds.most_common(MOST_KERNELS):
+        yield row(f"`{name}`", f"{time:.2f}", f"{time / milliseconds.total():.0%}")
 
 
 SECTIONS: dict[str, Callable[[Bench], Iterator[str]]] = {
