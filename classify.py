@@ -66,8 +66,8 @@ def parse_arguments() -> argparse.Namespace:
     add_action(
         "--score",
         metavar="FILE",
-        help="labelled examples to classify: a .csv, .tsv or .jsonl file, a folder of class "
-        "folders, or valid, test or train for this part of the training corpus",
+        help="labelled examples to classify: a .csv, .tsv, .json or .jsonl file, a folder of "
+        "class folders, or valid, test or train for this part of the training corpus",
     )
     add_action(
         "--export",

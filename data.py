@@ -31,11 +31,11 @@ from support.corpora.held_out import Leakage, hash_pair, hold_out_pairs
 
 PAD, BOS, EOS = 0, 1, 2
 FORMAT = 8  # of the encoded corpus: increase it when the same text is stored differently
-ENCODED_AT_ONCE = 20_000  # pairs, so that a large corpus needs no more memory
+ENCODED_AT_ONCE = 20_000  # pairs, so that memory does not grow with the corpus
 BPE_PAIRS = 1_000_000  # enough to learn a BPE from
 MAX_WORD = 1000  # characters
-# More letters, digits or other characters in a row, as in base64. The time to learn a BPE grows
-# with the square of their number. In Chinese, punctuation divides texts into words.
+# A run of more than MAX_WORD letters, digits or other characters, as in base64. The time to
+# learn a BPE grows with the square of its length. In Chinese, punctuation divides texts.
 LONG_WORD = re.compile(r"[^\W\d_]{N,}|\d{N,}|(?:_|[^\w\s]){N,}".replace("N", str(MAX_WORD + 1)))
 SIDES = ("src", "tgt")
 NFC = normalizers.NFC()  # Unicode can write é in two ways; this makes their bytes equal

@@ -208,8 +208,8 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
         if path.is_dir():
             hint = f"{class_folders.what_is_in(path)}; pass a table itself, as .csv"
         raise UserError(
-            f"{path}: neither a table (.csv, .jsonl, or each line with tabs) nor a folder of "
-            f"class folders; {hint}"
+            f"{path}: neither a table (.csv, .json, .jsonl, or lines with tabs) nor a folder "
+            f"of class folders; {hint}"
         )
     names = [tables.class_name(file.parent.name) for file in files]
     with_examples = {file.parent for file in files}

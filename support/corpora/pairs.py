@@ -154,8 +154,8 @@ def add_part(corpus: Corpus, part: str, source: str, src: str, tgt: str) -> None
         corpus.parts[part] = partial(read_table, path, src, tgt)
     elif path.is_file() and prefix == source:
         raise UserError(
-            f"{source}: neither a table (.csv, .jsonl, or each line with tabs) nor one of two "
-            f"files NAME.{src} and NAME.{tgt} (--src, --tgt); save other tables as .csv"
+            f"{source}: neither a table (.csv, .json, .jsonl, or lines with tabs) nor one of "
+            f"two files NAME.{src} and NAME.{tgt} (--src, --tgt); save other tables as .csv"
         )
     elif src_file or tgt_file:
         raise UserError(f"{prefix}.{tgt if src_file else src}: no such file")

@@ -9,6 +9,7 @@ Both call train(rank, world_size, args) in every process.
 import atexit
 import logging
 import os
+import shlex
 import signal
 import sys
 import time
@@ -194,7 +195,8 @@ def spawn(train: Train, command_line: rendezvous.CommandLine) -> None:
         cores = available_cores()
         if "TORCHELASTIC_RUN_ID" in os.environ:
             raise UserError(
-                f"it starts its own processes, without torchrun: python {' '.join(sys.argv)}"
+                f"this script starts its processes itself; run it without torchrun: "
+                f"python {' '.join(sys.argv)}"
             )
         args = command_line.complete()
         procs = number_of_processes(args, cores)
@@ -309,7 +311,7 @@ def report_failure(problem: Exception, exit_codes: list[int | None], folder: str
             message = f"process {rank} of {len(exit_codes)} was killed (SIGKILL)"
     hint = "there is no checkpoint to resume from"
     if os.path.exists(f"{folder}/last.pt"):
-        hint = f"resume with: python {script_path()} --resume {folder}"
+        hint = f"resume with: python {script_path()} --resume {shlex.quote(folder)}"
     sys.exit(f"error: {message}; {hint}")
 
 
@@ -356,7 +358,7 @@ def check_environment() -> None:
         missing.append("MASTER_ADDR")
     if missing:
         raise UserError(
-            f"start it with torchrun, which sets {', '.join(missing)}: "
+            f"start this script with torchrun, which sets {', '.join(missing)}: "
             f"torchrun --standalone --nproc-per-node 2 {' '.join(sys.argv)}"
         )
     rank, _, world_size, port = (int(os.environ[name]) for name in numbers)

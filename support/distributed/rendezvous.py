@@ -234,7 +234,7 @@ def report_lost_processes(store: dist.Store, rank: int, world_size: int):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if Signals.received:
             sys.exit(128 + Signals.received)
-        lost = []  # do not notice within two seconds that a collective has failed
+        lost = []  # ranks that do not report within two seconds that a collective has failed
         with suppress(dist.DistError):  # the store was lost as well
             store.set(f"noticed/{rank}", "")
             time.sleep(2)

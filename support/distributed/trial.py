@@ -1,4 +1,4 @@
-"""How many epochs fit in --minutes: a trial of some steps, timed and then forgotten, tells."""
+"""Finds how many epochs fit in --minutes, by a short trial that is timed and discarded."""
 
 import contextlib
 import dataclasses
@@ -36,7 +36,7 @@ class Trial:
     epoch_steps: int = 0
     epoch_seconds: float = 0.0  # of the steps of an epoch
     steps_ended: float = 0.0  # when the last step did, by time.perf_counter
-    evaluation_seconds: float = 0.0  # to evaluate and save once
+    evaluation_seconds: float = 0.0  # to evaluate and save once, without what a thread writes
     elapsed: float = 0.0  # seconds since the command was started
 
 

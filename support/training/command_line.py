@@ -3,9 +3,8 @@
     command_line = parse_arguments(__doc__, Settings)  # in every process
     args = command_line.complete()  # in one process, which sends it to the others
 
-The value of a flag is the first of these that there is: the command line's; the --config
-file's; with --resume, the one that the run was started with; the one in the corpus's file in
-configs/; the default.
+A flag takes its value from the first of these that sets it: the command line; the --config
+file; with --resume, the flags of that run; the corpus's file in configs/; its default.
 """
 
 import argparse

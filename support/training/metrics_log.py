@@ -38,8 +38,8 @@ COLUMNS = [
 class MetricsLog:
     """The log of one run, written by rank 0. A resumed run appends to it.
 
-    After a crash, the steps since the checkpoint are repeated with the same values: TensorBoard
-    drops the first ones, W&B the second.
+    After a crash, the steps since the checkpoint are repeated and give the same values.
+    TensorBoard keeps the repeated ones, W&B the first ones.
     """
 
     def __init__(

@@ -37,8 +37,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def parameter_groups(model: nn.Module, args: Settings) -> list[dict]:
     """Returns the weights that learn, as the optimizer takes them, by scale and weight decay.
 
-    What has one dimension, biases and norms, never decays. --head-lr sets the rate of a
-    classifier's head.
+    Parameters of one dimension, the biases and the weights of norms, have no weight decay.
+    --head-lr sets the rate of a classifier's head.
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():

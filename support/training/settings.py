@@ -51,7 +51,7 @@ def flag(
 
 
 TRANSLATE, CLASSIFY = "translation", "classification"
-# Of a flag that is for one start on one machine: neither --resume nor --config takes it over.
+# For flags of one start on one machine: neither --resume nor --config takes them over.
 ONCE: dict[str, Any] = {"remembered": False, "copied": False}
 
 # `heading` is that of the flags in --help. A class without its own has that of its base class.
@@ -65,9 +65,9 @@ class CorpusSettings:
 
     data: str = flag(
         "phrasebook",
-        "corpus to translate: phrasebook, multi30k, a folder, a PREFIX, a table (.csv, .jsonl, "
-        "or lines with tabs) or a .zip; to classify: agnews, amazon-polarity, fashion-mnist, "
-        "imdb, kinds, class folders, or a table with --label",
+        "corpus to translate: phrasebook, multi30k, a folder, a PREFIX, a table (.csv, .json, "
+        ".jsonl, or lines with tabs) or a .zip; to classify: agnews, amazon-polarity, "
+        "fashion-mnist, imdb, kinds, class folders, or a table with --label",
         changeable=True,  # the corpus may have moved; its content may not have changed
     )
     valid: str = flag(
@@ -292,8 +292,8 @@ class Settings(RunSettings, SpeedSettings, OptimizerSettings, ModelSettings, Cor
     growth: int = 1  # how many times as large they are then
     trial: Trial | None = None  # if the run is the trial of --minutes
 
-    # Flags of single scripts, whose classes replace these values. Without a type they are no
-    # fields, and so no flags here.
+    # Flags that only some scripts have: the classes of these scripts override the values. A
+    # class attribute without a type is not a field of the dataclass, and so not a flag.
     sharded = False
     replicas = 1
     tensor = 1

@@ -3,6 +3,7 @@
 import csv
 import math
 import os
+import shlex
 import statistics
 import time
 from pathlib import Path
@@ -223,7 +224,7 @@ def how_to_resume(run, step: int) -> str:
     script = script_path()
     return (
         f"stopped and saved at step {step}; resume with: "
-        f"{command} {script} --resume {run.folder}{flags}"
+        f"{command} {script} --resume {shlex.quote(str(run.folder))}{flags}"
     )
 
 
@@ -243,5 +244,7 @@ def print_benchmark(run) -> None:
 
 
 def clock(seconds: float) -> str:
-    """Returns 90 seconds as 1:30."""
-    return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
+    """Returns 90 seconds as 1:30, and 3,690 as 1:01:30."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

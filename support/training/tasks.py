@@ -29,8 +29,8 @@ class Task(Protocol):
     """What is trained, on which data, and how it is evaluated."""
 
     weights: dict[str, Tensor] | None  # pretrained weights to begin with, by name
-    # Of an evaluation; for all of them higher is better. The first selects the best weights,
-    # and among equal ones the loss; without metrics the loss selects them.
+    # The metrics of an evaluation, for all of which higher is better. The first one selects the
+    # best weights, and the loss decides between equal ones. Without metrics the loss selects.
     metrics: tuple[str, ...]
     unit: str  # what the corpus's examples are, such as "pairs" or "images"
     speed_unit: str  # what tokens_per_second counts
@@ -58,8 +58,8 @@ class Task(Protocol):
         """Returns "loss", the nll per target, and the metrics of "valid" or "test".
 
         A collective; all ranks get the same. It computes no gradients, and leaves the model in
-        training mode. data_rank, data_size: see `evaluation_batches` in data.py. final: as at
-        the end of the run.
+        training mode, unless a loss that is not finite ends the run. data_rank, data_size: see
+        `evaluation_batches` in data.py. final: as at the end of the run.
         """
 
     def report(

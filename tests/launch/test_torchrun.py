@@ -133,7 +133,9 @@ def test_half_of_torchruns_environment_is_not_enough(monkeypatch, capfd, given, 
         torchrun(None, None)
     assert ended.value.code == 2
     error = capfd.readouterr().err
-    assert error.startswith(f"error: start it with torchrun, which sets {missing}: torchrun ")
+    assert error.startswith(
+        f"error: start this script with torchrun, which sets {missing}: torchrun "
+    )
     assert error.count("\n") == 1
 
 

@@ -150,6 +150,15 @@ def test_a_trial_ends_when_its_time_is_over(monkeypatch):
         assert run.last_step == last
 
 
+def test_a_clock_has_hours_if_there_are_any():
+    assert [summary.clock(s) for s in (5, 90.9, 3690, 97_203)] == [
+        "0:05",
+        "1:30",
+        "1:01:30",
+        "27:00:03",
+    ]
+
+
 def test_a_forecast_counts_what_remains():
     task = SimpleNamespace(step_size=lambda step: StepSize(8, 100 + step % 2, 0.0))
     throughput = SimpleNamespace(speeds=[1.0, 100.5])

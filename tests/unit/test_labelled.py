@@ -363,7 +363,7 @@ def test_what_is_no_text_is_no_table(tmp_path):
     )
     answer = refusal(find_labelled, str(tmp_path / "a.parquet"), label="label")
     assert "neither a table" in answer and "save other tables as .csv" in answer
-    assert "not UTF-8; convert it: iconv" in refusal(
+    assert "not UTF-8; convert it by iconv" in refusal(
         read_all, tmp_path / "b.txt", label="1", text="2"
     )
 
@@ -881,7 +881,7 @@ def test_texts_in_other_encodings_are_refused(tmp_path, encoding, text):
     write_tree(tmp_path, {"all/a/1.txt": text.encode(encoding), "all/b/1.txt": "Gut."})
     corpus = find_labelled(f"{tmp_path}/all")
     assert corpus.class_counts == {"a": 1, "b": 1}  # without reading them
-    assert "all/a/1.txt: not UTF-8; convert it: iconv" in refusal(read, corpus)
+    assert "all/a/1.txt: not UTF-8; convert it by iconv" in refusal(read, corpus)
     write_tree(tmp_path, {f"all/b/{i}.txt": "Gut." for i in range(2, 101)})
     assert len(read(find_labelled(f"{tmp_path}/all"))) == 101
 
