@@ -511,9 +511,9 @@ from support.training.settings import FsdpSettings, Settings
 from support.distributed.launch import torchrun
 from train_fsdp import train
 translate_batch = translation.translate_batch
-def slowly(*args):
+def slowly(*args, **kwargs):
     time.sleep(2.2)
-    return translate_batch(*args)
+    return translate_batch(*args, **kwargs)
 lines.MAX_SENTENCES["cpu"] = 5                             # 6 batches of a rank's 30 sentences
 translation.translate_batch = slowly
 torchrun(train, parse_arguments("", FsdpSettings))
