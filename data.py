@@ -35,7 +35,7 @@ ENCODED_AT_ONCE = 20_000  # pairs, so that memory does not grow with the corpus
 BPE_PAIRS = 1_000_000  # enough to learn a BPE from
 MAX_WORD = 1000  # characters
 # A run of more than MAX_WORD letters, digits or other characters, as in base64. The time to
-# learn a BPE grows with the square of its length. In Chinese, punctuation divides texts.
+# learn a BPE grows with the square of its length. In Chinese, punctuation ends a run.
 LONG_WORD = re.compile(r"[^\W\d_]{N,}|\d{N,}|(?:_|[^\w\s]){N,}".replace("N", str(MAX_WORD + 1)))
 SIDES = ("src", "tgt")
 NFC = normalizers.NFC()  # Unicode can write é in two ways; this makes their bytes equal

@@ -1,10 +1,12 @@
 """--device cuda without a GPU: the tensors of two GPUs are kept on the CPU, or on "meta"."""
 
 import json
+import math
 import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import gpu
 import kernels
@@ -17,7 +19,9 @@ from support.classification.classifier import Classifier, ClassifierConfig
 from support.common.errors import UserError
 from support.common.hardware import configure_backends, find_device
 from support.common.kernels import speed_up
+from support.distributed import weights
 from support.distributed.launch import report_full_memory
+from support.translation import task
 from support.translation.beam import Decoder
 
 # Python runs this before a script. It makes a GPU's tensors on the CPU; Gloo replaces NCCL.
@@ -290,3 +294,31 @@ def test_tf32_is_for_products_of_matrices_and_only_if_asked_for():
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", None), ("cuda", torch.bfloat16)])
+def test_an_evaluation_on_a_gpu_translates_in_the_runs_precision(monkeypatch, device, dtype):
+    used = []
+    monkeypatch.setattr(task, "read_text", lambda *_: ["a"])
+    monkeypatch.setattr(weights, "gather_model", lambda model, new_model: model)
+    monkeypatch.setattr(task, "shared_search", lambda model, beam, dtype: used.append(dtype))
+    monkeypatch.setattr(task, "translate_lines", lambda *_, **flags: [[(0.0, "b")]])
+    monkeypatch.setattr(task.dist, "get_world_size", lambda: 1)
+    args = SimpleNamespace(device=device, precision="bf16")
+    translation = SimpleNamespace(args=args, folder=None, bpe=None, config=ModelConfig(10))
+    task.Translation.translate(translation, None, "valid", beam=4, most=math.inf)
+    assert used == [dtype]
+    assert translation.translations == {0: "b"}
+
+
+def test_a_profile_says_how_long_the_kernels_take():
+    events = [
+        {"cat": "kernel", "name": "product", "ts": 0.0, "dur": 600.0},
+        {"cat": "kernel", "name": "sum", "ts": 700.0, "dur": 200.0},
+        {"cat": "kernel", "name": "product", "ts": 900.0, "dur": 100.0},
+        {"cat": "cpu_op", "name": "product", "ts": 0.0, "dur": 5000.0},
+    ]
+    lines = list(gpu.kernel_times(events))
+    assert "90% of the 1.0 ms" in lines[0]
+    assert lines[2:] == ["| `product` | 0.70 | 78% |", "| `sum` | 0.20 | 22% |"]
+    assert not list(gpu.kernel_times(events[3:]))
