@@ -115,15 +115,15 @@ class Predictor:
         self.path = path
         self.device = device
         self.flags = checkpoint["flags"]  # of the run that trained the model
-        self.saved = checkpoint["task"]
+        self.state = checkpoint["task"]
         self.transform = None
         with as_user_error(f"{path}: not a complete checkpoint of a classifier"):
-            self.classes = self.saved["classes"]
-            if self.saved["transform"]:
-                self.transform = ImageTransform(**self.saved["transform"])
+            self.classes = self.state["classes"]
+            if self.state["transform"]:
+                self.transform = ImageTransform(**self.state["transform"])
             else:
-                self.tokenizer = Tokenizer.from_str(self.saved["tokenizer"])
-            self.model = Classifier(ClassifierConfig(**self.saved["config"]), self.transform)
+                self.tokenizer = Tokenizer.from_str(self.state["tokenizer"])
+            self.model = Classifier(ClassifierConfig(**self.state["config"]), self.transform)
             self.model.load_state_dict(checkpoint["model"])
         speed_up(self.model.eval().to(device), device)
         self.modality = "image" if self.transform else "text"
@@ -218,7 +218,7 @@ def find_examples(args: argparse.Namespace, predictor: Predictor) -> tuple[Reade
             f"of {predictor.modality}s"
         )
     if is_part:
-        read = read_part(corpus, args.score, predictor.saved["checksum"])
+        read = read_part(corpus, args.score, predictor.state["checksum"])
         return read, f" of the {args.score} set"
     if corpus.left_out:
         print(corpus.left_out_line(), file=sys.stderr)
@@ -347,7 +347,7 @@ def main() -> None:
     if args.score is not None:
         score(args, predictor)
     elif args.export is not None:
-        export(args.export, predictor.model, predictor.saved)
+        export(args.export, predictor.model, predictor.state)
         print(f"{args.export}: {predictor.path} in the format of transformers")
     elif len(args.examples) > 1:
         classify_files(predictor, args.examples)

@@ -210,7 +210,7 @@ def write_runs(folder, checkpoint: dict, kinds: dict) -> None:
     for age, (name, kind) in enumerate(kinds.items()):
         path = folder / "logs" / name / "best.pt"
         path.parent.mkdir(parents=True)
-        torch.save(checkpoint | {"task": checkpoint["task"] | {"kind": kind}}, path)
+        torch.save(checkpoint | {"task": checkpoint["task"] | {"type": kind}}, path)
         os.utime(path, (1e9 - age, 1e9 - age))
 
 

@@ -53,15 +53,15 @@ class Classification:
 
         See support/pretrained/load.py for them.
         """
-        saved = args.saved
+        state = args.task_state
         self.args = args
         self.weights: dict[str, Tensor] | None = None
         self.summary_of_weights = ""
         tokenizer = ""
         transform = None
-        if saved:
-            tokenizer = saved["tokenizer"]
-            transform = ImageTransform(**saved["transform"]) if saved["transform"] else None
+        if state:
+            tokenizer = state["tokenizer"]
+            transform = ImageTransform(**state["transform"]) if state["transform"] else None
         elif pretrained:
             tokenizer = pretrained.tokenizer
             transform = pretrained.transform
@@ -70,9 +70,9 @@ class Classification:
         corpus = find_labelled(
             args.data, args.valid, args.test, args.text, args.label, args.image_size, transform
         )
-        self.encode(corpus, tokenizer, saved)
-        if saved:
-            self.config = ClassifierConfig(**saved["config"])
+        self.encode(corpus, tokenizer, state)
+        if state:
+            self.config = ClassifierConfig(**state["config"])
         elif pretrained:
             adapted = adapt(pretrained, args, corpus.name, self.classes, self.tokenizer)
             self.config, self.weights, self.summary_of_weights = adapted
@@ -103,10 +103,10 @@ class Classification:
             token_dropout=args.token_dropout,
         )
 
-    def encode(self, corpus: Labelled, tokenizer: str, saved: dict[str, Any] | None) -> None:
+    def encode(self, corpus: Labelled, tokenizer: str, state: dict[str, Any] | None) -> None:
         """Encodes the corpus on disk, or finds it there, and keeps what describes it.
 
-        saved: of the run that is resumed. Raises UserError for another corpus than that run's,
+        state: of the run that is resumed. Raises UserError for another corpus than that run's,
         and for flags of another modality.
         """
         args = self.args
@@ -114,8 +114,8 @@ class Classification:
         self.checksum = corpus.checksum()
         self.left_out_line = corpus.left_out_line()
         self.transform = corpus.transform if corpus.modality == "image" else None
-        if saved:
-            check_corpus(self.checksum, saved, args.data, args.folder)
+        if state:
+            check_corpus(self.checksum, state, args.data, args.folder)
         else:
             self.check_flags()
         text_flags = (args.max_length, args.vocab_size, args.tokenizer)
@@ -220,7 +220,7 @@ class Classification:
                 )
         lines += warnings_of_parts(self.meta["parts"], "examples", self.unit)
         lines += filter(None, [self.left_out_line, self.summary_of_weights])
-        is_new = not (self.args.pretrained or self.args.saved)
+        is_new = not (self.args.pretrained or self.args.task_state)
         if is_new and self.meta["parts"]["train"]["examples"] <= FEW_EXAMPLES:
             lines.append(
                 f"few {self.unit}: pretrained weights would do better, such as "
@@ -330,10 +330,10 @@ class Classification:
                 line = [row, self.classes[label], self.classes[values.argmax()]]
                 writer.writerow([*line, *(f"{value:.6f}" for value in values)])
 
-    def saved(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Returns what classify.py and a resumed run need besides the weights."""
         return {
-            "kind": "classification",
+            "type": "classification",
             "config": asdict(self.config),
             "classes": self.classes,
             "tokenizer": self.tokenizer,

@@ -33,7 +33,7 @@ from support.common.errors import UserError, as_user_error, first_line
 from support.common.files import replace, sync, sync_folder
 from support.common.paths import LOGS, script_path
 
-FORMAT = 2  # increase it when a field, a weight's rows, or what model.py computes changes
+FORMAT = 3  # increase it when a field, a weight's rows, or what model.py computes changes
 CAN_MAP = sys.platform != "win32"  # where a file cannot be replaced while it is mapped
 SCRIPTS = {"translation": "translate.py", "classification": "classify.py"}  # by task type
 
@@ -148,11 +148,11 @@ def find_checkpoint(path: Path | None, task_type: str) -> tuple[Path, dict]:
     checkpoint = load(path)
     if "sharded" in checkpoint:
         raise UserError(f"{path}: its weights are sharded; use best.pt in the same folder")
-    saved_type = checkpoint["task"]["kind"]
-    if saved_type != task_type:
+    its_type = checkpoint["task"]["type"]
+    if its_type != task_type:
         raise UserError(
             f"{path}: not a model for {task_type}; "
-            f"use python {script_path(SCRIPTS[saved_type])} --checkpoint {path}"
+            f"use python {script_path(SCRIPTS[its_type])} --checkpoint {path}"
         )
     return path, checkpoint
 
@@ -161,7 +161,7 @@ def newest_checkpoint(task_type: str) -> tuple[Path, dict]:
     """Returns best.pt of the newest run of that type under logs/, and its content."""
     for path in sorted(find_all("best.pt"), key=os.path.getmtime, reverse=True):
         checkpoint = load(path)
-        if checkpoint["task"]["kind"] == task_type:
+        if checkpoint["task"]["type"] == task_type:
             return path, checkpoint
     command = f"python {script_path('train_cpu.py')}"
     if task_type == "classification":
@@ -209,13 +209,13 @@ def load_run(folder: Path, sharded: bool) -> dict:
     return checkpoint
 
 
-def check_corpus(checksum: str, saved: dict, data: str, folder: str) -> None:
+def check_corpus(checksum: str, state: dict, data: str, folder: str) -> None:
     """Raises UserError unless a resumed run has the corpus that it was started with.
 
-    checksum: of the corpus that --data and other flags name now; saved: what the checkpoint
-    holds of the task; folder: of the run.
+    checksum: of the corpus that --data and other flags name now; state: of the task, from the
+    checkpoint; folder: of the run.
     """
-    if saved["checksum"] != checksum:
+    if state["checksum"] != checksum:
         raise UserError(
             f"--data {data}: {folder} was started with another corpus (--data, --valid, "
             f"--test) or by an earlier version of the scripts, or the corpus has changed "

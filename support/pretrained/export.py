@@ -14,14 +14,14 @@ from support.pretrained.families import FAMILIES, exportable_family, to_file_ten
 from support.pretrained.hf_files import write_preprocessor, write_tokenizer
 
 
-def export(folder: Path, model: Classifier, saved: dict[str, Any]) -> None:
+def export(folder: Path, model: Classifier, state: dict[str, Any]) -> None:
     """Writes a folder that transformers opens, with the same logits and class names.
 
-    saved: what the task saved. Raises UserError if no class of transformers computes the model.
+    state: of the task. Raises UserError if no class of transformers computes the model.
     From texts that are too long, transformers cuts the end, and classify.py the middle.
     """
     config = model.config
-    classes = saved["classes"]
+    classes = state["classes"]
     family = exportable_family(config)
     if not family:
         raise UserError(
@@ -51,6 +51,6 @@ def export(folder: Path, model: Classifier, saved: dict[str, Any]) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     write_json(folder / "config.json", entries)
     if config.patch:
-        write_preprocessor(folder, ImageTransform(**saved["transform"]))
+        write_preprocessor(folder, ImageTransform(**state["transform"]))
     else:
-        write_tokenizer(folder, saved["tokenizer"], config)
+        write_tokenizer(folder, state["tokenizer"], config)

@@ -79,7 +79,7 @@ class CommandLine:
         if checkpoint:
             refuse_changes(self.settings_class, requested, checkpoint["flags"], folder)
         args = self.settings_class(**flags)
-        args.saved = checkpoint["task"] if checkpoint else None
+        args.task_state = checkpoint["task"] if checkpoint else None
         args.base_config = config
         settle(args)
         if checkpoint:

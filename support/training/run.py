@@ -132,14 +132,14 @@ class Run:
         own shard. scaler: what scales the loss in fp16. Raises UserError if the ranks have
         different data.
         """
-        content = json.dumps(self.task.saved(), sort_keys=True)
+        content = json.dumps(self.task.state(), sort_keys=True)
         check_same_data(hashlib.sha256(content.encode()).hexdigest()[:12])
         if self.writes:
-            self.lock = lock_folder(self.folder, is_new=not self.args.saved)
+            self.lock = lock_folder(self.folder, is_new=not self.args.task_state)
         if scaler:
             self.scaler = scaler
         step = 0
-        if self.args.saved:
+        if self.args.task_state:
             step = self.restore_checkpoint(model, optimizer)
             if self.progress.scaler and self.scaler.is_enabled():  # then and now in fp16
                 self.scaler.load_state_dict(self.progress.scaler)
@@ -172,21 +172,21 @@ class Run:
         """Restores last.pt in all ranks, and returns its step."""
         from support.distributed import weights
 
-        saved = None
+        loaded = None
         beginning = None  # in the other ranks, to which rank 0 sends it
         if self.rank == 0:
-            saved = checkpoint.load(self.folder / "last.pt")
-            step = saved["step"]
+            loaded = checkpoint.load(self.folder / "last.pt")
+            step = loaded["step"]
             if step > self.last_step:
                 raise UserError(
                     f"{self.folder} is at step {step} already: raise --steps or --epochs"
                 )
-            progress = saved["progress"] | self.find_best(step)
-            shards = str(self.folder / saved["sharded"]) if "sharded" in saved else ""
+            progress = loaded["progress"] | self.find_best(step)
+            shards = str(self.folder / loaded["sharded"]) if "sharded" in loaded else ""
             beginning = (step, progress, shards)
         step, progress, shards = broadcast_object(beginning)
         self.progress = Progress(**progress)
-        weights.restore(model, optimizer, saved, shards)
+        weights.restore(model, optimizer, loaded, shards)
         self.stop_if_patience_is_over(step)
         return step
 
@@ -460,7 +460,7 @@ class Run:
         return {
             "step": step,
             "model": model_state,
-            "task": self.task.saved(),
+            "task": self.task.state(),
             "flags": self.args.flags(),
             "progress": dataclasses.asdict(self.progress),
         }

@@ -285,7 +285,7 @@ class Settings(RunSettings, SpeedSettings, OptimizerSettings, ModelSettings, Cor
     SCALES_LOSS: ClassVar[bool] = True  # whether the script can train in fp16
 
     folder: str = ""  # of the run; none with --benchmark
-    saved: dict | None = None  # what the task left in the checkpoint that the run resumes from
+    task_state: dict | None = None  # Task.state() of the checkpoint that the run resumes from
     base_config: str = ""  # the file in configs/ that the run began with
     threads: int = 1  # of this process
     gpu_rate: float = 0.0  # FLOP/s of all GPUs together, if steps may be enlarged for them

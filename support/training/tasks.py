@@ -72,7 +72,7 @@ class Task(Protocol):
         show. Only what rank 0 returns is used. It may write files to the run's folder.
         """
 
-    def saved(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Returns what the checkpoint holds of the task: numbers and text, as in JSON."""
 
 
@@ -103,15 +103,16 @@ def make_task(args: Settings) -> Task:
     """Returns the task that the flags ask for, with its data prepared. Raises UserError."""
     from support.corpora.task_type import task_type
 
-    task_name = args.saved["kind"] if args.saved else task_type(args.data, args.label)
-    if task_name == "translation":
+    state = args.task_state
+    name = state["type"] if state else task_type(args.data, args.label)
+    if name == "translation":
         from support.translation.task import Translation
 
         return Translation(args)
     from support.classification.task import Classification
 
     pretrained = None
-    if args.pretrained and not args.saved:
+    if args.pretrained and not args.task_state:
         from support.pretrained.load import load_pretrained
 
         pretrained = load_pretrained(args.pretrained, image_size=args.image_size)
@@ -166,7 +167,7 @@ def config_for_amount(kind: str, examples: Iterable) -> Path | None:
 
 def check_task(args: Settings) -> None:
     """Raises UserError for flags that the task has no use for, and for an impossible model."""
-    if args.saved:
+    if args.task_state:
         return
     from support.corpora.task_type import task_type
 

@@ -1,6 +1,5 @@
 """A plot of what each word of a translation attends to: translate.py --attention."""
 
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from data import BOS, BPE, EOS
-from model import Attention, Transformer
+from model import Transformer, scaled_dot_product
 from support.common.errors import UserError
 from support.common.figures import new_figure
 from support.common.text_table import text_width
@@ -68,18 +67,19 @@ def alignment(model: Transformer, src: Tensor, tgt_in: Tensor) -> Tensor:
     """
     weights = []
 
-    def compute_weights(attention: Attention, inputs: tuple[Tensor, ...], _) -> None:
-        x, source, mask = inputs  # of Attention.forward
-        q = attention.split(attention.query(x))
-        k, _ = attention.split_key_value(attention.key_value(source))
-        scores = (q @ k.transpose(-2, -1)).float() / math.sqrt(q.shape[-1])
-        weights.append(scores.masked_fill(~mask, -math.inf).softmax(-1).mean(1))
+    def record(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        # Attention is weights times values, so with the identity as values it is the weights.
+        identity = torch.eye(k.shape[-2], device=k.device)
+        weights.append(scaled_dot_product(q.float(), k.float(), identity, mask).mean(1))
+        return attend(q, k, v, mask)
 
-    hook = model.decoder[-1].cross_attention.register_forward_hook(compute_weights)
+    last = model.decoder[-1].cross_attention
+    attend = last.attend
+    last.attend = record
     try:
         model.decode(tgt_in, *model.encode(src))
     finally:
-        hook.remove()
+        last.attend = attend
     return weights[0]
 
 

@@ -40,16 +40,16 @@ EXAMPLES_SHOWN = 5  # at most, at the end of a run
 def load_translator(
     path: Path, checkpoint: dict[str, Any]
 ) -> tuple[Transformer, BPE, dict[str, Any]]:
-    """Returns a checkpoint's model, ready to translate, its BPE, and what the task saved.
+    """Returns a checkpoint's model, ready to translate, its BPE, and the state of its task.
 
     path, checkpoint: the file and its content. Raises UserError.
     """
-    saved = checkpoint["task"]
+    state = checkpoint["task"]
     with as_user_error(f"{path}: not a whole checkpoint of a translator"):
-        model = Transformer(ModelConfig(**saved["config"]))
+        model = Transformer(ModelConfig(**state["config"]))
         model.load_state_dict(checkpoint["model"])
-        bpe = BPE(saved["bpe"])
-    return model.eval(), bpe, saved
+        bpe = BPE(state["bpe"])
+    return model.eval(), bpe, state
 
 
 class Translation:
@@ -61,14 +61,14 @@ class Translation:
 
     def __init__(self, args):
         """args: the run's settings."""
-        saved = args.saved
+        state = args.task_state
         self.args = args
         self.weights: dict[str, Tensor] | None = None
         corpus = find_corpus(args.data, args.valid, args.test, args.src, args.tgt)
         self.checksum = corpus.checksum()
-        if saved:
-            check_corpus(self.checksum, saved, args.data, args.folder)
-        bpe = saved["bpe"] if saved else ""
+        if state:
+            check_corpus(self.checksum, state, args.data, args.folder)
+        bpe = state["bpe"] if state else ""
         self.folder = prepare(corpus, CACHE / "encoded", args.vocab_size, args.max_length, bpe)
         self.bpe = BPE(read_tokenizer(self.folder))
         ids = {"vocab_size": self.bpe.vocab_size, "pad": PAD, "bos": BOS, "eos": EOS}
@@ -242,9 +242,9 @@ class Translation:
         }
         return summary, text
 
-    def saved(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         return {
-            "kind": "translation",
+            "type": "translation",
             "config": asdict(self.config),
             "bpe": self.bpe.serialized,
             "src": self.args.src,

@@ -31,7 +31,7 @@ def content(model) -> dict:
     """What a run saves of a small translator."""
     bpe = BPE.train(iter(["Ein Hund läuft."]), 270).serialized
     task = {
-        "kind": "translation",
+        "type": "translation",
         "config": asdict(model.config),
         "bpe": bpe,
         "src": "de",

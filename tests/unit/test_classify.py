@@ -50,7 +50,7 @@ def save(folder, model, kind="classification", flags=None, **saved):
     """Writes folder/best.pt as training does."""
     folder.mkdir(parents=True)
     task = {
-        "kind": kind,
+        "type": kind,
         "config": asdict(model.config),
         "classes": CLASSES,
         "tokenizer": "",
@@ -279,7 +279,7 @@ def test_score_takes_the_examples_that_were_held_out(folder, answer, examples, t
     predictor = Predictor(
         *find_checkpoint(folder / "logs" / "texts" / "best.pt", "classification"), "cpu"
     )
-    model, saved = predictor.model, predictor.saved
+    model, saved = predictor.model, predictor.state
     flags = {
         "data": str(folder / "train.csv"),
         "valid": "",

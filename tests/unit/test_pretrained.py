@@ -393,7 +393,7 @@ def saved(model: Classifier) -> dict:
         size=14, crop=12, resample="bicubic", mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7]
     )
     return {
-        "kind": "classification",
+        "type": "classification",
         "config": asdict(model.config),
         "classes": ["no", "yes", 'Übrig, "so"'],
         "tokenizer": "" if model.config.patch else word_pieces(),
