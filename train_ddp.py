@@ -14,10 +14,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad_norm_
 
 from model import initialize
 from support.common.hardware import autocast_dtype
+from support.distributed.clip import clip_gradients
 from support.distributed.launch import rank_0_first, torchrun
 from support.distributed.signals import stop_requested
 from support.training.command_line import parse_arguments
@@ -75,7 +75,7 @@ def train(rank: int, world_size: int, args: Settings) -> None:
 
         # --- Step: each rank updates the weights that it has
         scaler.unscale_(optimizer)  # only --precision fp16 scales the loss
-        norm = clip_grad_norm_(parameters, max_norm)
+        norm = clip_gradients(parameters, max_norm)  # as clip_grad_norm_, more exactly
         set_learning_rate(optimizer, lr)
         scaler.step(optimizer)  # optimizer.step(), unless an fp16 gradient overflowed
         scaler.update()  # halves the scale after an overflow, and sometimes doubles it

@@ -86,7 +86,7 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
             nll += batch_nll
 
         # --- Step: each rank updates the weights that it has
-        norm = clip_gradients(parameters, max_norm)  # of all shards
+        norm = clip_gradients(parameters, max_norm)  # as clip_grad_norm_, more exactly
         set_learning_rate(optimizer, lr)
         optimizer.step()
         optimizer.zero_grad()

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-# What file systems answer that cannot sync a file: some of networks, and FUSE.
-NO_SYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
-LOST = {errno.EIO, errno.ENOSPC, errno.EDQUOT}  # what is written does not reach the disk
+# What is written does not reach the disk. Other errors come from file systems that cannot sync:
+# some of networks, and FUSE.
+LOST = {errno.EIO, errno.ENOSPC, errno.EDQUOT}
 READERS_TIMEOUT = 10  # seconds: how long a reader may keep a file from being replaced
 
 
@@ -40,7 +40,7 @@ def sync(descriptor: int) -> None:
     try:
         os.fsync(descriptor)
     except OSError as problem:
-        if problem.errno not in NO_SYNC:
+        if problem.errno in LOST:
             raise
 
 
@@ -51,10 +51,7 @@ def sync_folder(path: Path) -> None:
     except OSError:  # Windows opens no folders, nor do some file systems
         return
     try:
-        os.fsync(descriptor)
-    except OSError as problem:
-        if problem.errno in LOST:
-            raise
+        sync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -1,9 +1,9 @@
 """Files as they lie on the disk: plain, packed, or in a .zip archive, read in place."""
 
 import gzip
-import lzma
 import zipfile
 import zlib
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -23,8 +23,17 @@ SYSTEM_FILES = (
 )
 BACKUPS = ("~", ".swp")
 # What reading raises. RuntimeError: the archive is encrypted.
-UNREADABLE = (EOFError, zlib.error, OSError, zipfile.BadZipFile, lzma.LZMAError, RuntimeError)
+UNREADABLE: tuple[type[Exception], ...] = (
+    EOFError,
+    zlib.error,
+    OSError,
+    zipfile.BadZipFile,
+    RuntimeError,
+)
+with suppress(ImportError):  # Python was built on a machine without liblzma
+    from lzma import LZMAError
 
+    UNREADABLE += (LZMAError,)
 
 File = Path | zipfile.Path
 

@@ -18,22 +18,13 @@ from typing import Any
 from support.common.errors import UserError
 from support.corpora.archives import UNREADABLE, File, open_bytes, read_bytes, zip_members
 
-JSON = (".jsonl", ".json")  # endings: an object a line, or one list of them
+JSON = (".jsonl", ".ndjson", ".json")  # endings: an object a line, or one list of them
 TABLES = (".tsv", ".csv", *JSON)  # endings; other files are looked into: see `is_table`
 FIRST_BYTES = 1 << 16  # of a file, which tell whether it is a table
 FIRST_LINES = 100  # of a .csv file, which tell its delimiter
-LANGUAGE_CODES = (  # ISO 639-1
-    "aa ab af ak am an ar as av ay az ba be bg bm bn bo br bs ca ce co cr cs cv cy da de "
-    "dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi hr ht hu "
-    "hy ia id ig ii ik io is it iu ja jv ka kg ki kk kl km kn ko kr ks ku kv kw ky la lb "
-    "lg li ln lo lt lu lv mg mi mk ml mn mr ms mt my nb nd ne ng nl nn no nr nv ny oc oj "
-    "om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss "
-    "st su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh "
-    "yi yo za zh zu "
-)
-# Where columns are given by position, the first row is a header if it has only these names.
+# Where columns are given by position, the first row is a header if it has only these names and
+# codes of languages, such as de.
 HEADER = {
-    *LANGUAGE_CODES.split(),
     *("src", "tgt", "source", "target", "deutsch", "englisch"),
     *("german", "english", "french", "spanish", "italian", "portuguese", "dutch", "polish"),
     *("czech", "russian", "ukrainian", "turkish", "arabic", "hindi", "chinese", "japanese"),
@@ -41,6 +32,7 @@ HEADER = {
     *("text", "content", "sentence", "review", "body", "title", "description"),
     *("label", "class", "class index", "category", "topic", "sentiment", "stars", "rating"),
 }
+LANGUAGE_CODE = re.compile("[a-z]{2}")
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such a file begins
 # The first line of some .csv files, for Excel.
 SEPARATOR = re.compile(r'("?)sep=([,;\t|])\1[,;\t|]*\s*', re.IGNORECASE)
@@ -54,17 +46,27 @@ QUOTED = re.compile(r'\A"((?:[^"]|"")*)"\Z')
 def read_lines(path: File) -> Iterator[str]:
     """Yields the lines of a text file (.gz too), without line ends. Raises UserError.
 
-    If it has no line feeds, carriage returns end its lines, as in the Macintosh's format that
-    Excel offers.
+    Two formats that Excel offers are read, too: UTF-16, which it calls Unicode text, and the
+    Macintosh's, without line feeds, where carriage returns end the lines.
     """
     try:
         with open_bytes(path) as file:
             lines = list(islice(file, 1))
-            if lines and b"\r" in lines[0] and not lines[0].endswith(b"\n"):  # the whole file
+            if lines and lines[0].startswith(UTF_16):
+                lines = utf_16_lines(lines[0] + file.read(), str(path))
+            elif lines and b"\r" in lines[0] and not lines[0].endswith(b"\n"):  # the whole file
                 lines = lines[0].removesuffix(b"\r").split(b"\r")
             yield from decode_lines(chain(lines, file), str(path))
     except UNREADABLE as problem:
         raise UserError(f"{path}: cannot be read ({problem})") from problem
+
+
+def utf_16_lines(content: bytes, name: str) -> list[bytes]:
+    """Returns the lines of a file in UTF-16 as UTF-8, with line ends. Raises UserError."""
+    try:
+        return content.decode("utf-16").encode().splitlines(keepends=True)
+    except UnicodeDecodeError as problem:
+        raise UserError(f"{name}: begins like a file in UTF-16, but is damaged") from problem
 
 
 def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
@@ -174,22 +176,16 @@ def read_csv_rows(lines: Iterator[str], name: str) -> Iterator[tuple[int, list[s
     # Carriage returns within a line would end the row.
     lines = (line.replace("\r", " ") + "\n" for line in lines)
     first_lines = list(islice(lines, FIRST_LINES))
-    first_row = 1
-    declared = SEPARATOR.fullmatch(first_lines[0]) if first_lines else None
-    if declared:
-        delimiter = declared[2]
-        del first_lines[0]
-        first_row = 2
-    else:
-        delimiter = find_delimiter(first_lines)
+    declared = SEPARATOR.fullmatch("".join(first_lines[:1]))
+    delimiter = declared[2] if declared else find_delimiter(first_lines)
     rows = csv.reader(chain(first_lines, lines), strict=True, delimiter=delimiter)
     try:
-        for number, row in enumerate(rows, first_row):
-            if any(row):
+        for number, row in enumerate(rows, 1):
+            is_declaration = declared and number == 1
+            if any(row) and not is_declaration:
                 yield number, [cell.replace("\n", " ") for cell in row]
     except csv.Error as problem:
-        line = rows.line_num + first_row - 1  # the reader has not seen the separator's line
-        raise UserError(f"{name}, line {line}: {problem}") from problem
+        raise UserError(f"{name}, line {rows.line_num}: {problem}") from problem
 
 
 def find_delimiter(lines: list[str]) -> str:
@@ -381,8 +377,9 @@ def find_columns(path: File, columns: list[str], header: list[str], flags: str) 
 
 
 def is_header(row: list[str], positions: list[int]) -> bool:
-    """Returns whether the cells at these positions of a row are different names of HEADER."""
+    """Returns whether the cells at these positions of a row are different names of columns."""
     if row == [str(i) for i in range(len(row))]:  # of pandas, for columns without names
         return True
     names = [column_name(row[i]) for i in positions if i < len(row)]
-    return set(names) <= HEADER and len(set(names)) == len(names)
+    are_known = all(name in HEADER or LANGUAGE_CODE.fullmatch(name) for name in names)
+    return are_known and len(set(names)) == len(names)

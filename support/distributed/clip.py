@@ -1,39 +1,49 @@
-"""Clipping the gradients of train_tp.py, whose weights are on different meshes."""
+"""Clipping the gradients by the norm of all of them, in all four training scripts."""
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.linalg import vector_norm
 
 
 def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
-    """Scales the gradients down to max_norm, and returns their norm before. A collective.
+    """Scales the gradients down to max_norm, and returns their norm before, in fp64.
 
-    PyTorch's `clip_grad_norm_` takes DTensors of one mesh only. In train_tp.py the weights that
-    are split have the whole mesh, and the others the data ranks' alone.
+    PyTorch's `clip_grad_norm_` does the same, but its norm depends on how the gradients are
+    sharded, and it takes DTensors of one mesh only. In train_tp.py the weights that are split
+    have the whole mesh, and the others the data ranks' alone. With DTensors it is a collective.
     """
-    parts = []
-    copies = []
-    for parameter in parameters:
-        gradient = parameter.grad
-        if gradient is None:  # the loss does not depend on it
-            continue
-        assert isinstance(gradient, DTensor), "every weight of train_tp.py is a DTensor"
-        parts.append(gradient.to_local())
-        copies.append(count_copies(gradient))
-    norms = torch.stack(torch._foreach_norm(parts)).double()
-    # Not blocking: else the CPU would wait for a GPU in each step.
-    divisors = torch.tensor(copies).to(norms.device, non_blocking=True)
-    square = (norms.square() / divisors).sum()
-    dist.all_reduce(square)
+    gradients: list = [weight.grad for weight in parameters if weight.grad is not None]
+    is_sharded = hasattr(
+        gradients[0], "to_local"
+    )  # a DTensor, whose class takes long to import
+    parts = [each.to_local() for each in gradients] if is_sharded else gradients
+    squares = norms_of(parts).square()
+    if is_sharded:
+        copies = torch.tensor([count_copies(gradient) for gradient in gradients])
+        # Not blocking: else the CPU would wait for a GPU in each step.
+        squares /= copies.to(squares.device, non_blocking=True)
+    square = squares.sum()
+    if is_sharded:
+        dist.all_reduce(square)
     norm = square.sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(parts, scale.to(parts[0].dtype))
     return norm
 
 
-def count_copies(weight: DTensor) -> int:
-    """Returns how many ranks have the same part of a weight."""
+def norms_of(tensors: list[Tensor]) -> Tensor:
+    """Returns the norm of each tensor, (tensors,), in fp64."""
+    if not tensors[0].is_cpu:
+        return torch.stack(torch._foreach_norm(tensors)).double()
+    # On a CPU, PyTorch adds one square after another in fp32: the norm of a whole embedding may
+    # be 1e-4 too small, those of its shards less. Row by row it is exact up to 1e-7.
+    rows = [vector_norm(tensor, dim=-1) for tensor in tensors]
+    return torch.stack([vector_norm(norms, dtype=torch.float64) for norms in rows])
+
+
+def count_copies(weight) -> int:
+    """Returns how many ranks have the same part of a weight, a DTensor."""
     num_parts = 1
     for size, placement in zip(weight.device_mesh.shape, weight.placements):
         if not placement.is_replicate():

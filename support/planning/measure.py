@@ -18,7 +18,6 @@ import psutil
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch.nn.utils import clip_grad_norm_
 
 from model import ModelConfig, Transformer, initialize
 from support.common.errors import UserError
@@ -30,6 +29,7 @@ from support.common.hardware import (
     peak_resident,
 )
 from support.common.kernels import speed_up
+from support.distributed.clip import clip_gradients
 from support.distributed.launch import end_at_once
 from support.distributed.rendezvous import connect, store_on_loopback
 from support.planning.estimate import ADAM_BYTES
@@ -104,7 +104,7 @@ def time_computing(step: TrainingStep) -> Timings:
         (loss / ids.numel()).backward()
 
     def adam() -> None:
-        clip_grad_norm_(model.parameters(), 1.0)
+        clip_gradients(list(model.parameters()), 1.0)
         optimizer.step()
 
     return Timings(

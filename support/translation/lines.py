@@ -9,9 +9,10 @@ support/ctranslate/engine.py each provide one.
 import math
 import re
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable
 from itertools import chain
+
+import regex  # for \X, what a reader sees as one character
 
 from data import BPE
 
@@ -26,9 +27,6 @@ MAX_TOKENS = {"cpu": 4096, "cuda": 32_768}
 # A sentence ends with its marks and what they close. Where marks are also used in numbers and
 # names (3.5, example.org), a space has to follow.
 CLOSING = r"""["'”’»›)\]」』】）》〉]*"""
-VIRAMA = 9  # the combining class of signs that join two letters, as in Devanagari
-SKIN_TONES = "\U0001f3fb\U0001f3ff"  # the lightest and the darkest, after an emoji
-JOINER = "\u200d"  # between the parts of an emoji
 SENTENCE_END = re.compile(rf"[.!?…]+{CLOSING}\s|[。！？｡।॥؟۔։።။។]+{CLOSING}")
 
 
@@ -91,21 +89,12 @@ def halve(bpe: BPE, text: str, max_tokens: int) -> list[Ids]:
         return [ids] if ids else []
     cuts = [i for i, char in enumerate(text) if char.isspace()]
     if not cuts:
-        cuts = [i for i in range(1, len(text)) if not are_one_character(text[i - 1], text[i])]
+        cuts = [character.start() for character in regex.finditer(r"\X", text)][1:]
     if not cuts:
         return [ids[:max_tokens]]
     cut = min(cuts, key=lambda i: abs(i - len(text) // 2))
     halves = text[:cut].strip(), text[cut:].strip()
     return [piece for half in halves for piece in halve(bpe, half, max_tokens)]
-
-
-def are_one_character(before: str, after: str) -> bool:
-    """Returns whether two neighbouring code points are parts of what a reader sees as one."""
-    # Accents and vowel signs, "M", and skin tones belong to what is before them.
-    if unicodedata.category(after)[0] == "M" or SKIN_TONES[0] <= after <= SKIN_TONES[-1]:
-        return True
-    joins_letters = unicodedata.combining(before) == VIRAMA
-    return joins_letters or JOINER in (before, after)
 
 
 def sort_into_batches(

@@ -541,7 +541,7 @@ from support.distributed.launch import torchrun
 from support.training.command_line import parse_arguments
 from support.training.settings import Settings
 weights = []
-clip = train_ddp.clip_grad_norm_
+clip = train_ddp.clip_gradients
 seed_step = train_ddp.seed_step
 def noted_clip(parameters, max_norm):
     weights[:] = parameters
@@ -551,7 +551,7 @@ def noted_seed_step(seed, step, rank):                      # at the beginning o
     if weights:
         buckets = {weight.grad.untyped_storage().data_ptr() for weight in weights}
         print("step", step, "in a bucket:", len(buckets) < len(weights))
-train_ddp.clip_grad_norm_ = noted_clip
+train_ddp.clip_gradients = noted_clip
 train_ddp.seed_step = noted_seed_step
 torchrun(train_ddp.train, parse_arguments("", Settings))
 """)

@@ -356,7 +356,7 @@ def test_a_long_sentence_is_never_cut_within_a_character(bytes_alone, text, max_
     assert not any(category(each[0]).startswith("M") for each in texts)  # an accent alone
 
 
-@pytest.mark.parametrize("whole", ["👨‍👩‍👧", "क्षि", "👋🏽"])
+@pytest.mark.parametrize("whole", ["👨‍👩‍👧", "क्षि", "👋🏽", "🇩🇪"])
 def test_what_readers_see_as_one_character_is_not_cut(bytes_alone, whole):
     pieces = split_line(bytes_alone, whole * 9, max_tokens=40)
     texts = [bytes_alone.decode(ids) for ids in pieces]

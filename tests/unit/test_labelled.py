@@ -356,16 +356,39 @@ def test_a_folder_of_tables(tmp_path):
     assert not is_labelled(str(tmp_path / "news"))  # they may have sentence pairs
 
 
+def test_a_sentence_that_begins_with_a_number_is_no_class(tmp_path):
+    write_tree(tmp_path, {"train.csv": "2 Hunde spielen.,2 dogs play.\nJa.,Yes.\n"})
+    assert task_type(str(tmp_path)) == "translation"
+    for cell in ('"2"', "12"):
+        write_tree(tmp_path, {"train.csv": f"{cell},Two dogs play.\n1,Yes.\n"})
+        assert task_type(str(tmp_path)) == "classification"
+
+
 def test_what_is_no_text_is_no_table(tmp_path):
     """Although each of its lines has a byte that is a tab's."""
-    write_tree(
-        tmp_path, {"a.parquet": b"PAR1\t\0\xff\n\t\0", "b.txt": "a\tb\n".encode("utf-16")}
-    )
+    write_tree(tmp_path, {"a.parquet": b"PAR1\t\0\xff\n\t\0"})
     answer = refusal(find_labelled, str(tmp_path / "a.parquet"), label="label")
     assert "neither a table" in answer and "save other tables as .csv" in answer
-    assert "not UTF-8; convert it by iconv" in refusal(
-        read_all, tmp_path / "b.txt", label="1", text="2"
-    )
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_a_table_in_utf_16_is_read(tmp_path, encoding):
+    """Excel saves it as "Unicode text"."""
+    mark = "\ufeff" if encoding.endswith("be") else ""
+    content = (mark + "text\tlabel\r\nJa \u2013 sch\u00f6n\tx\r\nb\ty\r\n").encode(encoding)
+    path = tmp_path / "unicode.txt"
+    path.write_bytes(content)
+    corpus = find_labelled(str(path), label="label")
+    assert read(corpus) == [("Ja \u2013 sch\u00f6n", "x"), ("b", "y")]
+    path.write_bytes(content[:-1])
+    assert "begins like a file in UTF-16, but is damaged" in refusal(read_all, path, label="1")
+
+
+def test_objects_a_line_have_three_endings(tmp_path):
+    for ending in ("json", "jsonl", "ndjson"):
+        path = tmp_path / f"a.{ending}"
+        path.write_text('{"text": "a", "label": 1}\n{"text": "b", "label": 2}\n')
+        assert read(find_labelled(str(path), label="label")) == [("a", "1"), ("b", "2")]
 
 
 def test_a_long_text_is_read(tmp_path):

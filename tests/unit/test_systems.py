@@ -51,6 +51,14 @@ def test_every_module_can_be_imported(system):
     run_there(system, "-c", f"import {', '.join(names)}", cwd=ROOT)
 
 
+def test_a_python_that_was_built_without_optional_libraries():
+    """As pyenv builds one on a machine that lacks their headers."""
+    names = [name for name in MODULES if name != "support.ctranslate.engine"]
+    lacking = ("_lzma", "_bz2", "_sqlite3", "_curses", "readline")
+    code = f"import sys\nsys.modules |= dict.fromkeys({lacking})\nimport {', '.join(names)}"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 @LINUX
 @pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)

@@ -23,7 +23,7 @@ from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.task import freeze
 from support.common.errors import UserError
 from support.distributed import weights
-from support.distributed.clip import clip_gradients
+from support.distributed.clip import clip_gradients, norms_of
 from support.distributed.collectives import all_gather_objects
 from support.profiling import memory
 
@@ -187,6 +187,18 @@ def test_every_process_saves_its_part_and_reads_it_again(tmp_path, make, into):
         assert len(list((tmp_path / "parts").glob("*.distcp"))) == 2
 
     in_forks(tmp_path, part)
+
+
+@pytest.mark.parametrize("shape", [(4000, 128), (2048,)])
+def test_the_norm_of_a_large_gradient_is_that_of_its_shards(shape):
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.zeros(shape))
+    weight.grad = torch.rand(shape) ** 4
+    expected = weight.grad.double().norm()
+    shards = norms_of(list(weight.grad.chunk(4)))
+    assert float(shards.norm()) == pytest.approx(float(expected), rel=1e-6)
+    assert float(clip_gradients([weight], 1.0)) == pytest.approx(float(expected), rel=1e-6)
+    assert float(weight.grad.double().norm()) == pytest.approx(1, rel=1e-6)
 
 
 @pytest.mark.parametrize("procs", [2, 4])
