@@ -33,7 +33,7 @@ from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError, as_user_error, make_parser, run_main
 from support.common.hardware import available_cores, configure_backends, find_device
 from support.common.kernels import speed_up
-from support.common.prompt import prompt
+from support.common.prompt import prompt, warn_if_path
 from support.common.streams import readable
 from support.common.text_table import pad_right, text_width
 from support.corpora.archives import PARTS
@@ -305,12 +305,8 @@ def classify_labelled(
 
 def classify_line(predictor: Predictor, line: str) -> None:
     """Prints the classes of a text, or of the image whose path it is."""
-    if predictor.modality == "text" and Path(line).is_file():
-        print(
-            f"warning: the name {line} is classified as a text; to classify the lines of the "
-            f"file: < {line}",
-            file=sys.stderr,
-        )
+    if predictor.modality == "text":
+        warn_if_path(line)
     print(bar_chart(predictor, readable(line)))
 
 

@@ -20,7 +20,7 @@ import torch
 from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError, make_parser, require, run_main
 from support.common.hardware import autocast_dtype, available_cores, fast_precision, find_device
-from support.common.prompt import prompt
+from support.common.prompt import prompt, warn_if_path
 from support.common.streams import readable
 from support.corpora.pairs import read_parallel
 from support.corpora.tables import blocks, decode_lines
@@ -231,6 +231,7 @@ def main() -> None:
         translation = draw_attention(model, bpe, text, args.beam, args.attention)
         print(f"{args.attention}: {translation}")
     elif args.text is not None:
+        warn_if_path(args.text)
         print(translator([readable(args.text)])[0])
     elif sys.stdin.isatty():
         start_prompt(translator)

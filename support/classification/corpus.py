@@ -27,6 +27,9 @@ from support.corpora.tables import has_column
 
 MAX_CLASSES = 5000
 FEW_CLASSES = 20  # up to so many may have one example each
+EXAMPLES_OF_CLASS = 10  # of training, on average: with fewer there is a warning
+MISSING = {"nan", "none", "null", "n/a", "na", "-", "?"}  # labels that may stand for none
+FRACTION = re.compile(r"-?\d+\.\d*[1-9]\d*")
 HOLD_OUT = 3  # increase it when `hold_out_labelled` chooses other examples
 LARGE_CORPUS = 4 << 30  # bytes of images; above it the checksum is of names and sizes
 
@@ -124,8 +127,9 @@ def classes_of(corpus: Labelled) -> list[str]:
         names_of_part = set(corpus.names_of(part))
         if names_of_part and names_of_part.isdisjoint(corpus.class_counts):
             raise UserError(
-                f"{corpus.name}: the {part} set shares no class with the training set; one of "
-                f"its classes is {min(names_of_part)!r}"
+                f"{corpus.name}: the {part} set shares no class with the training set; it has "
+                f"{min(names_of_part)!r}, the training set {min(names)!r}; if it has no "
+                f"labels, move it away, and use classify.py for it after training"
             )
         names |= names_of_part
     if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in names):
@@ -165,3 +169,24 @@ def check_classes(corpus: Labelled) -> None:
             f"{corpus.name}: the class {first!r} occurs in the first row only. If that row is "
             f"a header, pass --label {shlex.quote(first)}; if not, put a header above it"
         )
+
+
+def warnings_of_classes(classes: list[str], examples: int) -> list[str]:
+    """Returns warnings of names that are perhaps no classes. examples: of the training set."""
+    warnings = []
+    missing = [name for name in classes if name.lower() in MISSING]
+    if missing:
+        warnings.append(f"{', '.join(missing)}: if that means no label, remove the examples")
+    spellings: dict[str, list[str]] = {}
+    for name in classes:
+        spellings.setdefault(name.casefold().strip(" ."), []).append(name)
+    doubles = [", ".join(names) for names in spellings.values() if len(names) > 1]
+    if doubles:
+        warnings.append(f"{'; '.join(doubles)[:120]}: each spelling is a class of its own")
+    if len(classes) > FEW_CLASSES and any(map(FRACTION.fullmatch, classes)):
+        warnings.append(f"{classes[0]} to {classes[-1]}: each number is a class of its own")
+    lines = [f"warning: classes named {warning}" for warning in warnings]
+    if examples < EXAMPLES_OF_CLASS * len(classes):
+        average = examples / len(classes)
+        lines.append(f"warning: a class has {average:.1f} training examples on average: few")
+    return lines

@@ -184,7 +184,7 @@ def read_labelled_table(path: File, text: str, label: str) -> Iterator[tuple[str
         raise UserError(f"--text {text}: a name between two commas is missing")
     for number, (*texts, name) in tables.read_columns(path, columns, "--text, --label"):
         if not name.strip():
-            raise UserError(f"{path}, row {number}: it has no label")
+            raise UserError(f"{path}, row {number}: it has no label; remove such rows")
         yield tables.one_line(" ".join(texts)), tables.class_name(name)
 
 
@@ -196,7 +196,7 @@ def find_text_column(path: File, label: str) -> str:
             return name
     raise UserError(
         f"{path}: no column {', '.join(TEXT_COLUMNS)}: --text says which it is; its columns: "
-        f"{', '.join(names)[:120]}"
+        f"{', '.join(names)[:120]}{tables.undivided(path, names)}"
     )
 
 
@@ -217,6 +217,12 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
         if part == "train" and folder not in with_examples and class_folders.visible(folder):
             raise UserError(f"{folder}: a class without any {modality}")
     corpus.left_out += left_out
+    codes = sorted(set(filter(tables.LANGUAGE_CODE.fullmatch, names)))
+    if modality == "text" and codes == sorted(set(names)):
+        warn_once(
+            f"{path}: its folders {', '.join(codes)[:120]} are taken for classes; parallel "
+            f"texts are two files, such as NAME.{codes[0]} and NAME.{codes[-1]}"
+        )
     if modality == "image":
         transform = corpus.transform or ImageTransform(corpus.size or ImageTransform.size)
         # A model that was trained on such images keeps its number.

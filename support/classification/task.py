@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from data import evaluation_batches
 from support.classification.classifier import Classifier, ClassifierConfig, classifier_flops
-from support.classification.corpus import Labelled
+from support.classification.corpus import Labelled, warnings_of_classes
 from support.classification.encoding import prepare_labelled
 from support.classification.examples import ExampleBatches, Images, Texts
 from support.classification.images import ImageTransform
@@ -218,10 +218,12 @@ class Classification:
                     f"have classes that the training set lacks; no model can learn these, "
                     f"but they count in all figures: {names[:120]}"
                 )
+        examples = self.meta["parts"]["train"]["examples"]
+        lines += warnings_of_classes(self.classes, examples)
         lines += warnings_of_parts(self.meta["parts"], "examples", self.unit)
         lines += filter(None, [self.left_out_line, self.summary_of_weights])
         is_new = not (self.args.pretrained or self.args.task_state)
-        if is_new and self.meta["parts"]["train"]["examples"] <= FEW_EXAMPLES:
+        if is_new and examples <= FEW_EXAMPLES:
             lines.append(
                 f"few {self.unit}: pretrained weights would do better, such as "
                 f"{PRETRAINED_WEIGHTS[self.meta['modality']]}: --pretrained FOLDER"

@@ -4,6 +4,7 @@ import io
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from support.common.errors import UserError
 from support.common.paths import CACHE
@@ -39,6 +40,17 @@ def prompt(greeting: str, question: str, answer: Callable[[str], str]) -> None:
             with suppress(OSError):
                 HISTORY.parent.mkdir(parents=True, exist_ok=True)
                 readline.write_history_file(HISTORY)
+
+
+def warn_if_path(line: str) -> None:
+    """Warns that a file's name, not the lines in the file, is taken for a text."""
+    with suppress(OSError, ValueError):  # too long for a path, or with a NUL
+        if Path(line).is_file():
+            print(
+                f"warning: the name {line} is taken for a text; for the lines of the file: "
+                f"< {line}",
+                file=sys.stderr,
+            )
 
 
 def load_history():

@@ -22,6 +22,7 @@ SYSTEM_FILES = (
     *("system volume information", "lost+found", "@eadir", "__pycache__"),
 )
 BACKUPS = ("~", ".swp")
+PACKED = (".bz2", ".xz", ".zst", ".7z", ".rar")  # endings of files that are not read
 # What reading raises. RuntimeError: the archive is encrypted.
 UNREADABLE: tuple[type[Exception], ...] = (
     EOFError,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from support.common.errors import UserError
 from support.corpora import phrasebook
-from support.corpora.archives import PARTS, File, zip_members
+from support.corpora.archives import PACKED, PARTS, File, zip_members
 from support.corpora.class_folders import LANGUAGE, visible, what_is_in
 from support.corpora.download import content_checksum, download, parse_checksums
 from support.corpora.tables import TABLES, is_table, read_columns, read_lines, suffix_of
@@ -106,7 +106,7 @@ def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
             hint += f"; name parallel files by their PREFIX: {folder}/NAME for NAME.{src}"
         raise UserError(
             f"{folder}: no train.{src} and train.{tgt}, no train.tsv, and no class folders of "
-            f"texts or images; {hint}"
+            f"texts or images; {hint}{similar_files(folder / 'train')}"
         )
     if find_file(f"{folder}/test_2016_flickr.{src}"):
         corpus.name = "multi30k"
@@ -174,6 +174,9 @@ def similar_files(path: Path) -> str:
     similar = [name for name in names if name.startswith(f"{path.name}.")]
     if not similar:
         return ""
+    packed = [name for name in similar if name.endswith(PACKED)]
+    if packed:
+        return f"; unpack {', '.join(packed)[:120]}, as only .gz and .zip files are read packed"
     return f"; there is {', '.join(similar)[:120]}, and --src and --tgt name the endings"
 
 

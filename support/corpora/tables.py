@@ -40,6 +40,7 @@ NOT_UTF_8 = (
     "not UTF-8; convert it by iconv -f ENCODING -t UTF-8, with the encoding that it was saved "
     "in: CP1252, UTF-16, GBK, SHIFT-JIS or CP1251"
 )
+JSON_FORMS = "a table in JSON has an object a line, or is one list of objects"
 QUOTED = re.compile(r'\A"((?:[^"]|"")*)"\Z')
 
 
@@ -248,7 +249,7 @@ def read_objects(path: File) -> Iterator[tuple[int, dict[str, Any]]]:
         )
     for number, row in rows:
         if not isinstance(row, dict):
-            raise UserError(f'{path}, line {number}: no JSON object, as {{"text": ...}}')
+            raise UserError(f"{path}, line {number}: no JSON object; {JSON_FORMS}")
         yield number, columns_of(row)
 
 
@@ -273,9 +274,10 @@ def columns_of(row: dict[str, Any]) -> dict[str, Any]:
 def parse_json(text: str, place: str) -> Any:
     """Returns what JSON text stands for. place: where it is. Raises UserError."""
     try:
-        return json.loads(text)
+        # NaN and the like are no JSON; pandas writes them for what is missing.
+        return json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError) as problem:
-        raise UserError(f"{place}: broken JSON ({problem})") from problem
+        raise UserError(f"{place}: broken JSON ({problem}); {JSON_FORMS}") from problem
 
 
 def column_names(path: File) -> list[str]:
@@ -322,9 +324,11 @@ def read_columns(
             if len(row) == width:
                 last = max(positions) + 1
                 raise UserError(f"{path}: no column {last} ({flags}); it has {width} columns")
+            hint = ""
+            if is_longer or suffix_of(path) != ".csv":
+                hint = "; save texts with commas or line ends as .csv, with quotes around them"
             raise UserError(
-                f"{path}, row {number}: {len(row)} columns, but the first row has {width}; "
-                f"save texts with commas or line ends as .csv, with quotes around them"
+                f"{path}, row {number}: {len(row)} columns, but the first row has {width}{hint}"
             )
         yield number, [row[position] for position in positions]
 
@@ -336,11 +340,14 @@ def read_columns_of_objects(
     for number, row in read_objects(path):
         cells = []
         for name in columns:
-            value = row.get(column_name(name), [])
+            if column_name(name) not in row:
+                found = ", ".join(row)[:120]
+                raise UserError(f"{path}, line {number}: no {name!r} ({flags}); it has {found}")
+            value = row[column_name(name)]
             if isinstance(value, list | dict):
                 raise UserError(
-                    f"{path}, line {number}: no text or number named {name!r} ({flags}); "
-                    f"it has {', '.join(row)[:120]}"
+                    f"{path}, line {number}: {name!r} is a list or an object, not text "
+                    f"({flags}); {JSON_FORMS}"
                 )
             if value is None:
                 value = ""
@@ -369,11 +376,19 @@ def find_columns(path: File, columns: list[str], header: list[str], flags: str) 
             found = [f"{i} {cell[:30]!r}" for i, cell in enumerate(header, 1)]
             raise UserError(
                 f"{path}: no column {name!r} ({flags}: a name in the first row, or a position "
-                f"from 1); its first row: {', '.join(found)[:120]}"
+                f"from 1); its first row: {', '.join(found)[:120]}{undivided(path, header)}"
             )
     if len(set(positions)) < len(positions):
         raise UserError(f"{path}: {', '.join(columns)} ({flags}) name the same column twice")
     return positions
+
+
+def undivided(path: File, header: list[str]) -> str:
+    """Returns the end of an error message if a table seems to have a single column."""
+    if len(header) > 1 or suffix_of(path) in JSON:
+        return ""
+    marks = "comma, tab or semicolon" if suffix_of(path) == ".csv" else "tab"
+    return f"; no {marks} divides the first row"
 
 
 def is_header(row: list[str], positions: list[int]) -> bool:

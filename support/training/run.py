@@ -141,6 +141,8 @@ class Run:
         step = 0
         if self.args.task_state:
             step = self.restore_checkpoint(model, optimizer)
+            end = ", its last: nothing is left to train" if step == self.last_step else ""
+            self.say(f"resumed {self.folder} at step {step:,}{end}")
             if self.progress.scaler and self.scaler.is_enabled():  # then and now in fp16
                 self.scaler.load_state_dict(self.progress.scaler)
         elif self.task.weights:

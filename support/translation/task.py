@@ -98,6 +98,13 @@ class Translation:
             if meta["held_out"] and part == "valid":
                 line += "; held out of training"
             lines.append(line)
+        pairs = [read_text(self.folder, "valid", side) for side in ("src", "tgt")]
+        equal = sum(source == target != "" for source, target in zip(*pairs))
+        if equal > meta["parts"]["valid"]["pairs"] / 2:
+            lines.append(
+                f"warning: {equal:,} pairs of the valid set have equal sides; perhaps both "
+                f"sides are of one language"
+            )
         return "\n".join(lines + warnings_of_parts(meta["parts"], "pairs", self.unit))
 
     def step_size(self, step: int) -> StepSize:

@@ -531,6 +531,29 @@ def test_few_examples_call_for_published_weights(
     assert "would do better" not in first_lines(*table)
 
 
+@pytest.mark.parametrize(
+    "labels, warning",
+    [
+        (("a", "b", "NaN"), "classes named NaN: if that means no label, remove the examples"),
+        (("yes", "Yes", "no."), "classes named Yes, yes: each spelling is a class of its own"),
+        ([f"{i / 10}" for i in range(30)], "classes named 0.0 to 2.9: each number is a class"),
+        ([f"{i / 10}" for i in range(30)], "a class has 2.0 training examples on average: few"),
+    ],
+)
+def test_labels_that_are_perhaps_no_classes_are_warned_of(
+    first_lines, tmp_path, labels, warning
+):
+    rows = [f"text {i},{labels[i % len(labels)]}" for i in range(60)]
+    for part in ("train", "valid"):
+        (tmp_path / f"{part}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    assert f"warning: {warning}" in first_lines("--data", str(tmp_path), "--label", "label")
+    plain = [f"text {i},{'ab'[i % 2]}" for i in range(60)]
+    for part in ("train", "valid"):
+        (tmp_path / f"{part}.csv").write_text("\n".join(["text,label", *plain]) + "\n")
+    lines = first_lines("--data", str(tmp_path), "--label", "label")
+    assert "classes named" not in lines and "on average" not in lines
+
+
 def test_empty_texts_are_counted(first_lines, tmp_path):
     """pandas writes a missing text so: it is trained on and scored, which has to be seen."""
     rows = [f"text {i},{i % 2}" if i % 3 else f",{i % 2}" for i in range(60)]

@@ -33,6 +33,9 @@ from support.corpora.held_out import (
     warnings_of_parts,
 )
 from support.corpora.pairs import find_corpus
+from support.training.command_line import parse_arguments
+from support.training.settings import CpuSettings
+from support.training.tasks import prepare_task
 
 PAIRS = [
     ("Ein Hund läuft.", "A dog runs."),
@@ -148,6 +151,11 @@ WRONG = {  # name: (files, what the answer says)
     "missing": ({}, "missing: no such file or folder, and no ", "missing.de"),
     "missing.csv": ({}, "missing.csv: no such file or folder"),
     "zh": ({"zh.ar": b"a", "zh.zh": b"a"}, "there is zh.ar, zh.zh, and --src and --tgt name"),
+    "xz": ({"xz.de.xz": b"", "xz.en.xz": b""}, "unpack xz.de.xz, xz.en.xz, as only .gz and"),
+    "": (
+        {"train.src": b"a\n", "train.tgt": b"a\n"},
+        "there is train.src, train.tgt, and --src",
+    ),
     "**": ({}, "**: no such file or folder"),
     "short": (
         {"short.de": b"a\nb\nc\nd\n", "short.en": b"a\nb\n"},
@@ -198,6 +206,17 @@ def test_what_cannot_be_read_is_refused_in_one_line_and_leaves_nothing(tmp_path,
     assert all(text in str(problem.value) for text in expected), problem.value
     assert "\n" not in str(problem.value)
     assert not list(tmp_path.glob("cache/*"))
+
+
+@pytest.mark.parametrize("share, is_warned", [(0.9, True), (0.3, False)])
+def test_pairs_with_equal_sides_are_warned_of(tmp_path, monkeypatch, share, is_warned):
+    """As where one file was copied to both names."""
+    rows = [(f"Satz {i}", f"Satz {i}" if i < 200 * share else f"Line {i}") for i in range(200)]
+    write_pairs(tmp_path / "a", rows)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["train_cpu.py", "--data", "a", "--vocab-size", "300"])
+    lines = str(prepare_task(parse_arguments("", CpuSettings).complete()))
+    assert ("pairs of the valid set have equal sides" in lines) == is_warned
 
 
 def test_a_folder_is_no_part_of_a_corpus(tmp_path):

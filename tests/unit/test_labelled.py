@@ -253,9 +253,7 @@ def test_an_inner_object_does_not_replace_the_outer_ones_columns(tmp_path):
     assert read(find_labelled(str(tmp_path / "a.jsonl"), label="label")) == [("mine", "a")]
     corpus = find_labelled(str(tmp_path / "a.jsonl"), text="quoted.text", label="other.stars")
     assert read(corpus) == [("theirs", "1")]
-    assert "no text or number named 'stars'" in refusal(
-        read_all, tmp_path / "a.jsonl", label="stars"
-    )
+    assert "line 1: no 'stars'" in refusal(read_all, tmp_path / "a.jsonl", label="stars")
 
 
 def test_half_a_character_in_json_becomes_a_question_mark(tmp_path):
@@ -397,6 +395,21 @@ def test_a_long_text_is_read(tmp_path):
     assert len(text) == 999_999
 
 
+def test_what_pandas_calls_missing_is_an_empty_text(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": NaN, "label": 1}\n{"text": "b", "label": 2}\n')
+    assert read(find_labelled(str(path), label="label")) == [("", "1"), ("b", "2")]
+
+
+def test_folders_of_languages_are_warned_of(tmp_path, capsys):
+    write_tree(tmp_path, {"de/train.txt": "Ja.\n", "en/train.txt": "Yes.\n"})
+    read(find_labelled(str(tmp_path)))
+    assert "its folders de, en are taken for classes; parallel" in capsys.readouterr().err
+    write_tree(tmp_path, {"news/train.txt": "No.\n"})
+    read(find_labelled(str(tmp_path)))
+    assert capsys.readouterr().err == ""
+
+
 TABLES = {  # name: (content, what the answer says)
     "label.csv": ("text,x\na,b\n", "no column 'label'", "--text, --label", "1 'text', 2 'x'"),
     "text.csv": ("phrase,label\na,b\n", "no column text, content", "--text", "phrase, label"),
@@ -407,14 +420,17 @@ TABLES = {  # name: (content, what the answer says)
     "short.tsv": ("text\tlabel\na\tb\nc\n", "row 3: 1 columns, but the first row has 2"),
     "broken.jsonl": ('{"text": "a", "label": 1}\n{"text": \n', "line 2: broken JSON"),
     "deep.jsonl": ("[" * 100_000, "broken JSON"),
+    "pretty.json": ('{\n "text": "a"}\n', "an object a line, or is one list of objects"),
     "list.jsonl": ('{"text": "a", "label": 1}\n["a", 1]\n', "line 2: no JSON object"),
+    "commas.tsv": ("text,label\na,b\n", "no tab divides the first row"),
+    "bars.csv": ("text|label\na|b\n", "no comma, tab or semicolon divides the first row"),
     "lacks.jsonl": (
         '{"text": "a", "label": 1}\n{"text": "b"}\n',
         "line 2",
         "'label'",
         "has text",
     ),
-    "nested.jsonl": ('{"text": ["a"], "label": 1}\n', "line 1: no text or number named 'text'"),
+    "nested.jsonl": ('{"text": ["a"], "label": 1}\n', "line 1: 'text' is a list or an object"),
     "latin.csv": (b"text,label\nsch\xf6n,1\n", "line 2: not UTF-8"),
     "quote.csv": ('text,label\n"a,1\n', "quote.csv, line"),
 }
@@ -979,7 +995,7 @@ def test_class_folders_without_parts_and_others_to_validate_on(tmp_path):
     corpus = find_labelled(f"{tmp_path}/all", valid=f"{tmp_path}/dev")
     assert read(corpus) == [("x", "a"), ("y", "b")] and read(corpus, "valid") == [("z", "b")]
     assert (
-        "the test set shares no class with the training set; one of its classes is 'c'"
+        "the test set shares no class with the training set; it has 'c', the training set 'a'"
         in refusal(read_all, tmp_path / "all", test=f"{tmp_path}/t")
     )
     answer = refusal(find_labelled, f"{tmp_path}/all", valid=f"{tmp_path}/p")

@@ -210,6 +210,7 @@ def test_a_stopped_run_may_end_where_it_is(train_here, capsys, step):
     assert [epoch["step"] for epoch in summary["epochs"]] == [step]
     was_evaluated = step == 8
     out = capsys.readouterr().out
+    assert f"at step {step}, its last: nothing is left to train" in out
     assert (f"evaluating the weights of step {step}" in out) == (not was_evaluated)
 
 

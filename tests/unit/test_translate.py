@@ -31,6 +31,7 @@ from model import ModelConfig, Transformer, initialize
 from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError
 from support.common.errors import run_main as answered
+from support.common.prompt import warn_if_path
 from support.translation.attention_plot import find_words
 from support.translation.beam import translate_batch
 
@@ -271,6 +272,17 @@ def test_what_does_not_go_together_is_refused(trained, tmp_path, answer):
         with pytest.raises(UserError) as problem:
             answer(*flags)
         assert expected in str(problem.value) and "\n" not in str(problem.value)
+
+
+def test_the_name_of_a_file_is_no_sentence(tmp_path, capsys):
+    path = tmp_path / "in.de"
+    path.write_text("Ja.\n")
+    warn_if_path(str(path))
+    expected = f"the name {path} is taken for a text; for the lines of the file: < {path}\n"
+    assert capsys.readouterr().err == f"warning: {expected}"
+    for text in ("Ja.", "Hund " * 300, "a\0b"):  # the second is too long for a name
+        warn_if_path(text)
+    assert capsys.readouterr().err == ""
 
 
 def test_the_newest_translator_is_taken(trained, tmp_path, monkeypatch):
