@@ -111,8 +111,13 @@ def suffix_of(path: File) -> str:
 
 
 def is_table(path: File) -> bool:
-    """Returns whether a file is a table: its ending says so, or nearly all lines have tabs."""
+    """Returns whether a file is a table: its ending says so, or nearly all lines have tabs.
+
+    Raises UserError for a pipe.
+    """
     if not path.is_file():
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path}: a pipe; save it as a file, which is read several times")
         return False
     if suffix_of(path) in TABLES:
         return True

@@ -46,7 +46,7 @@ def write_corpus(folder: Path) -> list[str]:
     sys.path.insert(0, str(ROOT))
     from support.corpora import phrasebook
 
-    sizes = {"train": 20_000, "valid": 40, "test": 40}
+    sizes = {"train": 4000, "valid": 40, "test": 40}
     pairs = {part: list(phrasebook.pairs(part))[:size] for part, size in sizes.items()}
     for part in pairs:
         for side, ending in enumerate(("de", "en")):

@@ -20,6 +20,7 @@ from conftest import write_pairs
 import data
 from data import BPE, NFC, Batches, Pairs, prepare, read_text
 from support.classification.encoding import LOWER_CASE
+from support.classification.labelled import find_labelled
 from support.common.errors import UserError
 from support.common.hardware import available_cores
 from support.corpora import download
@@ -217,6 +218,14 @@ def test_pairs_with_equal_sides_are_warned_of(tmp_path, monkeypatch, share, is_w
     monkeypatch.setattr("sys.argv", ["train_cpu.py", "--data", "a", "--vocab-size", "300"])
     lines = str(prepare_task(parse_arguments("", CpuSettings).complete()))
     assert ("pairs of the valid set have equal sides" in lines) == is_warned
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such files")
+def test_a_pipe_is_no_corpus(tmp_path):
+    os.mkfifo(tmp_path / "pipe.tsv")
+    for find in (find_corpus, partial(find_labelled, label="label")):
+        with pytest.raises(UserError, match="pipe.tsv: a pipe; save it as a file"):
+            find(str(tmp_path / "pipe.tsv"))
 
 
 def test_a_folder_is_no_part_of_a_corpus(tmp_path):
