@@ -28,8 +28,8 @@ from support.corpora.tables import has_column
 MAX_CLASSES = 5000
 FEW_CLASSES = 20  # up to so many may have one example each
 EXAMPLES_OF_CLASS = 10  # of training, on average: with fewer there is a warning
-MISSING = {"nan", "none", "null", "n/a", "na", "-", "?"}  # labels that may stand for none
-FRACTION = re.compile(r"-?\d+\.\d*[1-9]\d*")
+MISSING = {"nan", "none", "null", "n/a", "na", "-"}  # labels that may stand for none
+NUMBER = re.compile(r"-?\d+(\.\d+)?")
 HOLD_OUT = 3  # increase it when `hold_out_labelled` chooses other examples
 LARGE_CORPUS = 4 << 30  # bytes of images; above it the checksum is of names and sizes
 
@@ -132,7 +132,7 @@ def classes_of(corpus: Labelled) -> list[str]:
                 f"labels, move it away, and use classify.py for it after training"
             )
         names |= names_of_part
-    if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in names):
+    if all(map(NUMBER.fullmatch, names)):
         return sorted(names, key=lambda name: (float(name), name))
     return sorted(names)
 
@@ -175,7 +175,7 @@ def warnings_of_classes(classes: list[str], examples: int) -> list[str]:
     """Returns warnings of names that are perhaps no classes. examples: of the training set."""
     warnings = []
     missing = [name for name in classes if name.lower() in MISSING]
-    if missing:
+    if missing and "+" not in classes:
         warnings.append(f"{', '.join(missing)}: if that means no label, remove the examples")
     spellings: dict[str, list[str]] = {}
     for name in classes:
@@ -183,7 +183,8 @@ def warnings_of_classes(classes: list[str], examples: int) -> list[str]:
     doubles = [", ".join(names) for names in spellings.values() if len(names) > 1]
     if doubles:
         warnings.append(f"{'; '.join(doubles)[:120]}: each spelling is a class of its own")
-    if len(classes) > FEW_CLASSES and any(map(FRACTION.fullmatch, classes)):
+    are_numbers = all(map(NUMBER.fullmatch, classes)) and "." in "".join(classes)
+    if len(classes) > FEW_CLASSES and are_numbers:
         warnings.append(f"{classes[0]} to {classes[-1]}: each number is a class of its own")
     lines = [f"warning: classes named {warning}" for warning in warnings]
     if examples < EXAMPLES_OF_CLASS * len(classes):

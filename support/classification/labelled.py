@@ -217,8 +217,9 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
         if part == "train" and folder not in with_examples and class_folders.visible(folder):
             raise UserError(f"{folder}: a class without any {modality}")
     corpus.left_out += left_out
-    codes = sorted(set(filter(tables.LANGUAGE_CODE.fullmatch, names)))
-    if modality == "text" and codes == sorted(set(names)):
+    codes = sorted(set(names))
+    are_languages = len(codes) > 1 and set(codes) <= set(tables.LANGUAGE_CODES.split())
+    if modality == "text" and are_languages:
         warn_once(
             f"{path}: its folders {', '.join(codes)[:120]} are taken for classes; parallel "
             f"texts are two files, such as NAME.{codes[0]} and NAME.{codes[-1]}"

@@ -24,7 +24,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from glob import glob
 from pathlib import Path
 
 import torch
@@ -63,7 +62,8 @@ def load(path: Path) -> dict:
             raise ValueError("it may hold code, or be another kind of file") from None
         if checkpoint["format"] != FORMAT:
             raise ValueError(
-                f"its format is {checkpoint['format']}, this version reads {FORMAT}"
+                f"its format is {checkpoint['format']}, this version reads {FORMAT}: "
+                f"train again"
             )
         for name, weight in checkpoint["model"].items():
             if not weight.isfinite().all():
@@ -160,10 +160,7 @@ def find_checkpoint(path: Path | None, task_type: str) -> tuple[Path, dict]:
 
 def newest_checkpoint(task_type: str) -> tuple[Path, dict]:
     """Returns best.pt of the newest run of that type under logs/, and its content."""
-    # glob follows links, but skips hidden folders.
-    found = [LOGS / name for name in glob("**/best.pt", root_dir=LOGS, recursive=True)]
-    paths = [path for path in found if path.is_file()]
-    for path in sorted(paths, key=os.path.getmtime, reverse=True):
+    for path in sorted(find_all("best.pt"), key=os.path.getmtime, reverse=True):
         checkpoint = load(path)
         if checkpoint["task"]["type"] == task_type:
             return path, checkpoint
@@ -174,6 +171,23 @@ def newest_checkpoint(task_type: str) -> tuple[Path, dict]:
         f"there is no checkpoint for {task_type} under logs/ yet; "
         f"train one, in a few minutes: {command}"
     )
+
+
+def find_all(name: str) -> list[Path]:
+    """Returns the files of that name in all folders under logs/, but not in hidden ones."""
+    paths = []
+    visited = set()  # a link may lead back to where it is
+    for folder, subfolders, _ in os.walk(LOGS, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in visited:
+            subfolders.clear()
+            continue
+        visited.add(real)
+        subfolders[:] = [each for each in subfolders if not each.startswith(".")]
+        path = Path(folder, name)
+        if path.is_file():
+            paths.append(path)
+    return paths
 
 
 def load_run(folder: Path, sharded: bool) -> dict:

@@ -102,11 +102,13 @@ def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
             add_part(corpus, part, str(table), src, tgt)
     if "train" not in corpus.parts:
         hint = what_is_in(folder)
+        if len([path for path in visible(folder) if path.stem == "train"]) == 2:
+            hint += similar_files(folder / "train")
         if any(LANGUAGE.fullmatch(path.suffix) for path in visible(folder)):
             hint += f"; name parallel files by their PREFIX: {folder}/NAME for NAME.{src}"
         raise UserError(
             f"{folder}: no train.{src} and train.{tgt}, no train.tsv, and no class folders of "
-            f"texts or images; {hint}{similar_files(folder / 'train')}"
+            f"texts or images; {hint}"
         )
     if find_file(f"{folder}/test_2016_flickr.{src}"):
         corpus.name = "multi30k"

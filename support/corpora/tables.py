@@ -22,9 +22,18 @@ JSON = (".jsonl", ".ndjson", ".json")  # endings: an object a line, or one list 
 TABLES = (".tsv", ".csv", *JSON)  # endings; other files are looked into: see `is_table`
 FIRST_BYTES = 1 << 16  # of a file, which tell whether it is a table
 FIRST_LINES = 100  # of a .csv file, which tell its delimiter
-# Where columns are given by position, the first row is a header if it has only these names and
-# codes of languages, such as de.
+LANGUAGE_CODES = (  # ISO 639-1
+    "aa ab af ak am an ar as av ay az ba be bg bm bn bo br bs ca ce co cr cs cv cy da de "
+    "dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi hr ht hu "
+    "hy ia id ig ii ik io is it iu ja jv ka kg ki kk kl km kn ko kr ks ku kv kw ky la lb "
+    "lg li ln lo lt lu lv mg mi mk ml mn mr ms mt my nb nd ne ng nl nn no nr nv ny oc oj "
+    "om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss "
+    "st su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh "
+    "yi yo za zh zu "
+)
+# Where columns are given by position, the first row is a header if it has only these names.
 HEADER = {
+    *LANGUAGE_CODES.split(),
     *("src", "tgt", "source", "target", "deutsch", "englisch"),
     *("german", "english", "french", "spanish", "italian", "portuguese", "dutch", "polish"),
     *("czech", "russian", "ukrainian", "turkish", "arabic", "hindi", "chinese", "japanese"),
@@ -32,7 +41,6 @@ HEADER = {
     *("text", "content", "sentence", "review", "body", "title", "description"),
     *("label", "class", "class index", "category", "topic", "sentiment", "stars", "rating"),
 }
-LANGUAGE_CODE = re.compile("[a-z]{2}")
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such a file begins
 # The first line of some .csv files, for Excel.
 SEPARATOR = re.compile(r'("?)sep=([,;\t|])\1[,;\t|]*\s*', re.IGNORECASE)
@@ -53,7 +61,7 @@ def read_lines(path: File) -> Iterator[str]:
     try:
         with open_bytes(path) as file:
             lines = list(islice(file, 1))
-            if lines and lines[0].startswith(UTF_16):
+            if lines and is_utf_16(lines[0]):
                 lines = utf_16_lines(lines[0] + file.read(), str(path))
             elif lines and b"\r" in lines[0] and not lines[0].endswith(b"\n"):  # the whole file
                 lines = lines[0].removesuffix(b"\r").split(b"\r")
@@ -62,10 +70,15 @@ def read_lines(path: File) -> Iterator[str]:
         raise UserError(f"{path}: cannot be read ({problem})") from problem
 
 
+def is_utf_16(content: bytes) -> bool:
+    """Returns whether content begins as a file in UTF-16 does, and not as one in UTF-32."""
+    return content.startswith(UTF_16) and not content.startswith(codecs.BOM_UTF32_LE)
+
+
 def utf_16_lines(content: bytes, name: str) -> list[bytes]:
-    """Returns the lines of a file in UTF-16 as UTF-8, with line ends. Raises UserError."""
+    """Returns the lines of a file in UTF-16 as UTF-8. Raises UserError."""
     try:
-        return content.decode("utf-16").encode().splitlines(keepends=True)
+        return content.decode("utf-16").encode().removesuffix(b"\n").split(b"\n")
     except UnicodeDecodeError as problem:
         raise UserError(f"{name}: begins like a file in UTF-16, but is damaged") from problem
 
@@ -117,12 +130,14 @@ def is_table(path: File) -> bool:
     """
     if not path.is_file():
         if path.exists() and not path.is_dir():
-            raise UserError(f"{path}: a pipe; save it as a file, which is read several times")
+            raise UserError(f"{path}: a pipe or a device; save a corpus as a file")
         return False
     if suffix_of(path) in TABLES:
         return True
     first_bytes = read_bytes(path, FIRST_BYTES)
-    if b"\0" in first_bytes and not first_bytes.startswith(UTF_16):
+    if is_utf_16(first_bytes):
+        first_bytes = first_bytes.decode("utf-16", errors="ignore").encode()
+    if b"\0" in first_bytes:
         return False  # not a text
     lines = first_bytes.split(b"\n")
     if len(lines) > 1:
@@ -397,9 +412,8 @@ def undivided(path: File, header: list[str]) -> str:
 
 
 def is_header(row: list[str], positions: list[int]) -> bool:
-    """Returns whether the cells at these positions of a row are different names of columns."""
+    """Returns whether the cells at these positions of a row are different names of HEADER."""
     if row == [str(i) for i in range(len(row))]:  # of pandas, for columns without names
         return True
     names = [column_name(row[i]) for i in positions if i < len(row)]
-    are_known = all(name in HEADER or LANGUAGE_CODE.fullmatch(name) for name in names)
-    return are_known and len(set(names)) == len(names)
+    return set(names) <= HEADER and len(set(names)) == len(names)

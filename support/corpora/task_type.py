@@ -47,7 +47,7 @@ def find_numbered(folder: Path) -> dict[str, Path]:
     if "train" not in parts:
         return {}
     # The table's first cell is a number, perhaps in quotes, as it has no header.
-    if not re.match(rb'"?\d+"?[,;\t]', read_bytes(parts["train"], 12)):
+    if not re.match(rb'"?\d+(\.0+)?"?\s*[,;\t]', read_bytes(parts["train"], 12)):
         return {}
     has_names = (folder / "classes.txt").is_file()
     if not has_names and find_class_folders(folder):  # a table beside class folders

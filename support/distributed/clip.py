@@ -14,9 +14,8 @@ def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
     have the whole mesh, and the others the data ranks' alone. With DTensors it is a collective.
     """
     gradients: list = [weight.grad for weight in parameters if weight.grad is not None]
-    is_sharded = hasattr(
-        gradients[0], "to_local"
-    )  # a DTensor, whose class takes long to import
+    # Whether they are DTensors; importing their class would take half a second.
+    is_sharded = hasattr(gradients[0], "to_local")
     parts = [each.to_local() for each in gradients] if is_sharded else gradients
     squares = norms_of(parts).square()
     if is_sharded:

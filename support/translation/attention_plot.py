@@ -69,7 +69,7 @@ def alignment(model: Transformer, src: Tensor, tgt_in: Tensor) -> Tensor:
 
     def record(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         # Attention is weights times values, so with the identity as values it is the weights.
-        identity = torch.eye(k.shape[-2], device=k.device)
+        identity = torch.eye(k.shape[-2], device=k.device).expand(*k.shape[:-1], -1)
         weights.append(scaled_dot_product(q.float(), k.float(), identity, mask).mean(1))
         return attend(q, k, v, mask)
 

@@ -240,7 +240,8 @@ def test_a_run_behind_a_link_is_found(tmp_path, monkeypatch, model):
     write_runs(tmp_path / "elsewhere", whole, {"new": "translation"})
     write_runs(tmp_path, whole, {"mid": "other", "old": "translation"})
     (tmp_path / "logs" / "linked").symlink_to(tmp_path / "elsewhere" / "logs" / "new")
-    (tmp_path / "logs" / "circle").symlink_to(tmp_path / "logs")
+    for name in ("circle", "another"):
+        (tmp_path / "logs" / name).symlink_to(tmp_path / "logs")
     (tmp_path / "logs" / "gone").symlink_to(tmp_path / "nowhere")
     monkeypatch.chdir(tmp_path)
     found, _ = checkpoint.find_checkpoint(None, "translation")

@@ -224,7 +224,7 @@ def test_pairs_with_equal_sides_are_warned_of(tmp_path, monkeypatch, share, is_w
 def test_a_pipe_is_no_corpus(tmp_path):
     os.mkfifo(tmp_path / "pipe.tsv")
     for find in (find_corpus, partial(find_labelled, label="label")):
-        with pytest.raises(UserError, match="pipe.tsv: a pipe; save it as a file"):
+        with pytest.raises(UserError, match="pipe.tsv: a pipe or a device; save a corpus"):
             find(str(tmp_path / "pipe.tsv"))
 
 

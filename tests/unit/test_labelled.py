@@ -372,12 +372,13 @@ def test_what_is_no_text_is_no_table(tmp_path):
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
 def test_a_table_in_utf_16_is_read(tmp_path, encoding):
     """Excel saves it as "Unicode text"."""
+    # The bytes of U+4E0A hold a line feed's.
     mark = "\ufeff" if encoding.endswith("be") else ""
-    content = (mark + "text\tlabel\r\nJa \u2013 sch\u00f6n\tx\r\nb\ty\r\n").encode(encoding)
+    content = (mark + "text\tlabel\r\nJa \u4e0a\rsch\u00f6n\tx\r\nb\ty\r\n").encode(encoding)
     path = tmp_path / "unicode.txt"
     path.write_bytes(content)
     corpus = find_labelled(str(path), label="label")
-    assert read(corpus) == [("Ja \u2013 sch\u00f6n", "x"), ("b", "y")]
+    assert read(corpus) == [("Ja \u4e0a sch\u00f6n", "x"), ("b", "y")]
     path.write_bytes(content[:-1])
     assert "begins like a file in UTF-16, but is damaged" in refusal(read_all, path, label="1")
 
