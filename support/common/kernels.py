@@ -74,10 +74,14 @@ def fastest_attention(device: str, dtype: torch.dtype | None, max_length: int) -
 
 
 def replace_for_cpus(model: nn.Module) -> None:
-    """Replaces what is slow on a CPU alone: dropout, and max-pooling as images are stored."""
+    """Replaces what is slow or inexact on a CPU alone."""
     for module in list(model.modules()):
         if isinstance(module, nn.MaxPool2d):
             module.register_forward_pre_hook(to_channels_last)
+        elif isinstance(module, nn.LayerNorm):
+            module.__class__ = Fp32LayerNorm
+        elif isinstance(module, nn.Embedding):
+            module.__class__ = Fp32Embedding
         for name, child in module.named_children():
             if isinstance(child, nn.Dropout):
                 setattr(module, name, ByteDropout(child.p).train(child.training))
@@ -318,6 +322,30 @@ def to_channels_last(module: nn.Module, images: tuple[Tensor]) -> Tensor:
     return images[0].contiguous(memory_format=torch.channels_last)
 
 
+class Fp32LayerNorm(nn.LayerNorm):
+    """Layer norm that computes in fp32, also under autocast.
+
+    On a CPU, PyTorch adds up the gradients of the weights over all tokens in the precision of
+    the input. In bf16 the sums are 5 % wrong for 2,000 tokens, and more for more.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype not in (torch.bfloat16, torch.float16):
+            return super().forward(x)
+        weight, bias = self.weight.float(), self.bias.float()  # FSDP may have cast them
+        return F.layer_norm(x.float(), self.normalized_shape, weight, bias, self.eps).to(x.dtype)
+
+
+class Fp32Embedding(nn.Embedding):
+    """An embedding whose gradients are added up in fp32: see `Fp32LayerNorm`.
+
+    Without it they are not where FSDP casts the weights.
+    """
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight.float())
+
+
 class ByteDropout(nn.Dropout):
     """Dropout for CPUs that uses a random byte for each number: a 64-bit draw has eight.
 
@@ -441,7 +469,7 @@ class FusedCrossEntropy(torch.autograd.Function):
             x = x.to(dtype)
             low_precision_weight = weight.to(dtype)
             d_x = torch.empty_like(x)
-            d_weight = torch.zeros_like(weight)
+            d_weight = torch.zeros_like(weight, dtype=torch.float32)  # FSDP's may be bf16
             loss = nll = torch.zeros((), device=x.device)
             blocks = in_parts([x, d_x, target], block)
             for x_block, d_x_block, target_block in blocks:
@@ -451,6 +479,7 @@ class FusedCrossEntropy(torch.autograd.Function):
                 nll = nll + block_nll
                 torch.mm(d_logits, low_precision_weight, out=d_x_block)
                 d_weight += d_logits.t() @ x_block
+        ctx.weight_dtype = weight.dtype
         ctx.save_for_backward(d_x, d_weight)
         ctx.mark_non_differentiable(nll)
         return loss, nll
@@ -458,4 +487,5 @@ class FusedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_loss: Tensor, _):
         d_x, d_weight = ctx.saved_tensors
-        return d_x * d_loss, d_weight * d_loss, None, None, None, None
+        d_weight = (d_weight * d_loss).to(ctx.weight_dtype)
+        return d_x * d_loss, d_weight, None, None, None, None

@@ -64,8 +64,8 @@ class TrainingStep:
         self.residual_bytes = self.compute_bytes if rounded else FP32
         # Autocast copies an fp32 tensor for each product that reads it.
         self.copies_for_each_product = self.cpu and self.residual_bytes != self.compute_bytes
-        # On GPUs autocast computes the last two norms in fp32.
-        self.last_norms_bytes = self.residual_bytes if self.cpu else FP32
+        # On CPUs norms compute in fp32 (`Fp32LayerNorm`), on GPUs autocast's two last ones.
+        self.norm_bytes = FP32 if self.cpu else self.residual_bytes
         # Per element: on CPUs a dropout keeps its factors, on GPUs a mask.
         self.dropout_bytes = 0
         if self.config.dropout:
@@ -111,7 +111,6 @@ def layer_activations(step: TrainingStep, sentences: int, attentions: int) -> fl
     """
     d = step.config.d_model
     number = step.compute_bytes
-    residual = step.residual_bytes
     qkv_inputs = number
     if step.copies_for_each_product:  # one for the query, one for the key and value
         qkv_inputs = 2 * number
@@ -120,21 +119,20 @@ def layer_activations(step: TrainingStep, sentences: int, attentions: int) -> fl
     # feed-forward.
     part = number / step.tensor
     heads = step.config.heads / step.tensor
-    attention: float = d * (residual + qkv_inputs + 4 * part + step.dropout_bytes)
+    attention: float = d * (step.norm_bytes + qkv_inputs + 4 * part + step.dropout_bytes)
     if step.cpu and step.precision == "bf16":  # `cpu_bf16_attention` keeps a query's weights
         attention += number * heads * max(32, step.length)
     else:  # fused attention keeps the log-sum-exp of its scores
         attention += FP32 * heads
     inside = part * step.config.d_ff
-    feed_forward = d * (residual + number + step.dropout_bytes) + inside
+    feed_forward = d * (step.norm_bytes + number + step.dropout_bytes) + inside
     return sentences * step.length * (attentions * attention + feed_forward)
 
 
-def activations(step: TrainingStep, sentences: int, weight_bytes: int = FP32) -> float:
+def activations(step: TrainingStep, sentences: int) -> float:
     """Returns the most bytes that are kept for the backward pass of a micro-batch.
 
-    sentences: pairs in the micro-batch. weight_bytes: bytes per element of the embedding's
-    gradient, which the loss computes during the forward pass.
+    sentences: pairs in the micro-batch.
     """
     config = step.config
     tokens = sentences * step.length
@@ -146,11 +144,12 @@ def activations(step: TrainingStep, sentences: int, weight_bytes: int = FP32) ->
         encoder_layer = layer_activations(step, sentences, attentions=1)
         kept = config.layers * (encoder_layer + decoder_layer)
     # The embeddings' dropouts, the inputs of the last two norms, and the input of the loss.
-    per_number = 2 * step.dropout_bytes + 2 * step.last_norms_bytes + step.compute_bytes
+    per_number = 2 * step.dropout_bytes + 2 * FP32 + step.compute_bytes
     if not step.copies_for_each_product:  # else each layer has counted its own
         per_number += step.compute_bytes  # the encoder's output, which the decoder attends to
     kept += tokens * config.d_model * per_number
-    return kept + weight_bytes * config.vocab_size * config.d_model
+    # The loss computes the gradient of its weights in the forward pass.
+    return kept + FP32 * config.vocab_size * config.d_model
 
 
 def temporary_memory(step: TrainingStep, shards: int, sentences: int) -> float:
@@ -186,7 +185,7 @@ def temporary_memory(step: TrainingStep, shards: int, sentences: int) -> float:
     softmax_bytes = number if step.cpu else number + 2 * FP32
     rows = math.ceil(tokens / math.ceil(tokens / LOSS_BLOCK))  # of each block of the loss
     logits = rows * config.vocab_size * softmax_bytes + number * embedding
-    return max(copies + max(logits, weight_bytes * embedding, layer_backward), end_of_layer)
+    return max(copies + max(logits, FP32 * embedding, layer_backward), end_of_layer)
 
 
 def memory(
@@ -206,7 +205,7 @@ def memory(
         "parameters": FP32 * share,
         "gradients": FP32 * gradients,
         "optimizer state": MOMENTS * FP32 * share,
-        "activations": activations(step, sentences, weight_bytes),
+        "activations": activations(step, sentences),
         "all else": base + temporary_memory(step, shards, sentences),
     }
     if not shards or accumulate > 1:
