@@ -36,7 +36,8 @@ def ended_with_others(store: dist.Store, rank: int, world_size: int) -> Iterator
     if address is None:
         yield
         return
-    # The operating system accepts connections for a living process, even a stopped one.
+    # The operating system takes connections for a living process, even a stopped one, until as
+    # many wait as `backlog` says; a thread takes them from there.
     with socket.create_server((address, 0), backlog=world_size) as listener:
         store.set(f"listener/{rank}", f"{address} {listener.getsockname()[1]}")
         reader, writer = socket.socketpair()
@@ -46,6 +47,7 @@ def ended_with_others(store: dist.Store, rank: int, world_size: int) -> Iterator
             target=watch, args=(reader, store, rank, world_size), daemon=True
         )
         watcher.start()
+        threading.Thread(target=take_connections, args=(listener,), daemon=True).start()
         try:
             yield
             with suppress(dist.DistError):  # torchrun has ended
@@ -54,6 +56,15 @@ def ended_with_others(store: dist.Store, rank: int, world_size: int) -> Iterator
             signal.set_wakeup_fd(-1)
             writer.close()  # ends the thread
             watcher.join(PATIENCE)
+            listener.shutdown(socket.SHUT_RDWR)  # ends the other thread, and so the listening
+
+
+def take_connections(listener: socket.socket) -> None:
+    """Closes every connection at once: that it was possible is the answer."""
+    with suppress(OSError):  # when `listener` is shut down
+        while True:
+            connection, _ = listener.accept()
+            connection.close()
 
 
 def watch(reader: socket.socket, store: dist.Store, rank: int, world_size: int) -> None:
