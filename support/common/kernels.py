@@ -333,7 +333,8 @@ class Fp32LayerNorm(nn.LayerNorm):
         if x.dtype not in (torch.bfloat16, torch.float16):
             return super().forward(x)
         weight, bias = self.weight.float(), self.bias.float()  # FSDP may have cast them
-        return F.layer_norm(x.float(), self.normalized_shape, weight, bias, self.eps).to(x.dtype)
+        y = F.layer_norm(x.float(), self.normalized_shape, weight, bias, self.eps)
+        return y.to(x.dtype)
 
 
 class Fp32Embedding(nn.Embedding):

@@ -1,7 +1,9 @@
 """Collectives for small Python values: all ranks must call them."""
 
+from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -18,6 +20,19 @@ def broadcast_object(value: Any) -> Any:
     values = [value]
     dist.broadcast_object_list(values)
     return values[0]
+
+
+def wait_for_rank_0() -> None:
+    """Waits for all ranks, as long as it takes. A collective.
+
+    Called after what rank 0 does alone, such as writing a large file: in any other collective
+    the other ranks would wait --timeout seconds at most.
+    """
+    assert dist.group.WORLD is not None, "there is no process group"
+    options = dist.BarrierOptions()
+    options.timeout = timedelta(days=365)
+    gloo: Any = dist.group.WORLD._get_backend(torch.device("cpu"))
+    gloo.barrier(options).wait()
 
 
 def sum_over_data(values: Tensor, data_size: int) -> None:

@@ -90,6 +90,13 @@ def node_and_local_rank(rank: int) -> tuple[str, int]:
     return "0", rank
 
 
+def number_of_nodes() -> int:
+    """Returns how many nodes torchrun has started processes on; without torchrun 1."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return int(os.environ["GROUP_WORLD_SIZE"])
+    return 1
+
+
 @contextmanager
 def report_full_memory(rank: int, device: str):
     """Raises UserError where the block runs out of memory, a GPU's or the CPU's."""
@@ -138,7 +145,8 @@ def end_at_once():
 def rank_0_first():
     """Runs the block in rank 0, then in the first process of each other node, then in the rest.
 
-    The first ones download and encode the corpus; the others find it on their node's disk.
+    The first ones download and encode the corpus; the others find it on their node's disk. No
+    process goes on before all nodes have it, however long that takes.
     """
     rank = ThisProcess.rank
     store = ThisProcess.store
@@ -150,11 +158,13 @@ def rank_0_first():
     if local_rank > 0:
         rendezvous.wait_for_result(store, f"prepared/{node}")
         yield
-        return
-    Signals.handle(exit_on_signal)  # removes half-written files
-    with rendezvous.publish(store, f"prepared/{node}"):
-        yield
-    Signals.handle(signal.SIG_DFL)
+    else:
+        Signals.handle(exit_on_signal)  # removes half-written files
+        with rendezvous.publish(store, f"prepared/{node}"):
+            yield
+        Signals.handle(signal.SIG_DFL)
+    for other in range(number_of_nodes()):
+        rendezvous.wait_for_result(store, f"prepared/{other}")
 
 
 def exit_on_signal(number: int, _frame) -> None:

@@ -27,6 +27,7 @@ from support.common.paths import ROOT
 from support.distributed.collectives import all_gather_objects, is_communication_error
 from support.distributed.signals import Signals
 
+PIECE = 1 << 20  # characters; a store takes at most 8 MiB under one key
 HAS_LIBUV = sys.platform != "win32"  # PyTorch's build for Windows has a store without it
 
 
@@ -89,6 +90,20 @@ def wait_for_result(store: dist.Store, key: str) -> None:
         raise UserError(message)
 
 
+def send_text(store: dist.Store, key: str, text: str) -> None:
+    """Makes ASCII text of any length available to all processes."""
+    starts = range(0, len(text), PIECE)
+    for number, start in enumerate(starts):
+        store.set(f"{key}/{number}", text[start : start + PIECE])
+    store.set(f"{key}/pieces", str(len(starts)))
+
+
+def receive_text(store: dist.Store, key: str) -> str:
+    """Returns the text of `send_text`, for which it waits."""
+    pieces = int(store.get(f"{key}/pieces"))
+    return "".join(store.get(f"{key}/{number}").decode() for number in range(pieces))
+
+
 def share_settings(
     command_line: CommandLine,
     torchrun_store: dist.Store,
@@ -115,10 +130,11 @@ def share_settings(
         with publish(store, "checked/0"):
             args = command_line.complete(restarted)
             torchrun_store.set("folder", args.folder)
-            store.set("settings", json.dumps([own, dataclasses.asdict(args)]))
+            # A tokenizer, which a resumed run has in them, may be larger than a store's value.
+            send_text(store, "settings", json.dumps([own, dataclasses.asdict(args)]))
     else:
         wait_for_result(store, "checked/0")
-        expected, settings = json.loads(store.get("settings"))
+        expected, settings = json.loads(receive_text(store, "settings"))
         args = command_line.settings_class(**settings)
         with publish(store, f"checked/{rank}"):
             check_equal(rank, socket.gethostname(), own, expected)

@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,11 @@ from support.common.errors import UserError
 from support.common.hardware import device_name, peak_memory
 from support.common.run_folder import lock_folder
 from support.common.streams import ignore_lost_stdout
-from support.distributed.collectives import all_gather_objects, broadcast_object
+from support.distributed.collectives import (
+    all_gather_objects,
+    broadcast_object,
+    wait_for_rank_0,
+)
 from support.distributed.rendezvous import check_same_data
 from support.distributed.signals import Signals, stop_requested
 from support.training import summary
@@ -375,7 +380,7 @@ class Run:
 
         if not math.isfinite(metrics["loss"]):
             self.end_diverged_run(step, "validation loss")
-        self.writer.wait()  # so that main memory holds one copy at a time
+        self.finish_writing()  # so that main memory holds one copy at a time
         state = weights.full_state_dict(model)
         in_log = ("loss", *self.task.metrics)
         self.progress.evaluated = {
@@ -391,9 +396,8 @@ class Run:
         if is_best:
             self.progress.best = score
             self.progress.since_best = 0
-        if self.saves:
-            content = self.content(step, state)
-            self.writer.write(lambda: self.write_evaluated(content, is_best))
+        content = self.content(step, state)
+        self.write(lambda: self.write_evaluated(content, is_best))
         self.stop_if_patience_is_over(step)
         self.restart_clock()
 
@@ -435,7 +439,7 @@ class Run:
         """Writes last.pt, to resume from; with --sharded each rank its shard. A collective."""
         from support.distributed import weights
 
-        self.writer.wait()
+        self.finish_writing()
         model_state, optimizer_state = weights.state_dicts(model, optimizer, self.args.sharded)
         self.read_back(step)
         self.progress.seconds = time.perf_counter() - self.began
@@ -446,9 +450,19 @@ class Run:
             content = self.content(step, {}) | {"sharded": shards}
         else:
             content = self.content(step, model_state) | {"optimizer": optimizer_state}
-        if self.saves:
-            self.writer.write(lambda: self.write_last(content))
+        self.write(lambda: self.write_last(content))
         self.restart_clock()
+
+    def write(self, job: Callable[[], None]) -> None:
+        """Lets the rank that saves write files, for which the others wait. A collective."""
+        if self.saves:
+            self.writer.write(job)
+        wait_for_rank_0()
+
+    def finish_writing(self) -> None:
+        """Waits until the files of the last `write` are written. A collective."""
+        self.writer.wait()
+        wait_for_rank_0()
 
     def write_last(self, content: dict[str, Any]) -> None:
         """Writes last.pt, and removes the shards of earlier ones."""
@@ -549,7 +563,7 @@ class Run:
         trial = self.args.trial
         if trial:
             trial.evaluation_seconds = time.perf_counter() - trial.steps_ended
-        self.writer.wait()
+        self.finish_writing()
         if self.profile:
             last = self.profile.recorded[-1]
             self.say(f"--profile: the run ended before step {last}, so nothing was recorded")

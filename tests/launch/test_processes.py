@@ -215,14 +215,20 @@ def test_a_process_whose_parent_has_died_before_they_met_ends(monkeypatch, capfd
 def test_the_first_of_each_node_goes_before_the_others_there(monkeypatch):
     store, order = dist.HashStore(), []
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
 
-    def enter(rank, node, local):
+    def enter(rank, node, local) -> bool:
+        """Returns whether the process goes on after the block."""
         monkeypatch.setenv("GROUP_RANK", str(node))
         monkeypatch.setenv("LOCAL_RANK", str(local))
         monkeypatch.setattr(processes.ThisProcess, "rank", rank)
         monkeypatch.setattr(processes.ThisProcess, "store", store, raising=False)
-        with processes.rank_0_first():
-            order.append(rank)
+        try:
+            with processes.rank_0_first():
+                order.append(rank)
+            return True
+        except Waits:
+            return False
 
     class Waits(Exception):
         pass
@@ -233,21 +239,19 @@ def test_the_first_of_each_node_goes_before_the_others_there(monkeypatch):
 
     monkeypatch.setattr(rendezvous, "wait_for_result", wait_for_result)
     everyone = {(rank, rank // 2, rank % 2) for rank in range(4)}
+    going_on = []
     for turn in ([0], [1, 2], [3]):
         for process in sorted(everyone, reverse=True):
             if process[0] not in turn and process[0] not in order:
-                with pytest.raises(Waits):
-                    enter(*process)
-        for process in sorted(everyone):
-            if process[0] in turn:
-                enter(*process)
+                before = order.copy()
+                assert not enter(*process) and order == before
+        going_on += [enter(*process) for process in sorted(everyone) if process[0] in turn]
     assert order == [0, 1, 2, 3]
-    monkeypatch.delenv(
-        "TORCHELASTIC_RUN_ID"
-    )  # another launcher's variables, under train_cpu.py
+    assert going_on == [False, False, True, True]  # all wait for 2, the first of its node
+    # Another launcher's variables, under train_cpu.py.
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
     store = dist.HashStore()
-    for rank in range(3):
-        enter(rank, 1, 1)
+    assert all(enter(rank, 1, 1) for rank in range(3))
     assert order == [0, 1, 2, 3, 0, 1, 2]
 
 
@@ -272,6 +276,15 @@ def test_a_process_that_has_not_started_is_named(rank, missing):
         match=rf"^process {missing} of 2 has not started within 1 seconds \(--timeout\)$",
     ):
         store_of_this_start(store, rank, 2, timeout=1)
+
+
+@pytest.mark.parametrize("length", [0, 1, rendezvous.PIECE, 9 * rendezvous.PIECE + 1])
+def test_text_of_any_length_goes_through_the_store(length):
+    """PyTorch's store takes 8 MiB at most; a tokenizer may have more."""
+    store = rendezvous.store_on_loopback()
+    text = "0123456"[:length] + length * "x"
+    rendezvous.send_text(store, "text", text)
+    assert rendezvous.receive_text(store, "text") == text
 
 
 WAITING = """

@@ -34,7 +34,7 @@ from parity import command
 
 from support.common.errors import UserError
 from support.distributed.launch import torchrun
-from support.distributed.rendezvous import checksum_of_code, share_settings
+from support.distributed.rendezvous import checksum_of_code, send_text, share_settings
 from support.training.command_line import parse_arguments
 from support.training.settings import FsdpSettings, Settings, TpSettings
 from support.training.tasks import prepare_task
@@ -226,7 +226,7 @@ def test_a_node_that_has_fewer_gpus_than_rank_0s(monkeypatch, gpus):
     store, parsed = dist.HashStore(), parse_arguments("", Settings)
     mine = {"command line": {}, "torch": torch.__version__, "code": checksum_of_code()}
     store.set("checked/0", "")
-    store.set("settings", json.dumps([mine, {"device": "cuda"}]))
+    send_text(store, "settings", json.dumps([mine, {"device": "cuda"}]))
     if gpus == 2:
         assert share_settings(parsed, store, store, 1, 2).device == "cuda"
     else:
@@ -524,6 +524,39 @@ torchrun(train, parse_arguments("", FsdpSettings))
     ]
     done = subprocess.run(
         [*start, "--device", "cpu", *corpus_flags, *SMALL, "--steps", "2", "--timeout", "12"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_writing_and_averaging_may_take_longer_than_the_timeout(tmp_path, corpus_flags):
+    """Rank 0 does both alone, for 8 seconds each, and --timeout is 6."""
+    (tmp_path / "slow.py").write_text("""
+import time
+from support.common import checkpoint
+from support.training.command_line import parse_arguments
+from support.training.settings import CpuSettings
+from support.distributed.launch import spawn
+from train_cpu import train
+save, average = checkpoint.save, checkpoint.average_weights
+def slowly(path, content):
+    time.sleep(8 * (path.name == "last.pt"))
+    save(path, content)
+def average_slowly(paths):
+    time.sleep(8)
+    return average(paths)
+checkpoint.save, checkpoint.average_weights = slowly, average_slowly
+if __name__ == "__main__":
+    spawn(train, parse_arguments("", CpuSettings))
+""")
+    more = shlex.split("--procs 2 --steps 2 --timeout 6 --bleu-sentences 4")
+    done = subprocess.run(
+        [sys.executable, "slow.py", *corpus_flags, *SMALL, *more],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
