@@ -31,7 +31,8 @@ from support.corpora.held_out import Leakage, hash_pair, hold_out_pairs
 
 PAD, BOS, EOS = 0, 1, 2
 FORMAT = 8  # of the encoded corpus: increase it when the same text is stored differently
-ENCODED_AT_ONCE = 20_000  # pairs, so that memory does not grow with the corpus
+ENCODED_AT_ONCE = 2_000  # pairs, so that memory does not grow with the corpus
+CHARACTERS_PER_TOKEN = 100  # hardly any token has more than a dozen
 BPE_PAIRS = 1_000_000  # enough to learn a BPE from
 MAX_WORD = 1000  # characters
 # A run of more than MAX_WORD letters, digits or other characters, as in base64. The time to
@@ -152,8 +153,9 @@ def encode_part(
     """
     dtype = np.dtype(np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32)
     counts = {"pairs": 0, "too_long": 0, "empty": 0, "tokens": 0}
+    most = CHARACTERS_PER_TOKEN * max_length  # more make a pair too long, and need memory
     while block := list(islice(pairs, ENCODED_AT_ONCE)):
-        sources, targets = zip(*block)
+        sources, targets = ([text[:most] for text in side] for side in zip(*block))
         kept = []
         encoded = zip(bpe.encode(sources), bpe.encode(targets))
         for row, (src_ids, tgt_ids) in enumerate(encoded):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from data import BPE, NFC, append, append_ids
+from data import BPE, CHARACTERS_PER_TOKEN, NFC, append, append_ids
 from support.classification.corpus import Labelled, Reader, classes_of
 from support.classification.images import ImageTransform, read_image
 from support.common.errors import UserError
@@ -32,7 +32,6 @@ UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}
 VALID_EXAMPLES = 2000  # held out if there is no validation set,
 ONE_IN = 20  # but at most one of so many examples
 MAX_SHOWN = 20  # of the images that cannot be read
-CHARACTERS_PER_TOKEN = 100  # hardly any token has more than a dozen
 
 
 def prepare_labelled(

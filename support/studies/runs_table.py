@@ -9,8 +9,9 @@ valid_* and test_*, such as valid_bleu. A value that was not measured is NaN.
 import csv
 import math
 from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 from support.common.files import read_json
@@ -204,11 +205,12 @@ def read_curve(path: Path) -> list[Row]:
         raise ValueError("metrics.csv has no row with a loss")
     # The mean over some rows to each side: over fewer at the start, where the loss is steep,
     # and at the end, where there are no more.
-    losses = [row["train_loss"] for row in with_loss]
+    sums = list(accumulate((row["train_loss"] for row in with_loss), initial=0.0))
     reach = len(curve) // 40
     for i, row in enumerate(with_loss):
         near = min(reach, i)
-        row["train_loss"] = mean(losses[i - near : i + near + 1])
+        first, end = i - near, min(i + near + 1, len(with_loss))
+        row["train_loss"] = (sums[end] - sums[first]) / (end - first)
     for row in curve:
         row["minutes"] = row["seconds"] / 60
     return curve

@@ -375,6 +375,23 @@ def test_pairs_left_out_are_counted(tmp_path):
     assert (counts["pairs"], counts["empty"], counts["too_long"]) == (90, 2, 1)
 
 
+def test_of_a_document_no_more_is_encoded_than_shows_that_it_is_too_long(tmp_path, monkeypatch):
+    write_pairs(tmp_path / "a", [*PAIRS * 30, ("wort " * 10_000, "word")])
+    write_pairs(tmp_path / "v", PAIRS)
+    lengths = []
+    encode_batch = BPE.encode
+
+    def encode(bpe, texts):
+        lengths.extend(map(len, texts))
+        return encode_batch(bpe, texts)
+
+    monkeypatch.setattr(BPE, "encode", encode)
+    corpus = find_corpus(str(tmp_path / "a"), valid=str(tmp_path / "v"))
+    folder = prepare(corpus, tmp_path, 300, max_length=64)
+    counts = json.loads((folder / "meta.json").read_text())["parts"]["train"]
+    assert (counts["pairs"], counts["too_long"], max(lengths)) == (90, 1, 6400)
+
+
 def test_the_longest_sentence_is_kept_with_its_end_mark(tmp_path):
     """Of as many tokens as the model takes, the end mark counted; one more is too many."""
     write_pairs(tmp_path / "a", [("x" * n, "a") for n in range(1, 40)])

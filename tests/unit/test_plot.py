@@ -8,6 +8,7 @@ import math
 import os
 import runpy
 import shutil
+import statistics
 import struct
 import subprocess
 from unittest import mock
@@ -500,6 +501,15 @@ def test_curves_of_a_run_that_is_going_on(tmp_path):
     row = table_of(folder)[0]
     assert row["valid_bleu"] == 40 and math.isnan(row["test_bleu"])
     draw(folder, cwd=tmp_path)
+
+
+def test_the_running_mean_is_over_a_fortieth_of_the_run_to_each_side(tmp_path):
+    curve = runs_table.read_curve(write_run(tmp_path / "run", rows=200) / "metrics.csv")
+    losses = [round(4.0 / i, 6) for i in range(1, 201)]
+    for i, row in enumerate(curve):
+        near = min(5, i)
+        expected = statistics.mean(losses[i - near : i + near + 1])
+        assert row["train_loss"] == pytest.approx(expected, rel=1e-9)
 
 
 def test_folders_of_the_same_name_have_lines_of_their_own(tmp_path):
