@@ -208,10 +208,14 @@ def memory(
         "activations": activations(step, sentences),
         "all else": base + temporary_memory(step, shards, sentences),
     }
-    if not shards or accumulate > 1:
-        return parts, sum(parts.values())
-    # The sharded gradients replace the activations, so the two never add up.
-    backward = parts["activations"] + parts["all else"]
-    last_reduction = parts["gradients"] + base + step.units[0] * (2 * weight_bytes + FP32)
-    peak = parts["parameters"] + parts["optimizer state"] + max(backward, last_reduction)
-    return parts, peak
+    peak = sum(parts.values())
+    if not shards:
+        return parts, peak
+    kept = parts["parameters"] + parts["optimizer state"]
+    if accumulate == 1:  # the sharded gradients replace the activations: they never add up
+        backward = parts["activations"] + parts["all else"]
+        last_reduction = parts["gradients"] + base + step.units[0] * (2 * weight_bytes + FP32)
+        peak = kept + max(backward, last_reduction)
+    # To translate, every process gathers a whole model (`gather_model`).
+    evaluation = kept + FP32 * share + base + FP32 * step.parameters
+    return parts, max(peak, evaluation)
