@@ -24,6 +24,7 @@ from support.distributed.rendezvous import own_address
 GRACE = 5  # seconds in which the main thread can notice by itself, as it does with Gloo
 PATIENCE = 5  # seconds in which a living node answers
 PERIOD = 1  # seconds between two checks
+BACKLOG = 4096  # connections: as many as Linux allows
 
 
 @contextmanager
@@ -36,9 +37,9 @@ def ended_with_others(store: dist.Store, rank: int, world_size: int) -> Iterator
     if address is None:
         yield
         return
-    # The operating system takes connections for a living process, even a stopped one, until as
-    # many wait as `backlog` says; a thread takes them from there.
-    with socket.create_server((address, 0), backlog=world_size) as listener:
+    # The operating system takes connections for a living process, even a stopped one, until
+    # BACKLOG of them wait; a thread takes them from there.
+    with socket.create_server((address, 0), backlog=BACKLOG) as listener:
         store.set(f"listener/{rank}", f"{address} {listener.getsockname()[1]}")
         reader, writer = socket.socketpair()
         writer.setblocking(False)
