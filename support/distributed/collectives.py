@@ -1,6 +1,5 @@
 """Collectives for small Python values: all ranks must call them."""
 
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -23,14 +22,14 @@ def broadcast_object(value: Any) -> Any:
 
 
 def wait_for_rank_0() -> None:
-    """Waits for all ranks, as long as it takes. A collective.
+    """Waits for all ranks, ten times as long as other collectives. A collective.
 
-    Called after what rank 0 does alone, such as writing a large file: in any other collective
-    the other ranks would wait --timeout seconds at most.
+    Called after what rank 0 does alone, such as writing a large file.
     """
     assert dist.group.WORLD is not None, "there is no process group"
     options = dist.BarrierOptions()
-    options.timeout = timedelta(days=365)
+    # The launcher has set it to --timeout.
+    options.timeout = 10 * dist.distributed_c10d.default_pg_timeout
     gloo: Any = dist.group.WORLD._get_backend(torch.device("cpu"))
     gloo.barrier(options).wait()
 

@@ -266,7 +266,12 @@ class RunSettings:
     wandb: str = flag(
         "", "also send metrics to this project of Weights & Biases", changeable=True
     )
-    timeout: int = flag(600, "seconds to wait for another process", (1, 10**7), changeable=True)
+    timeout: int = flag(
+        600,
+        "seconds to wait for another process; ten times as long while rank 0 writes files",
+        (1, 10**7),
+        changeable=True,
+    )
     delay_ms: float = flag(
         0.0, "milliseconds to wait before each collective, as in a slow network", **ONCE
     )
