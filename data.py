@@ -30,7 +30,7 @@ from support.corpora.encoded import encoded_folder, in_order, make_once
 from support.corpora.held_out import Leakage, hash_pair, hold_out_pairs
 
 PAD, BOS, EOS = 0, 1, 2
-FORMAT = 8  # of the encoded corpus: increase it when the same text is stored differently
+FORMAT = 9  # of the encoded corpus: increase it when the same text is stored differently
 ENCODED_AT_ONCE = 2_000  # pairs, so that memory does not grow with the corpus
 CHARACTERS_PER_TOKEN = 100  # hardly any token has more than a dozen
 BPE_PAIRS = 1_000_000  # enough to learn a BPE from
@@ -147,20 +147,23 @@ def encode_part(
     """Writes flat arrays, PATH.src.ids and PATH.src.offsets, the same for tgt.
 
     Each sentence ends with eos, which counts as a token. Pairs with an empty side, or with more
-    than `max_length` tokens, are left out. The parts that are translated and scored later, all
-    but the training set, are kept as text too. There a pair that is left out is a pair of empty
-    lines: lines keep their numbers. Returns counts, and the type of the ids.
+    than `max_length` tokens or 100 times as many characters, are left out. The parts that are
+    translated and scored later, all but the training set, are kept as text too. There a pair
+    that is left out is a pair of empty lines: lines keep their numbers. Returns counts, and the
+    type of the ids.
     """
     dtype = np.dtype(np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32)
     counts = {"pairs": 0, "too_long": 0, "empty": 0, "tokens": 0}
-    most = CHARACTERS_PER_TOKEN * max_length  # more make a pair too long, and need memory
+    most = CHARACTERS_PER_TOKEN * max_length
     while block := list(islice(pairs, ENCODED_AT_ONCE)):
-        sources, targets = ([text[:most] for text in side] for side in zip(*block))
+        # Of a document, which would need much memory, one character more than `most`.
+        sources, targets = ([text.strip()[: most + 1] for text in side] for side in zip(*block))
         kept = []
-        encoded = zip(bpe.encode(sources), bpe.encode(targets))
-        for row, (src_ids, tgt_ids) in enumerate(encoded):
+        encoded = zip(sources, targets, bpe.encode(sources), bpe.encode(targets))
+        for row, (src, tgt, src_ids, tgt_ids) in enumerate(encoded):
             is_empty = not src_ids or not tgt_ids
-            if is_empty or max(len(src_ids), len(tgt_ids)) + 1 > max_length:
+            is_document = max(len(src), len(tgt)) > most
+            if is_empty or is_document or max(len(src_ids), len(tgt_ids)) + 1 > max_length:
                 counts["empty" if is_empty else "too_long"] += 1
                 block[row] = ("", "")
             else:

@@ -78,7 +78,7 @@ def replace_for_cpus(model: nn.Module) -> None:
     for module in list(model.modules()):
         if isinstance(module, nn.MaxPool2d):
             module.register_forward_pre_hook(to_channels_last)
-        elif isinstance(module, nn.LayerNorm):
+        elif isinstance(module, nn.LayerNorm) and module.bias is not None:
             module.__class__ = Fp32LayerNorm
         elif isinstance(module, nn.Embedding):
             module.__class__ = Fp32Embedding
@@ -323,10 +323,10 @@ def to_channels_last(module: nn.Module, images: tuple[Tensor]) -> Tensor:
 
 
 class Fp32LayerNorm(nn.LayerNorm):
-    """Layer norm that computes in fp32, also under autocast.
+    """Layer norm that computes in fp32, even under autocast.
 
     On a CPU, PyTorch adds up the gradients of the weights over all tokens in the precision of
-    the input. In bf16 the sums are 5 % wrong for 2,000 tokens, and more for more.
+    the input. In bf16 the sums are 5 % wrong for 2,000 tokens, and worse for more tokens.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -338,13 +338,13 @@ class Fp32LayerNorm(nn.LayerNorm):
 
 
 class Fp32Embedding(nn.Embedding):
-    """An embedding whose gradients are added up in fp32: see `Fp32LayerNorm`.
+    """An embedding whose gradients are added up in fp32, for the same reason.
 
-    Without it they are not where FSDP casts the weights.
+    PyTorch adds them up in the type of the weights, which is bf16 where FSDP has cast them.
     """
 
     def forward(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight.float())
+        return F.embedding(ids, self.weight.float(), self.padding_idx)
 
 
 class ByteDropout(nn.Dropout):

@@ -21,10 +21,10 @@ def broadcast_object(value: Any) -> Any:
     return values[0]
 
 
-def wait_for_rank_0() -> None:
-    """Waits for all ranks, ten times as long as other collectives. A collective.
+def long_barrier() -> None:
+    """A barrier at which ranks wait for others ten times --timeout.
 
-    Called after what rank 0 does alone, such as writing a large file.
+    It follows what rank 0 does alone, such as writing a large file.
     """
     assert dist.group.WORLD is not None, "there is no process group"
     options = dist.BarrierOptions()

@@ -28,6 +28,7 @@ from support.common.paths import script_path
 from support.common.run_folder import remove_if_empty
 from support.common.streams import prepare_streams
 from support.distributed import rendezvous
+from support.distributed.collectives import long_barrier
 from support.distributed.signals import Signals, block_signals, unblock_signals
 from support.distributed.trial import settle_length
 
@@ -90,13 +91,6 @@ def node_and_local_rank(rank: int) -> tuple[str, int]:
     return "0", rank
 
 
-def number_of_nodes() -> int:
-    """Returns how many nodes torchrun has started processes on; without torchrun 1."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        return int(os.environ["GROUP_WORLD_SIZE"])
-    return 1
-
-
 @contextmanager
 def report_full_memory(rank: int, device: str):
     """Raises UserError where the block runs out of memory, a GPU's or the CPU's."""
@@ -146,7 +140,7 @@ def rank_0_first():
     """Runs the block in rank 0, then in the first process of each other node, then in the rest.
 
     The first ones download and encode the corpus; the others find it on their node's disk. No
-    process goes on before all nodes have it, however long that takes.
+    process goes on before all nodes have it. A collective.
     """
     rank = ThisProcess.rank
     store = ThisProcess.store
@@ -163,8 +157,7 @@ def rank_0_first():
         with rendezvous.publish(store, f"prepared/{node}"):
             yield
         Signals.handle(signal.SIG_DFL)
-    for other in range(number_of_nodes()):
-        rendezvous.wait_for_result(store, f"prepared/{other}")
+    long_barrier()
 
 
 def exit_on_signal(number: int, _frame) -> None:

@@ -37,8 +37,8 @@ def ended_with_others(store: dist.Store, rank: int, world_size: int) -> Iterator
     if address is None:
         yield
         return
-    # The operating system takes connections for a living process, even a stopped one, until
-    # BACKLOG of them wait; a thread takes them from there.
+    # The operating system takes connections for a living process, even a stopped one, but only
+    # BACKLOG of them; a thread accepts them, so that there is always room.
     with socket.create_server((address, 0), backlog=BACKLOG) as listener:
         store.set(f"listener/{rank}", f"{address} {listener.getsockname()[1]}")
         reader, writer = socket.socketpair()

@@ -64,7 +64,7 @@ class TrainingStep:
         self.residual_bytes = self.compute_bytes if rounded else FP32
         # Autocast copies an fp32 tensor for each product that reads it.
         self.copies_for_each_product = self.cpu and self.residual_bytes != self.compute_bytes
-        # On CPUs norms compute in fp32 (`Fp32LayerNorm`), on GPUs autocast's two last ones.
+        # On CPUs all norms compute in fp32 (`Fp32LayerNorm`), on GPUs only the last two.
         self.norm_bytes = FP32 if self.cpu else self.residual_bytes
         # Per element: on CPUs a dropout keeps its factors, on GPUs a mask.
         self.dropout_bytes = 0
@@ -216,6 +216,7 @@ def memory(
         backward = parts["activations"] + parts["all else"]
         last_reduction = parts["gradients"] + base + step.units[0] * (2 * weight_bytes + FP32)
         peak = kept + max(backward, last_reduction)
-    # To translate, every process gathers a whole model (`gather_model`).
-    evaluation = kept + FP32 * share + base + FP32 * step.parameters
+    # To translate, every process gathers a whole model (`gather_model`). FSDP, which has just
+    # computed the loss, still holds what is outside the layers.
+    evaluation = kept + base + FP32 * step.parameters + weight_bytes * step.units[0]
     return parts, max(peak, evaluation)

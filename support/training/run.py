@@ -26,7 +26,7 @@ from support.common.streams import ignore_lost_stdout
 from support.distributed.collectives import (
     all_gather_objects,
     broadcast_object,
-    wait_for_rank_0,
+    long_barrier,
 )
 from support.distributed.rendezvous import check_same_data
 from support.distributed.signals import Signals, stop_requested
@@ -191,6 +191,7 @@ class Run:
             progress = loaded["progress"] | self.find_best(step)
             shards = str(self.folder / loaded["sharded"]) if "sharded" in loaded else ""
             beginning = (step, progress, shards)
+        long_barrier()  # rank 0 has read the files
         step, progress, shards = broadcast_object(beginning)
         self.progress = Progress(**progress)
         weights.restore(model, optimizer, loaded, shards)
@@ -457,12 +458,12 @@ class Run:
         """Lets the rank that saves write files, for which the others wait. A collective."""
         if self.saves:
             self.writer.write(job)
-        wait_for_rank_0()
+        long_barrier()
 
     def finish_writing(self) -> None:
         """Waits until the files of the last `write` are written. A collective."""
         self.writer.wait()
-        wait_for_rank_0()
+        long_barrier()
 
     def write_last(self, content: dict[str, Any]) -> None:
         """Writes last.pt, and removes the shards of earlier ones."""
@@ -580,7 +581,7 @@ class Run:
             summary.finish(self, model)
             Signals.handle(Signals.note)
         self.close()
-        dist.barrier()  # torchrun ends all ranks once one of them leaves with an error
+        long_barrier()  # torchrun ends all ranks once one of them leaves with an error
 
     def stop_scoring(self, number: int, _frame) -> None:
         """Ends the process on a signal. The run is saved; once resumed, it is scored again."""

@@ -19,7 +19,7 @@ from support.common.paths import script_path
 from support.distributed.collectives import (
     all_gather_objects,
     broadcast_object,
-    wait_for_rank_0,
+    long_barrier,
 )
 from support.training.settings import flags_of, option
 
@@ -130,7 +130,7 @@ def finish(run, model: nn.Module) -> None:
     if run.writes:
         (run.folder / "best.pt").touch()  # translate.py takes the newest
     test_metrics, text = run.task.report(model, run.data_rank, run.data_size, valid)
-    wait_for_rank_0()  # it has written the predictions
+    long_barrier()  # rank 0 has written the model's outputs
     memory = all_gather_objects(peak_memory())
     if not run.writes:
         return
@@ -182,7 +182,7 @@ def choose_weights(run, model: nn.Module) -> tuple[dict, dict[str, float]]:
         paths = run.evaluation_checkpoints()[-run.args.average_checkpoints :]
     if broadcast_object(len(paths)):
         mean = checkpoint.average_weights(paths) if run.writes else None
-        wait_for_rank_0()
+        long_barrier()
         # As during training: a longer run compares its evaluations with this one.
         score = run.score(load_and_evaluate(mean, final=False))
         if score[-1] > run.progress.best[-1]:  # of negative losses; never if it is not finite
@@ -193,7 +193,7 @@ def choose_weights(run, model: nn.Module) -> tuple[dict, dict[str, float]]:
     best: dict = {"model": None}  # in the other ranks, to which rank 0 sends the weights
     if run.writes:
         best = checkpoint.load(run.folder / "best.pt")
-    wait_for_rank_0()
+    long_barrier()
     return best, load_and_evaluate(best["model"], final=True)
 
 

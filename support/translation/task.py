@@ -27,7 +27,12 @@ from support.common.shape import make_config
 from support.corpora.encoded import read_tokenizer
 from support.corpora.held_out import warnings_of_parts
 from support.corpora.pairs import find_corpus
-from support.distributed.collectives import all_gather_objects, broadcast_object, sum_over_data
+from support.distributed.collectives import (
+    all_gather_objects,
+    broadcast_object,
+    long_barrier,
+    sum_over_data,
+)
 from support.translation.beam import translate_batch
 from support.translation.lines import translate_lines
 from support.translation.scores import Score, bleu, chrf
@@ -147,6 +152,7 @@ class Translation:
             if final:
                 self.chrf_score = chrf(translations, references)
                 metrics["chrf"] = self.chrf_score.value
+        long_barrier()  # rank 0 has computed BLEU
         model.train()
         return broadcast_object(metrics)
 

@@ -215,20 +215,14 @@ def test_a_process_whose_parent_has_died_before_they_met_ends(monkeypatch, capfd
 def test_the_first_of_each_node_goes_before_the_others_there(monkeypatch):
     store, order = dist.HashStore(), []
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
 
-    def enter(rank, node, local) -> bool:
-        """Returns whether the process goes on after the block."""
+    def enter(rank, node, local):
         monkeypatch.setenv("GROUP_RANK", str(node))
         monkeypatch.setenv("LOCAL_RANK", str(local))
         monkeypatch.setattr(processes.ThisProcess, "rank", rank)
         monkeypatch.setattr(processes.ThisProcess, "store", store, raising=False)
-        try:
-            with processes.rank_0_first():
-                order.append(rank)
-            return True
-        except Waits:
-            return False
+        with processes.rank_0_first():
+            order.append(rank)
 
     class Waits(Exception):
         pass
@@ -238,20 +232,23 @@ def test_the_first_of_each_node_goes_before_the_others_there(monkeypatch):
             raise Waits
 
     monkeypatch.setattr(rendezvous, "wait_for_result", wait_for_result)
+    barriers = []
+    monkeypatch.setattr(processes, "long_barrier", lambda: barriers.append(1))
     everyone = {(rank, rank // 2, rank % 2) for rank in range(4)}
-    going_on = []
     for turn in ([0], [1, 2], [3]):
         for process in sorted(everyone, reverse=True):
             if process[0] not in turn and process[0] not in order:
-                before = order.copy()
-                assert not enter(*process) and order == before
-        going_on += [enter(*process) for process in sorted(everyone) if process[0] in turn]
-    assert order == [0, 1, 2, 3]
-    assert going_on == [False, False, True, True]  # all wait for 2, the first of its node
+                with pytest.raises(Waits):
+                    enter(*process)
+        for process in sorted(everyone):
+            if process[0] in turn:
+                enter(*process)
+    assert order == [0, 1, 2, 3] and barriers == [1, 1, 1, 1]
     # Another launcher's variables, under train_cpu.py.
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
     store = dist.HashStore()
-    assert all(enter(rank, 1, 1) for rank in range(3))
+    for rank in range(3):
+        enter(rank, 1, 1)
     assert order == [0, 1, 2, 3, 0, 1, 2]
 
 
@@ -282,7 +279,7 @@ def test_a_process_that_has_not_started_is_named(rank, missing):
 def test_text_of_any_length_goes_through_the_store(length):
     """PyTorch's store takes 8 MiB at most; a tokenizer may have more."""
     store = rendezvous.store_on_loopback()
-    text = "0123456"[:length] + length * "x"
+    text = "".join(map(str, range(length)))[:length]
     rendezvous.send_text(store, "text", text)
     assert rendezvous.receive_text(store, "text") == text
 

@@ -400,6 +400,32 @@ def test_two_nodes_without_a_shared_disk_go_on_from_the_same_step(tmp_path, pair
 
 
 @pytest.mark.slow
+def test_a_node_that_dies_while_it_prepares_its_data_ends_the_other(tmp_path, pairs):
+    folders = two_folders(tmp_path, pairs)
+    (tmp_path / "dies.py").write_text(f"""
+import os, signal, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+import train_ddp
+from support.training.command_line import parse_arguments
+from support.training.settings import Settings
+from support.distributed.launch import torchrun
+prepare_task = train_ddp.prepare_task
+def prepare_or_die(args):
+    if os.environ["GROUP_RANK"] == "1":
+        time.sleep(3)  # the other waits by then
+        os.kill(os.getpid(), signal.SIGKILL)
+    return prepare_task(args)
+train_ddp.prepare_task = prepare_or_die
+torchrun(train_ddp.train, parse_arguments("", Settings))
+""")
+    flags = [["--data", "own", *SMALL, "--timeout", "1000"]] * 2
+    nodes = start_nodes(folders, flags, script=tmp_path / "dies.py", restarts=0)
+    errors = "".join(ends(node, 60)[1] for node in nodes)
+    assert all(node.returncode for node in nodes)
+    assert "error: process 1 of 2 has died or does not answer" in errors
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [["--data", "uneven"], ["--lr", "-1"], ["--lrr", "1"]])
 def test_what_rank_0_refuses_each_node_says_once(tmp_path, pairs, wrong):
     """Rank 0 has the store. The other node learns why rank 0 ended, not just that it did."""
@@ -549,12 +575,14 @@ def slowly(path, content):
     save(path, content)
 def average_slowly(paths):
     time.sleep(8)
+    print("averaged", len(paths))
     return average(paths)
 checkpoint.save, checkpoint.average_weights = slowly, average_slowly
 if __name__ == "__main__":
     spawn(train, parse_arguments("", CpuSettings))
 """)
-    more = shlex.split("--procs 2 --steps 2 --timeout 6 --bleu-sentences 4")
+    more = shlex.split("--procs 2 --steps 2 --timeout 6 --bleu-sentences 4 --eval-every 1")
+    more += ["--average-checkpoints", "2"]
     done = subprocess.run(
         [sys.executable, "slow.py", *corpus_flags, *SMALL, *more],
         cwd=tmp_path,
@@ -564,6 +592,7 @@ if __name__ == "__main__":
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+    assert "averaged 2" in done.stdout
 
 
 def test_the_gradients_of_ddp_stay_in_its_buckets(tmp_path, corpus_flags):

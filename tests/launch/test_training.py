@@ -623,7 +623,7 @@ def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
     )
     monkeypatch.setattr(run_summary, "all_gather_objects", lambda mine: [mine])
     monkeypatch.setattr(run_summary, "broadcast_object", lambda mine: mine)
-    monkeypatch.setattr(run_summary, "wait_for_rank_0", lambda: None)
+    monkeypatch.setattr(run_summary, "long_barrier", lambda: None)
     task = SimpleNamespace(
         metrics=("accuracy",),
         evaluate=evaluate,

@@ -94,6 +94,9 @@ STOPPED = re.compile(
     r"(?:python|torchrun [-\w. ]+) \S*train_\w+\.py --resume logs/run"
     r"(?: --device cpu)?(?: --tensor 2)?$"
 )
+RESUMED = re.compile(
+    r"resumed logs/run at step (\d+)(?:, its last: nothing is left to train)?$"
+)
 STEP = re.compile(
     r"step (\d+)/(\d+), epoch (\d+): loss ([\d.]+)"
     r"(?:, valid loss ([\d.]+), valid bleu ([\d.e-]+))?, [\d,]+ tokens/s, "
@@ -404,16 +407,31 @@ class Soak:
             return kind == FULL and (not found[1] or there)
         if line == "error: a file cannot be written: No space left on device":
             return kind == FULL
+        if line.startswith(("step ", "stopped ", "resumed ")):
+            return self.is_true_of_steps(line, kind, goes_on)
+        if out:
+            self.others.add(line)
+        # Warnings on standard output have to be those of an undisturbed run.
+        return not line.startswith("error:" if out else ("error:", "warning:"))
+
+    def is_true_of_steps(self, line: str, kind: str, goes_on: bool) -> bool:
+        """Whether a line that names a step is true. The losses in it are compared later."""
         if found := STOPPED.match(line):
-            step = torch.load(self.run / "last.pt", weights_only=True)["step"] if there else 0
+            step = self.saved_step()
             is_step = int(found[1]) == step or goes_on and int(found[1]) < step
             return kind in (*SIGNALS, KILL_PARENT) and is_step
         if found := STEP.match(line):
             self.claims.append(found.groups())
             return int(found[2]) == self.steps
-        if out:
-            self.others.add(line)
-        return not line.startswith(("error:", "warning:"))
+        if found := RESUMED.match(line):
+            return int(found[1]) <= self.saved_step()
+        self.others.add(line)
+        return True
+
+    def saved_step(self) -> int:
+        """Returns the step of last.pt, or 0 if there is none."""
+        path = self.run / "last.pt"
+        return torch.load(path, weights_only=True)["step"] if path.exists() else 0
 
     def count(self, kind: str, came: str) -> None:
         self.counts.setdefault(kind, Counter())[came] += 1
@@ -434,10 +452,7 @@ class Soak:
         self.send(signal.SIGTERM, [one.pid for one in self.running()])
         self.wait("the end", lambda: not self.alive())
         self.check("SIGTERM", False)
-        step = (
-            torch.load(self.run / "last.pt", weights_only=True)["step"] if self.saved() else 0
-        )
-        self.steps = (step // EVERY + 1) * EVERY
+        self.steps = (self.saved_step() // EVERY + 1) * EVERY
         for again in (True, True, False):
             before = self.saved()
             self.start()

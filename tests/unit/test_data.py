@@ -376,7 +376,9 @@ def test_pairs_left_out_are_counted(tmp_path):
 
 
 def test_of_a_document_no_more_is_encoded_than_shows_that_it_is_too_long(tmp_path, monkeypatch):
-    write_pairs(tmp_path / "a", [*PAIRS * 30, ("wort " * 10_000, "word")])
+    spaces = 10_000 * " "  # they are few tokens, but to cut them would cut the sentence
+    documents = [("wort " * 10_000, "word"), (f"ein{spaces}Haus", "a house")]
+    write_pairs(tmp_path / "a", [*PAIRS * 30, *documents, (f"{spaces}ein Hund", "a dog")])
     write_pairs(tmp_path / "v", PAIRS)
     lengths = []
     encode_batch = BPE.encode
@@ -389,7 +391,7 @@ def test_of_a_document_no_more_is_encoded_than_shows_that_it_is_too_long(tmp_pat
     corpus = find_corpus(str(tmp_path / "a"), valid=str(tmp_path / "v"))
     folder = prepare(corpus, tmp_path, 300, max_length=64)
     counts = json.loads((folder / "meta.json").read_text())["parts"]["train"]
-    assert (counts["pairs"], counts["too_long"], max(lengths)) == (90, 1, 6400)
+    assert (counts["pairs"], counts["too_long"], max(lengths)) == (91, 2, 6401)
 
 
 def test_the_longest_sentence_is_kept_with_its_end_mark(tmp_path):
