@@ -326,7 +326,7 @@ class Fp32LayerNorm(nn.LayerNorm):
     """Layer norm that computes in fp32, even under autocast.
 
     On a CPU, PyTorch adds up the gradients of the weights over all tokens in the precision of
-    the input. In bf16 the sums are 5 % wrong for 2,000 tokens, and worse for more tokens.
+    the input. In bf16 such sums are several percent wrong, and worse for more tokens.
     """
 
     def forward(self, x: Tensor) -> Tensor:

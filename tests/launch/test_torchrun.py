@@ -525,6 +525,18 @@ def test_a_process_that_hangs_is_named(tmp_path, corpus_flags, mode, size, more)
     assert run.returncode != 0
 
 
+def run_in(folder, *command):
+    """Runs a command in a folder whose scripts can import the project."""
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
 @pytest.mark.slow
 def test_translating_may_take_longer_than_the_timeout(tmp_path, corpus_flags):
     """It takes 13 seconds here, and --timeout is 12: the ranks wait for a batch at a time."""
@@ -548,14 +560,8 @@ torchrun(train, parse_arguments("", FsdpSettings))
         sys.executable,
         *shlex.split("-m torch.distributed.run --standalone --nproc-per-node 2 slow.py"),
     ]
-    done = subprocess.run(
-        [*start, "--device", "cpu", *corpus_flags, *SMALL, "--steps", "2", "--timeout", "12"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    more = shlex.split("--device cpu --steps 2 --timeout 12")
+    done = run_in(tmp_path, *start, *corpus_flags, *SMALL, *more)
     assert done.returncode == 0, done.stderr
 
 
@@ -571,7 +577,8 @@ from support.distributed.launch import spawn
 from train_cpu import train
 save, average = checkpoint.save, checkpoint.average_weights
 def slowly(path, content):
-    time.sleep(8 * (path.name == "last.pt"))
+    if path.name == "last.pt":
+        time.sleep(8)
     save(path, content)
 def average_slowly(paths):
     time.sleep(8)
@@ -583,14 +590,7 @@ if __name__ == "__main__":
 """)
     more = shlex.split("--procs 2 --steps 2 --timeout 6 --bleu-sentences 4 --eval-every 1")
     more += ["--average-checkpoints", "2"]
-    done = subprocess.run(
-        [sys.executable, "slow.py", *corpus_flags, *SMALL, *more],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_in(tmp_path, sys.executable, "slow.py", *corpus_flags, *SMALL, *more)
     assert done.returncode == 0, done.stderr
     assert "averaged 2" in done.stdout
 
