@@ -18,8 +18,7 @@ from support.common.errors import UserError
 
 # Dense FLOP/s in bf16 and in fp16, which are equal, from NVIDIA's data sheets, by the name that
 # CUDA gives the device. The Tesla T4 has fp16 alone. A slice of a GPU (MIG) and a laptop's chip
-# have other names, and are measured, like all that are not here. No data sheet of the H200 NVL
-# was found; it has the same chip as the H100 NVL.
+# have other names, and are measured, like all that are not here.
 PEAKS = {
     "NVIDIA GB200": 2500e12,
     "NVIDIA B200": 2250e12,
@@ -160,8 +159,8 @@ def check_gpus() -> None:
     if 10 * major + minor < oldest:
         raise UserError(
             f"--device cuda: this PyTorch has no code for the {torch.cuda.get_device_name()}, "
-            f"which is sm_{major}{minor}, older than sm_{oldest}; install an older PyTorch, or "
-            f"use --device cpu instead"
+            f"which is sm_{major}{minor}, older than sm_{oldest}; install PyTorch's build "
+            f"for an older CUDA, or use --device cpu instead"
         )
     processes = number_in_environment("LOCAL_WORLD_SIZE", 1)  # set by torchrun
     gpus = torch.cuda.device_count()

@@ -112,7 +112,7 @@ def end_at_once():
     """Makes this process end before Python deletes its modules, with the block's exit status.
 
     A thread of Gloo's may still hold a tensor. Where it drops the tensor while Python deletes
-    its modules, it aborts the process (https://github.com/pytorch/pytorch/issues/190489).
+    its modules, it aborts the process (https://github.com/pytorch/pytorch/pull/179291).
     """
     status = 1  # of exceptions
 

@@ -24,7 +24,7 @@ from support.distributed.rendezvous import own_address
 GRACE = 5  # seconds in which the main thread can notice by itself, as it does with Gloo
 PATIENCE = 5  # seconds in which a living node answers
 PERIOD = 1  # seconds between two checks
-BACKLOG = 4096  # connections: as many as Linux allows
+BACKLOG = 4096  # connections: as many as Linux allows by default
 
 
 @contextmanager

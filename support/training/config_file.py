@@ -84,7 +84,7 @@ def convert(path: str, field: dataclasses.Field, value: Any) -> Any:
     """Returns the value that a file gives to a flag, with the flag's type. Raises UserError."""
     choices = field.metadata["choices"]
     expected: Any = field.type
-    if choices and isinstance(value, bool):  # YAML reads yes and no as true and false
+    if choices and isinstance(value, bool):  # PyYAML reads yes and no as true and false
         value = "yes" if value else "no"
     if choices and value not in choices:
         raise UserError(
@@ -94,6 +94,6 @@ def convert(path: str, field: dataclasses.Field, value: Any) -> Any:
         return value
     if expected is float and type(value) in (int, str):
         with suppress(ValueError, OverflowError):
-            return float(value)  # YAML reads 1e-3 as text
+            return float(value)  # PyYAML reads 1e-3 as text
     wanted = "text (put it in quotes)" if expected is str else expected.__name__
     raise UserError(f"--config {path}: {field.name} is {value!r}, not {wanted}")
