@@ -28,6 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.common.errors import ArgumentParser, UserError, run_main
+from support.common.files import write_text
 from support.common.paths import LOGS
 from support.common.run_folder import check_name
 from support.distributed.signals import Signals
@@ -278,7 +279,7 @@ def call(command: list[str]) -> int:
 def train(args: argparse.Namespace, run: StudyRun) -> None:
     """Trains or resumes a run. Raises UserError if it fails."""
     run.folder.mkdir(parents=True, exist_ok=True)
-    (run.folder / "command").write_text(f"{run.command}\n", encoding="utf-8")
+    write_text(run.folder / "command", f"{run.command}\n")
     command = f"{run.prefix} {run.command}".strip()
     print(f"\n{args.name}: {command}", flush=True)
     status = call(shlex.split(command))

@@ -26,7 +26,7 @@ from support.classification.metrics import compute_metrics, metrics_table, per_c
 from support.classification.starting_weights import adapt
 from support.common.checkpoint import check_corpus
 from support.common.errors import UserError
-from support.common.files import read_json
+from support.common.files import read_json, replacing
 from support.common.flops import StepSize
 from support.common.hardware import autocast_dtype
 from support.common.kernels import speed_up
@@ -325,7 +325,10 @@ class Classification:
         files = self.folder / f"{part}.files.json"
         rows = read_json(files) if files.is_file() else range(len(labels))
         columns = ["file" if files.is_file() else "row", "label", "prediction"]
-        with open(path, "w", newline="", encoding="utf-8") as file:
+        with (
+            replacing(path) as partial,
+            open(partial, "w", encoding="utf-8", newline="") as file,
+        ):
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow([*columns, *(f"p({name})" for name in self.classes)])
             for row, label, values in zip(rows, labels, self.probabilities):

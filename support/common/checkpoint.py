@@ -19,11 +19,13 @@ support/distributed/weights.py gathers the weights that are saved and distribute
 
 import os
 import pickle
+import shlex
 import shutil
 import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -153,7 +155,8 @@ def find_checkpoint(path: Path | None, task_type: str) -> tuple[Path, dict]:
     if its_type != task_type:
         raise UserError(
             f"{path}: not a model for {task_type}; "
-            f"use python {script_path(SCRIPTS[its_type])} --checkpoint {path}"
+            f"use python {script_path(SCRIPTS[its_type])} "
+            f"--checkpoint {shlex.quote(str(path))}"
         )
     return path, checkpoint
 
@@ -174,20 +177,21 @@ def newest_checkpoint(task_type: str) -> tuple[Path, dict]:
 
 
 def find_all(name: str) -> list[Path]:
-    """Returns the files of that name in all folders under logs/, but not in hidden ones."""
-    paths = []
-    visited = set()  # a link may lead back to where it is
-    for folder, subfolders, _ in os.walk(LOGS, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in visited:
-            subfolders.clear()
-            continue
-        visited.add(real)
+    """Returns the files of that name in all folders under logs/, but not in hidden ones.
+
+    Links in logs/ itself are followed, but none in the folders of runs, which may come from
+    other people.
+    """
+    links = [path for path in LOGS.glob("[!.]*") if path.is_symlink()]
+    paths: dict[
+        Path, Path
+    ] = {}  # by their real paths: a link may lead to another folder under logs/
+    for folder, subfolders, _ in chain.from_iterable(map(os.walk, [LOGS, *links])):
         subfolders[:] = [each for each in subfolders if not each.startswith(".")]
         path = Path(folder, name)
         if path.is_file():
-            paths.append(path)
-    return paths
+            paths.setdefault(path.resolve(), path)
+    return list(paths.values())
 
 
 def load_run(folder: Path, sharded: bool) -> dict:

@@ -5,6 +5,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,23 @@ def write_json(path: Path, content: dict | list) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes under another name, then renames: a reader finds the whole file or none."""
+    """Writes a text as `replacing` does."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="\n")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields another name for the block to write to, then renames it to `path`.
+
+    A reader finds the whole file or none. If `path` is a link, it is replaced, and what it
+    leads to stays as it is.
+    """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # of this process alone
     try:
-        partial.write_text(text, encoding="utf-8", newline="\n")
+        yield partial
         replace(partial, path)
-    except OSError:  # the disk may be full
+    except BaseException:  # the disk may be full
         partial.unlink(missing_ok=True)
         raise
 

@@ -169,8 +169,8 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """`fused_attention` that passes the causal mask, too, as a tensor.
 
     On a GPU of compute capability 8.0 or higher, in bf16 or fp16, the kernel for `is_causal` is
-    FlashAttention. It computes blocks of 128 positions, of which a short sentence fills little. The kernel that takes a mask
-    computes blocks of 64.
+    FlashAttention. It computes blocks of 128 positions, of which a short sentence fills little.
+    The kernel that takes a mask computes blocks of 64.
     """
     if mask.dim() == 2 and mask.shape[0] == 1:  # a single position, the last, sees all
         return F.scaled_dot_product_attention(q, k, v)

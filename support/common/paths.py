@@ -1,6 +1,7 @@
 """The folders of the project: its code, its runs, and its cache; the paths of its scripts."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -25,7 +26,9 @@ def script_path(name: str = "") -> str:
     path = Path(sys.argv[0])
     if name:
         path = path.with_name(name)
-    return f'"{path}"' if " " in str(path) else str(path)
+    if sys.platform == "win32":  # where a name has no quote
+        return f'"{path}"' if " " in str(path) else str(path)
+    return shlex.quote(str(path))
 
 
 CACHE = find_cache()

@@ -76,8 +76,8 @@ def lock_folder(folder: Path, is_new: bool) -> IO[str]:
     is_new: whether there was no checkpoint when the flags were read. Raises UserError if
     another run is writing, or if there is a checkpoint by now.
     """
-    # Open as long as the run. No text is written to it.
-    file = open(folder / LOCK, "w", encoding="utf-8")  # noqa: SIM115
+    # Open as long as the run. Nothing is written to it, nor to what it is perhaps a link to.
+    file = open(folder / LOCK, "a", encoding="utf-8")  # noqa: SIM115
     end = time.monotonic() + LOCK_TIMEOUT
     while not try_to_lock(file):
         if time.monotonic() > end:

@@ -2,8 +2,13 @@
 
 import io
 import os
+import re
 import sys
+from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
+
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # without tab and line ends
 
 
 def prepare_streams() -> None:
@@ -29,6 +34,14 @@ def prepare_streams() -> None:
         if not stream.isatty() and "PYTHONIOENCODING" not in os.environ:
             stream.reconfigure(encoding="utf-8")
         stream.reconfigure(errors="backslashreplace")  # last: an encoding resets it
+        # A name in a corpus or of a file may hold what a terminal takes for a command.
+        stream.write = partial(write_visibly, stream.write)  # type: ignore[method-assign]
+
+
+def write_visibly(write: Callable[[str], int], text: str) -> int:
+    """Writes a text, with \\x1b for a control character and so on; line ends stay."""
+    write(CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text))
+    return len(text)
 
 
 @contextmanager

@@ -43,7 +43,7 @@ HEADER = {
 }
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such a file begins
 # The first line of some .csv files, for Excel.
-SEPARATOR = re.compile(r'("?)sep=([,;\t|])\1[,;\t|]*\s*', re.IGNORECASE)
+SEPARATOR = re.compile(r'("?)sep=([,;\t|])\1[,;|\s]*', re.IGNORECASE)
 NOT_UTF_8 = (
     "not UTF-8; convert it by iconv -f ENCODING -t UTF-8, with the encoding that it was saved "
     "in: CP1252, UTF-16, GBK, SHIFT-JIS or CP1251"

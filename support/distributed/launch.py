@@ -199,7 +199,7 @@ def spawn(train: Train, command_line: rendezvous.CommandLine) -> None:
         if "TORCHELASTIC_RUN_ID" in os.environ:
             raise UserError(
                 f"this script starts its processes itself; run it without torchrun: "
-                f"python {' '.join(sys.argv)}"
+                f"python {shlex.join(sys.argv)}"
             )
         args = command_line.complete()
         procs = number_of_processes(args, cores)
@@ -362,7 +362,7 @@ def check_environment() -> None:
     if missing:
         raise UserError(
             f"start this script with torchrun, which sets {', '.join(missing)}: "
-            f"torchrun --standalone --nproc-per-node 2 {' '.join(sys.argv)}"
+            f"torchrun --standalone --nproc-per-node 2 {shlex.join(sys.argv)}"
         )
     rank, _, world_size, port = (int(os.environ[name]) for name in numbers)
     if not (rank < world_size and 0 < port < 2**16):

@@ -6,6 +6,7 @@ wait until --timeout. They do the same whether the processes have shards of the 
 """
 
 import logging
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,10 @@ def restore(
     """
     try:
         if sharded:
+            from support.distributed.shards import load_shards
+
             weights, state = get_state_dict(model, optimizer, options=SHARDED)
-            dcp.load({"model": weights, "optimizer": state}, checkpoint_id=sharded)
+            load_shards({"model": weights, "optimizer": state}, sharded)
             options = SHARDED
         else:
             content = checkpoint or {"model": {}, "optimizer": {}}
@@ -61,6 +64,8 @@ def restore(
             options = FROM_RANK_0
         set_model_state_dict(model, weights, options=options)
         set_optimizer_state_dict(model, optimizer, state, options=options)
+    except pickle.UnpicklingError as problem:
+        raise UserError(f"{sharded}: {first_line(problem)}") from problem
     except dcp.CheckpointException as problem:
         raise UserError(
             f"{sharded}: not a whole checkpoint ({first_failure(problem)})"

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from support.common.files import replacing
 from support.profiling.timeline import Collective, Step
 
 # A part of a lane: activity, start and end in nanoseconds of the machine's clock, and the
@@ -93,7 +94,10 @@ def network_lane(step: Step, all_joined: AllJoined) -> Iterator[Interval]:
 
 def write_spans(spans: list[Span], step: int, path: Path) -> None:
     """Writes the spans of a step as a table, in CSV."""
-    with open(path, "w", encoding="utf-8", newline="") as file:
+    with (
+        replacing(path) as partial,
+        open(partial, "w", encoding="utf-8", newline="") as file,
+    ):
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["step", *Span._fields])
         for span in spans:

@@ -64,7 +64,7 @@ def load_file(path: str) -> Any:
         if path.endswith(".json"):
             text = text.replace("\t", " ")  # which YAML, otherwise like JSON, refuses
         return yaml.load(text, Loader) or {}
-    except (yaml.YAMLError, ValueError, TypeError) as problem:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as problem:
         mark = getattr(problem, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         reason = getattr(problem, "problem", None) or first_line(problem)
@@ -86,9 +86,11 @@ def convert(path: str, field: dataclasses.Field, value: Any) -> Any:
     expected: Any = field.type
     if choices and isinstance(value, bool):  # PyYAML reads yes and no as true and false
         value = "yes" if value else "no"
+    # A list is not shown: with YAML's aliases a few lines can stand for gigabytes.
+    shown = f"a {type(value).__name__}" if isinstance(value, list | dict) else repr(value)
     if choices and value not in choices:
         raise UserError(
-            f"--config {path}: {field.name} is {value!r}, not one of {', '.join(choices)}"
+            f"--config {path}: {field.name} is {shown}, not one of {', '.join(choices)}"
         )
     if type(value) is expected:
         return value
@@ -96,4 +98,4 @@ def convert(path: str, field: dataclasses.Field, value: Any) -> Any:
         with suppress(ValueError, OverflowError):
             return float(value)  # PyYAML reads 1e-3 as text
     wanted = "text (put it in quotes)" if expected is str else expected.__name__
-    raise UserError(f"--config {path}: {field.name} is {value!r}, not {wanted}")
+    raise UserError(f"--config {path}: {field.name} is {shown}, not {wanted}")

@@ -222,7 +222,7 @@ def how_to_resume(run, step: int) -> str:
             continue
         flags += f" {option(name)}"
         if value is not True:
-            flags += f" {value}"
+            flags += f" {shlex.quote(str(value))}"
     command = "python"
     if is_torchrun:
         command = f"torchrun --standalone --nproc-per-node {run.world_size}"

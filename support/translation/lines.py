@@ -27,7 +27,7 @@ MAX_TOKENS = {"cpu": 4096, "cuda": 32_768}
 # A sentence ends with its marks and what they close. Where marks are also used in numbers and
 # names (3.5, example.org), a space has to follow.
 CLOSING = r"""["'”’»›)\]」』】）》〉]*"""
-SENTENCE_END = re.compile(rf"[.!?…]+{CLOSING}\s|[。！？｡।॥؟۔։።။។]+{CLOSING}")
+SENTENCE_END = re.compile(rf"(?<![.!?…])[.!?…]+{CLOSING}\s|[。！？｡।॥؟۔։።။។]+{CLOSING}")
 
 
 def translate_lines(
