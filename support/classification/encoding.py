@@ -2,19 +2,19 @@
 
 import math
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
-from data import BPE, CHARACTERS_PER_TOKEN, NFC, append, append_ids
+from data import CHARACTERS_PER_TOKEN, append, append_ids
 from support.classification.corpus import Labelled, Reader, classes_of
 from support.classification.images import ImageTransform, read_image
+from support.classification.text_tokenizers import train_tokenizer
 from support.common.errors import UserError
 from support.common.files import write_json
 from support.corpora.encoded import encoded_folder, in_order, make_once
@@ -22,13 +22,6 @@ from support.corpora.held_out import Leakage, choose_held_out, hash_text, hold_o
 
 FORMAT = 16  # version of the files; increase it when the same examples are stored differently
 BLOCK = 1000  # texts encoded at once; a long one takes about 5 KiB per token of max_length
-TRAINING_TEXTS = 200_000  # enough to train a tokenizer; each distinct word takes about 1 KB
-SAMPLE_TEXTS = 1000  # enough to estimate how many words are unknown
-LOWER_CASE = normalizers.Sequence([NFC, normalizers.Lowercase()])
-UNKNOWN = "<unk>"
-MAX_UNKNOWN = 0.2  # of the words; in 18 corpora it is at most 0.15, in a Korean one 0.36
-# A character of a script that does not separate words by spaces.
-UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
 VALID_EXAMPLES = 2000  # held out if there is no validation set,
 ONE_IN = 20  # but at most one of so many examples
 MAX_SHOWN = 20  # of the images that cannot be read
@@ -139,51 +132,6 @@ def hash_example(example: str | Path | np.ndarray) -> int:
     if isinstance(example, Path):
         return zlib.crc32(example.read_bytes())
     return zlib.crc32(example.tobytes())
-
-
-def train_tokenizer(read: Reader, count: int, kind: str, vocab_size: int) -> str:
-    """Returns a serialized tokenizer, trained on lower case: "Oil" and "oil" are one word.
-
-    count: of texts in the training set, before some were held out. kind: "bpe", over bytes,
-    "words", or "auto": words, unless too many would be unknown, as in a language with many
-    forms of each word.
-    """
-
-    def some_texts(most: int) -> Iterator[str]:
-        return (text for text, _ in islice(read(), 0, None, math.ceil(count / most)))
-
-    if kind in ("words", "auto"):
-        words = train_words(some_texts(TRAINING_TEXTS), vocab_size)
-        if kind == "words" or share_unknown(words, some_texts(SAMPLE_TEXTS)) <= MAX_UNKNOWN:
-            return words
-    return BPE.train(some_texts(TRAINING_TEXTS), vocab_size, LOWER_CASE).serialized
-
-
-def train_words(texts: Iterator[str], vocab_size: int) -> str:
-    """Returns a serialized tokenizer whose tokens are words, or characters of `UNSPACED`.
-
-    A word that occurs once in the texts, or not at all, is the token "<unk>".
-    """
-    tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
-    tokenizer.normalizer = LOWER_CASE
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Whitespace(), pre_tokenizers.Split(Regex(UNSPACED), "isolated")]
-    )
-    trainer = trainers.WordLevelTrainer(
-        vocab_size=vocab_size,
-        min_frequency=2,
-        special_tokens=["<pad>", UNKNOWN],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer.to_str()
-
-
-def share_unknown(serialized: str, texts: Iterator[str]) -> float:
-    """Returns the share of the words in these texts that `train_words` made unknown."""
-    tokenizer = Tokenizer.from_str(serialized)
-    counts = Counter(chain.from_iterable(tokenizer.encode(text).tokens for text in texts))
-    return counts[UNKNOWN] / max(1, counts.total())
 
 
 def encode_texts(

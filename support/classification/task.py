@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
+from tokenizers.models import Unigram, WordLevel
 from torch import Tensor, nn
 
 from data import evaluation_batches
@@ -190,7 +190,8 @@ class Classification:
         line = f"{self.name}: {len(self.classes)} classes"
         if not self.transform:
             tokenizer = Tokenizer.from_str(self.tokenizer)
-            kind = "words" if isinstance(tokenizer.model, WordLevel) else "tokens"
+            kinds = {WordLevel: "words", Unigram: "words and phrases"}
+            kind = kinds.get(type(tokenizer.model), "tokens")
             line += f", a vocabulary of {tokenizer.get_vocab_size():,} {kind}"
         lines = [line]
         for part, counts in self.meta["parts"].items():

@@ -19,7 +19,6 @@ support/distributed/weights.py gathers the weights that are saved and distribute
 
 import os
 import pickle
-import shlex
 import shutil
 import sys
 import warnings
@@ -33,7 +32,7 @@ from torch import Tensor
 
 from support.common.errors import UserError, as_user_error, first_line
 from support.common.files import replace, sync, sync_folder
-from support.common.paths import LOGS, script_path
+from support.common.paths import LOGS, quote, script_path
 
 FORMAT = 3  # increase it when a field, a weight's rows, or what model.py computes changes
 CAN_MAP = sys.platform != "win32"  # where a file cannot be replaced while it is mapped
@@ -156,7 +155,7 @@ def find_checkpoint(path: Path | None, task_type: str) -> tuple[Path, dict]:
         raise UserError(
             f"{path}: not a model for {task_type}; "
             f"use python {script_path(SCRIPTS[its_type])} "
-            f"--checkpoint {shlex.quote(str(path))}"
+            f"--checkpoint {quote(path)}"
         )
     return path, checkpoint
 
@@ -179,17 +178,15 @@ def newest_checkpoint(task_type: str) -> tuple[Path, dict]:
 def find_all(name: str) -> list[Path]:
     """Returns the files of that name in all folders under logs/, but not in hidden ones.
 
-    Links in logs/ itself are followed, but none in the folders of runs, which may come from
-    other people.
+    Links in logs/ itself are followed, but none below: runs may come from other people.
     """
     links = [path for path in LOGS.glob("[!.]*") if path.is_symlink()]
-    paths: dict[
-        Path, Path
-    ] = {}  # by their real paths: a link may lead to another folder under logs/
+    # By their real paths: a link may lead to another folder under logs/.
+    paths: dict[Path, Path] = {}
     for folder, subfolders, _ in chain.from_iterable(map(os.walk, [LOGS, *links])):
         subfolders[:] = [each for each in subfolders if not each.startswith(".")]
         path = Path(folder, name)
-        if path.is_file():
+        if path.is_file() and not path.is_symlink():
             paths.setdefault(path.resolve(), path)
     return list(paths.values())
 

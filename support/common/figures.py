@@ -77,12 +77,20 @@ LEGEND_PLACE = "outside lower center"
 
 
 @contextmanager
-def new_figure(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """Gives the block a figure of this size, in inches, and then writes it to a file."""
+def new_figure(
+    path: Path, width: float, height: float, follow_link: bool = False
+) -> Iterator[Figure]:
+    """Gives the block a figure of this size, in inches, and then writes it to a file.
+
+    follow_link: whether a link, such as /dev/stdout, stands for what it leads to. Otherwise it
+    is replaced: in the folder of a run it may come from other people.
+    """
     with matplotlib.rc_context(STYLE):
         figure = Figure((width, height), dpi=300, layout="constrained")
         yield figure
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink() and not follow_link:
+            path.unlink()
         fonts.save(figure, path)
 
 

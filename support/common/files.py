@@ -40,6 +40,7 @@ def replacing(path: Path) -> Iterator[Path]:
     leads to stays as it is.
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # of this process alone
+    partial.unlink(missing_ok=True)  # it may be a link, too
     try:
         yield partial
         replace(partial, path)

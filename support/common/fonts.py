@@ -8,8 +8,6 @@ from pathlib import Path
 from matplotlib.font_manager import findfont, findSystemFonts, fontManager, get_font
 from matplotlib.text import Text
 
-from support.common.files import replacing
-
 DEFAULT_FONT = "DejaVu Sans"  # it comes with matplotlib
 MAX_SHOWN = 10  # characters that a warning names
 
@@ -21,16 +19,16 @@ def save(figure, path: Path) -> None:
     """
     ending = path.suffix.lower().removeprefix(".")
     file_format = ending if ending in ("pdf", "svg") else "png"
-    with replacing(path) as partial, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure.savefig(partial, format=file_format)  # only now all labels have their text
+        figure.savefig(path, format=file_format)  # only now all labels have their text
         texts = figure.findobj(Text)
         characters = {c for text in texts for c in text.get_text() if c.isprintable()}
         fonts, missing = find_fonts(characters)
         if len(fonts) > 1:
             for text in texts:
                 text.set_fontfamily(fonts)
-            figure.savefig(partial, format=file_format)
+            figure.savefig(path, format=file_format)
     if missing:
         some = " ".join(sorted(missing)[:MAX_SHOWN])
         print(

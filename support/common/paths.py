@@ -26,9 +26,15 @@ def script_path(name: str = "") -> str:
     path = Path(sys.argv[0])
     if name:
         path = path.with_name(name)
-    if sys.platform == "win32":  # where a name has no quote
-        return f'"{path}"' if " " in str(path) else str(path)
-    return shlex.quote(str(path))
+    return quote(path)
+
+
+def quote(word: str | Path) -> str:
+    """Returns a word of a command line, quoted if the shell needs that."""
+    text = str(word)
+    if sys.platform == "win32":
+        return f'"{text}"' if " " in text else text
+    return shlex.quote(text)
 
 
 CACHE = find_cache()

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # without tab and line ends
+# Without tabs and line ends, and without colours and "one line up", which progress bars use.
+CONTROL = re.compile(r"(?!\x1b\[[\d;]*[mA])[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def prepare_streams() -> None:
@@ -39,7 +40,7 @@ def prepare_streams() -> None:
 
 
 def write_visibly(write: Callable[[str], int], text: str) -> int:
-    """Writes a text, with \\x1b for a control character and so on; line ends stay."""
+    """Writes a text, with \\x07 for the bell, and so on for all that `CONTROL` matches."""
     write(CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text))
     return len(text)
 

@@ -9,7 +9,6 @@ Both call train(rank, world_size, args) in every process.
 import atexit
 import logging
 import os
-import shlex
 import signal
 import sys
 import time
@@ -24,7 +23,7 @@ import torch.multiprocessing as mp
 
 from support.common.errors import UserError, exit_on_user_error, is_out_of_memory
 from support.common.hardware import available_cores, configure_backends
-from support.common.paths import script_path
+from support.common.paths import quote, script_path
 from support.common.run_folder import remove_if_empty
 from support.common.streams import prepare_streams
 from support.distributed import rendezvous
@@ -199,7 +198,7 @@ def spawn(train: Train, command_line: rendezvous.CommandLine) -> None:
         if "TORCHELASTIC_RUN_ID" in os.environ:
             raise UserError(
                 f"this script starts its processes itself; run it without torchrun: "
-                f"python {shlex.join(sys.argv)}"
+                f"python {' '.join(map(quote, sys.argv))}"
             )
         args = command_line.complete()
         procs = number_of_processes(args, cores)
@@ -314,7 +313,7 @@ def report_failure(problem: Exception, exit_codes: list[int | None], folder: str
             message = f"process {rank} of {len(exit_codes)} was killed (SIGKILL)"
     hint = "there is no checkpoint to resume from"
     if os.path.exists(f"{folder}/last.pt"):
-        hint = f"resume with: python {script_path()} --resume {shlex.quote(folder)}"
+        hint = f"resume with: python {script_path()} --resume {quote(folder)}"
     sys.exit(f"error: {message}; {hint}")
 
 
@@ -362,7 +361,7 @@ def check_environment() -> None:
     if missing:
         raise UserError(
             f"start this script with torchrun, which sets {', '.join(missing)}: "
-            f"torchrun --standalone --nproc-per-node 2 {shlex.join(sys.argv)}"
+            f"torchrun --standalone --nproc-per-node 2 {' '.join(map(quote, sys.argv))}"
         )
     rank, _, world_size, port = (int(os.environ[name]) for name in numbers)
     if not (rank < world_size and 0 < port < 2**16):

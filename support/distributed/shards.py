@@ -1,7 +1,7 @@
 """Reads a sharded checkpoint, which may come from other people, without running code in it.
 
-PyTorch's `torch.distributed.checkpoint` describes the shards in a pickle, which can name any
-function, and reads what is not a tensor from such pickles, too.
+PyTorch describes the shards in a pickle, which can name any function, and reads what is not a
+tensor from such pickles, too.
 """
 
 import dataclasses
@@ -11,9 +11,29 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 # What a description names besides types and the classes of torch.distributed.checkpoint.
 NAMES = {("torch", "Size"), ("torch.serialization", "_get_layout")}
+
+
+def load_shards(state: dict, folder: str) -> None:
+    """Loads this process's shards into `state`, whose tensors say which they are.
+
+    Raises CheckpointException if the checkpoint is not whole, does not fit, or may hold code.
+    """
+    dcp.load(state, storage_reader=Reader(folder), planner=Planner())
+
+
+class Reader(dcp.FileSystemReader):
+    def read_metadata(self) -> Metadata:  # without **kwargs, PyTorch reads no other description
+        with Path(self.path, ".metadata").open("rb") as file:
+            metadata = DescriptionUnpickler(file).load()
+        if not isinstance(metadata, Metadata):
+            raise ValueError("its .metadata is no description of shards")
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
 
 
 class DescriptionUnpickler(pickle.Unpickler):
@@ -21,7 +41,7 @@ class DescriptionUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str):
         is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        is_path = module.startswith("pathlib") and name.endswith("Path")
+        is_path = module.startswith("pathlib") and name.endswith("Path") and "." not in name
         if is_type or is_path or (module, name) in NAMES:
             return super().find_class(module, name)
         if module.startswith("torch.distributed.checkpoint.") and "." not in name:
@@ -39,16 +59,3 @@ class Planner(dcp.DefaultLoadPlanner):
             raise ValueError("it may hold code") from None
         value.seek(0)
         super().load_bytes(read_item, value)
-
-
-def load_shards(state: dict, folder: str) -> None:
-    """Loads this process's shards into `state`, whose tensors say which they are.
-
-    Raises UnpicklingError if the checkpoint may hold code, and CheckpointException if it is not
-    whole or does not fit.
-    """
-    path = Path(folder, ".metadata")
-    if path.is_file():  # otherwise PyTorch says what is missing
-        with path.open("rb") as file:
-            DescriptionUnpickler(file).load()
-    dcp.load(state, checkpoint_id=folder, planner=Planner())

@@ -6,7 +6,6 @@ wait until --timeout. They do the same whether the processes have shards of the 
 """
 
 import logging
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,8 +63,6 @@ def restore(
             options = FROM_RANK_0
         set_model_state_dict(model, weights, options=options)
         set_optimizer_state_dict(model, optimizer, state, options=options)
-    except pickle.UnpicklingError as problem:
-        raise UserError(f"{sharded}: {first_line(problem)}") from problem
     except dcp.CheckpointException as problem:
         raise UserError(
             f"{sharded}: not a whole checkpoint ({first_failure(problem)})"
@@ -90,6 +87,9 @@ def state_dicts(
 
 def save_sharded(folder: Path, name: str, weights: dict, state: dict) -> None:
     """Writes the shards of all processes to FOLDER/NAME. Raises UserError if that fails."""
+    for path in (folder / name, *(folder / name).glob("*")):
+        if path.is_symlink():  # from other people; PyTorch would follow it
+            path.unlink(missing_ok=True)
     try:
         dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder / name)
     except dcp.CheckpointException as problem:

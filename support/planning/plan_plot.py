@@ -35,7 +35,7 @@ def plot_estimates(
     """
     powers = [2**i for i in range(MAX_GPUS.bit_length())]
     shown_layouts = layouts(per_node, powers)
-    with new_figure(path, 7, 5.2) as figure:
+    with new_figure(path, 7, 5.2, follow_link=True) as figure:
         panels = list(figure.subplots(2, 2, sharex=True).flat)
         for mode in modes:
             color, marker = MODE_STYLES[mode]

@@ -160,6 +160,7 @@ class Profile:
         run = self.run
         run.folder.mkdir(parents=True, exist_ok=True)  # on other nodes it is new
         path = run.folder / f"trace-rank{run.rank}.json.gz"
+        path.unlink(missing_ok=True)  # PyTorch would follow a link
         self.profiler.export_chrome_trace(str(path))
         with gzip.open(path) as file:
             events = read_events(json.load(file))

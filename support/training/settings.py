@@ -84,9 +84,10 @@ class CorpusSettings:
     tgt: str = flag("en", "target language, likewise", task=TRANSLATE)
     tokenizer: str = flag(
         "bpe",
-        "what tokens are: pieces of words (BPE), or words, of which those that occur once are "
-        "unknown; auto: words, if few are unknown",
-        choices=("bpe", "words", "auto"),
+        "what tokens are: pieces of words (BPE); words, of which those that occur once are "
+        "unknown; or phrases: one half frequent words, the other half several of them; auto: "
+        "words, if few are unknown",
+        choices=("bpe", "words", "phrases", "auto"),
         task=CLASSIFY,
         is_shape=True,
     )

@@ -3,7 +3,6 @@
 import csv
 import math
 import os
-import shlex
 import statistics
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from support.common import checkpoint
 from support.common.files import read_json, write_json
 from support.common.hardware import device_name, peak_memory
-from support.common.paths import script_path
+from support.common.paths import quote, script_path
 from support.distributed.collectives import (
     all_gather_objects,
     broadcast_object,
@@ -222,7 +221,7 @@ def how_to_resume(run, step: int) -> str:
             continue
         flags += f" {option(name)}"
         if value is not True:
-            flags += f" {shlex.quote(str(value))}"
+            flags += f" {quote(str(value))}"
     command = "python"
     if is_torchrun:
         command = f"torchrun --standalone --nproc-per-node {run.world_size}"
@@ -231,7 +230,7 @@ def how_to_resume(run, step: int) -> str:
     script = script_path()
     return (
         f"stopped and saved at step {step}; resume with: "
-        f"{command} {script} --resume {shlex.quote(str(run.folder))}{flags}"
+        f"{command} {script} --resume {quote(run.folder)}{flags}"
     )
 
 

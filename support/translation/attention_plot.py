@@ -109,7 +109,7 @@ def plot_weights(weights: Tensor, rows: list[Word], columns: list[Word], path: P
     # Inches: a cell, and room for the longest label.
     width = 1.5 + 0.35 * len(columns) + 0.1 * max(map(text_width, row_names))
     height = 0.5 + 0.3 * len(rows) + 0.1 * max(map(text_width, column_names))
-    with new_figure(path, width, height) as figure:
+    with new_figure(path, width, height, follow_link=True) as figure:
         axes = figure.subplots()
         image = axes.imshow(weights.numpy(), cmap="Greys", vmin=0, vmax=1, aspect="auto")
         axes.set_xticks(range(len(columns)), column_names, rotation=90)

@@ -29,13 +29,12 @@ from support.classification.encoding import (
     encode_texts,
     hold_out_labelled,
     prepare_labelled,
-    train_tokenizer,
-    train_words,
 )
 from support.classification.examples import ExampleBatches, Images, Texts
 from support.classification.images import ImageTransform, shift_and_mirror
 from support.classification.labelled import find_labelled
 from support.classification.task import Classification
+from support.classification.text_tokenizers import train_phrases, train_tokenizer, train_words
 from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError
 from support.pretrained.export import export
@@ -331,6 +330,53 @@ def test_a_token_is_a_word_and_a_rare_word_is_unknown():
     tokens = [tokenizer.id_to_token(token) for token in ids]
     assert tokens == ["the", "na\u00efve", *["<unk>"] * 3, "tail", "文", *["<unk>"] * 4]
     assert Tokenizer.from_str(train_words(iter(texts), 3)).get_vocab_size() == 3
+
+
+def test_a_token_is_a_phrase_of_frequent_words():
+    texts = 3 * ["This isn't one of the best.", "One of the worst; one of the best 文章!"]
+    tokenizer = Tokenizer.from_str(train_tokenizer(lambda: zip(texts, texts), 6, "phrases", 20))
+    phrases = ["of the", "one of the", "one of the best", "isn't one of the best"]
+    words = ["of", "one", "the", "best", "!", ".", ";", "isn't"]
+    tokens = ["<pad>", "<unk>", *words, *phrases]
+    spelled = {tokenizer.id_to_token(i).replace("▁▁", " ").strip("▁"): i for i in range(14)}
+    assert list(spelled) == tokens and tokenizer.get_vocab_size() == 14
+
+    text = "ONE of  the best films?  The one; ISN'T one of the best 文 t▁the▁x <pad>"
+    (ids,), _ = encode_texts(tokenizer, [text], 100)
+    expected = ["one of the best", "<unk>", "<unk>", "the", "one", ";"]
+    expected += ["isn't one of the best", "<unk>"]
+    assert [tokens[i] for i in ids][:8] == expected
+
+
+def test_phrases_are_found_in_texts_without_marks():
+    words = [f"w{i % 7}" for i in range(5000)]
+    tokenizer = Tokenizer.from_str(train_phrases(lambda: iter([" ".join(words)]), 30))
+    assert len(tokenizer.encode(" ".join(words)).ids) < 1000
+
+
+@pytest.mark.parametrize(
+    "texts, text, count",
+    [
+        (["ผมไม่ชอบหนังเรื่องนี้"], "ผมไม่ชอบหนังเรื่องนี้", 1),
+        (["\u2581\u2582 spark the film", "the film"], "the bar film", 3),
+        (["J\u030caz ok", "J\u030caz ok"], "\u01f0az OK", 1),
+        (["the film", "a film"], "the new good film", 3),
+        (["! ? !", ", . ,"], "! ?", 2),
+        ([""], "", 0),
+    ],
+)
+def test_phrases_of_unusual_texts(texts, text, count):
+    tokenizer = Tokenizer.from_str(train_phrases(lambda: iter(10 * texts), 200))
+    assert len(tokenizer.encode(text).ids) == count
+
+
+@pytest.mark.parametrize("vocab_size", [1, 3, 4, 60, 600])
+def test_phrases_keep_to_the_size_of_the_vocabulary(vocab_size):
+    """Also where words come only after those that are searched for phrases."""
+    text = " ".join([f"a{i % 50}" for i in range(550)] + 2 * [f"b{i}" for i in range(200)])
+    tokenizer = Tokenizer.from_str(train_phrases(lambda: iter(3 * [text]), vocab_size))
+    assert 2 <= tokenizer.get_vocab_size() <= max(2, vocab_size)
+    assert tokenizer.encode("a1 b1 c1").ids
 
 
 def test_texts_get_pieces_of_words_where_words_seldom_recur():

@@ -19,8 +19,8 @@ from conftest import write_pairs
 
 import data
 from data import BPE, NFC, Batches, Pairs, prepare, read_text
-from support.classification.encoding import LOWER_CASE
 from support.classification.labelled import find_labelled
+from support.classification.text_tokenizers import LOWER_CASE
 from support.common.errors import UserError
 from support.common.hardware import available_cores
 from support.corpora import download

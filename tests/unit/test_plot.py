@@ -22,6 +22,7 @@ matplotlib = pytest.importorskip("matplotlib")
 import plot
 from support.classification import confusion_plot
 from support.classification.confusion_plot import draw_confusion
+from support.common.figures import new_figure
 from support.studies import runs_table
 from support.training.settings import Settings, flags_of
 from support.translation import attention_plot
@@ -359,7 +360,7 @@ def test_there_is_room_for_chinese_labels(tmp_path, monkeypatch, draw):
     """As much as for twice as many Latin characters."""
     sizes = []
 
-    def note_size(path, width, height):
+    def note_size(path, width, height, **_):
         sizes.append((round(width, 6), round(height, 6)))
         raise StopIteration
 
@@ -621,3 +622,16 @@ def test_runs_that_differ_in_the_models_shape_are_not_joined():
     for name, field in flags_of(Settings).items():
         if field.metadata["is_shape"] and name not in counted:
             assert name in runs_table.STUDY_FLAGS, f"see `a flag` in CONTRIBUTING.md: {name}"
+
+
+def test_a_figure_replaces_a_link_that_no_user_has_named(tmp_path):
+    """A user may name /dev/stdout; in the folder of a run, a link may come from others."""
+    (tmp_path / "precious").write_text("text")
+    (tmp_path / "curves.png").symlink_to(tmp_path / "precious")
+    (tmp_path / "link").symlink_to(tmp_path / "picture")
+    for name, follow_link in (("curves.png", False), ("link", True)):
+        with new_figure(tmp_path / name, 1, 1, follow_link):
+            pass
+    assert (tmp_path / "precious").read_text() == "text"
+    assert (tmp_path / "curves.png").is_file() and not (tmp_path / "curves.png").is_symlink()
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "picture").is_file()

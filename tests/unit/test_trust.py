@@ -19,6 +19,7 @@ from support.common.files import replacing, write_text
 from support.common.paths import script_path
 from support.common.run_folder import LOCK, lock_folder
 from support.common.streams import prepare_streams
+from support.distributed import weights
 from support.distributed.shards import load_shards
 from support.training.config_file import read_config
 from support.training.settings import Settings
@@ -48,12 +49,22 @@ def test_an_honest_checkpoint_is_loaded(shards):
     assert state == {"lr": 0.1, "dtype": torch.bfloat16}
 
 
-def test_a_description_of_shards_runs_no_code(shards):
-    metadata = pickle.loads((shards / ".metadata").read_bytes())
+@pytest.mark.parametrize("kind", ["code in it", "code alone", "code of rank 0", "cut", ""])
+def test_a_description_of_shards_runs_no_code(shards, kind):
+    path = shards / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
     assert isinstance(metadata, Metadata)
     metadata.planner_data = Command()
-    (shards / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(pickle.UnpicklingError, match="it may hold code"):
+    content = {
+        "code in it": pickle.dumps(metadata),
+        "code alone": pickle.dumps(Command()),
+        "code of rank 0": pickle.dumps(0),
+        "cut": path.read_bytes()[:100],
+    }
+    path.write_bytes(content.get(kind, b""))
+    # PyTorch reads it where there is no other.
+    (shards / "__0.metadata").write_bytes(pickle.dumps(Command()))
+    with pytest.raises(dcp.CheckpointException, match="read failed"):
         load_shards({"weight": torch.zeros(3)}, str(shards))
     assert not Path("created").exists()
 
@@ -75,8 +86,12 @@ def test_a_number_among_shards_runs_no_code(shards):
 def test_nothing_is_written_where_a_link_leads(tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("text")
-    for name in ("a.json", "b.csv", LOCK):
+    names = ("a.json", "b.csv", f"b.csv.{os.getpid()}.partial", LOCK)
+    for name in names:
         (tmp_path / name).symlink_to(precious)
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards/__0_0.distcp").symlink_to(precious)
+    weights.save_sharded(tmp_path, "shards", {"weight": torch.zeros(3)}, {})
     write_text(tmp_path / "a.json", "new")
     with replacing(tmp_path / "b.csv") as partial:
         partial.write_text("new")
@@ -99,6 +114,8 @@ def test_a_link_within_a_run_is_not_followed(tmp_path, monkeypatch):
         Path(folder).mkdir(parents=True)
         Path(folder, "best.pt").touch()
     Path("logs/theirs/data").symlink_to(tmp_path / "elsewhere")
+    Path("logs/others").mkdir()
+    Path("logs/others/best.pt").symlink_to(tmp_path / "elsewhere/best.pt")
     Path("logs/mine").symlink_to(tmp_path / "linked")
     found = checkpoint.find_all("best.pt")
     assert set(map(str, found)) == {"logs/theirs/best.pt", "logs/mine/best.pt"}
@@ -116,14 +133,16 @@ def test_names_in_a_command_to_paste_are_quoted(tmp_path, monkeypatch):
 
 
 def test_a_terminal_is_not_commanded(monkeypatch):
-    """By the name of a class or a file, for example. Tabs and line ends stay."""
+    """By the name of a class or a file, for example. Progress bars look as they should."""
     output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="")
     monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO()))
     prepare_streams()
-    print("\x1b]0;title\x07\x9b31mred\tblue", "grün 你好", sep="\r", end="\n")
+    honest = "\x1b[1;34mbold\x1b[0m\ttab\rgrün 你好\n\x1b[A"
+    print("\x1b]0;title\x07\x9b31mred \x1b[2J", honest, end="")
     output.flush()
     shown = output.buffer.getvalue().decode()
-    assert shown == "\\x1b]0;title\\x07\\x9b31mred\tblue\rgrün 你好\n"
+    assert shown == r"\x1b]0;title\x07\x9b31mred \x1b[2J " + honest
 
 
 @pytest.mark.parametrize("text", ["lr: &a [1, 2, *a]", "lr: " + 3000 * "[" + 3000 * "]"])
