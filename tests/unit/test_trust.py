@@ -25,6 +25,9 @@ from support.training.config_file import read_config
 from support.training.settings import Settings
 from support.translation.lines import split_line
 
+# Of torch.distributed.checkpoint in a single process.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
 
 class Command:
     """A pickle of it runs a command where it is read."""
