@@ -101,7 +101,6 @@ def train_phrases(read: Callable[[], Iterator[str]], vocab_size: int) -> str:
     splitter = pre_tokenizers.Split(Regex(rf"{IN_WORD}+|\S"), "removed", invert=True)
     num_words = min(max(2, vocab_size // 2), MAX_WORDS)
     words = word_tokenizer(read(), num_words, PHRASE_TEXT, splitter)
-    spellings = tokens_of(words)
     normalizer = normalizers.Sequence(
         [
             PHRASE_TEXT,
@@ -109,23 +108,9 @@ def train_phrases(read: Callable[[], Iterator[str]], vocab_size: int) -> str:
             normalizers.Replace(Regex(r"\s+"), ""),
         ]
     )
-    tokens = [PAD, UNKNOWN, *map(normalizer.normalize_str, spellings[2:])]
-    # Each word as a character. A space, for marks and unknown words, ends a phrase.
-    characters = [chr(FIRST_CHARACTER + i) for i in range(len(tokens))]
-    for i, spelling in enumerate(spellings):
-        if i < 2 or not is_word(spelling):
-            characters[i] = " "
-
-    def in_characters() -> Iterator[str]:
-        for text in read():
-            yield "".join(characters[i] for i in words.encode(text).ids[:PHRASE_WORDS])
-
-    num_characters = len(tokens) - characters.count(" ")
-    num_phrases = max(0, vocab_size - len(tokens))
-    found = frequent_substrings(in_characters(), num_characters + num_phrases)
-    for phrase in [phrase for phrase in found if len(phrase) > 1][:num_phrases]:
-        parts = [tokens[ord(character) - FIRST_CHARACTER] for character in phrase]
-        tokens.append("".join(parts))
+    tokens = [PAD, UNKNOWN, *map(normalizer.normalize_str, tokens_of(words)[2:])]
+    phrases = find_phrases(read(), words, max(0, vocab_size - len(tokens)))
+    tokens += ["".join(tokens[i] for i in phrase) for phrase in phrases]
     # Each token costs 1, so the best division of a text is the shortest.
     tokenizer = Tokenizer(models.Unigram([(token, -1.0) for token in tokens], unk_id=1))
     tokenizer.normalizer = normalizer
@@ -134,20 +119,35 @@ def train_phrases(read: Callable[[], Iterator[str]], vocab_size: int) -> str:
     return tokenizer.to_str()
 
 
+def find_phrases(texts: Iterator[str], words: Tokenizer, most: int) -> list[list[int]]:
+    """Returns phrases, at most so many, each as the ids of its words."""
+    # Each word is a character. A space, for marks and unknown words, ends a phrase.
+    spellings = enumerate(tokens_of(words))
+    characters = [chr(FIRST_CHARACTER + i) if is_word(word) else " " for i, word in spellings]
+    characters[:2] = [" ", " "]  # PAD and UNKNOWN
+    bpe = Tokenizer(models.BPE())
+    # Learning from a long run takes the square of its length.
+    runs = Regex(rf"\S{{1,{MAX_RUN}}}")
+    bpe.pre_tokenizer = pre_tokenizers.Split(runs, "removed", invert=True)
+    trainer = trainers.BpeTrainer(
+        vocab_size=len(characters) - characters.count(" ") + most,
+        min_frequency=2,
+        show_progress=False,
+    )
+    ids_of_texts = (words.encode(text).ids[:PHRASE_WORDS] for text in texts)
+    bpe.train_from_iterator(
+        ("".join(characters[i] for i in ids) for ids in ids_of_texts), trainer
+    )
+    phrases = [token for token in tokens_of(bpe) if len(token) > 1]
+    # A word that occurs only later than PHRASE_WORDS leaves room for a phrase too many.
+    return [
+        [ord(character) - FIRST_CHARACTER for character in token] for token in phrases[:most]
+    ]
+
+
 def is_word(spelling: str) -> bool:
     """Returns whether it has a letter, a digit, or a part of a letter, as in Thai."""
     return any(unicodedata.category(character)[0] in "LMN" for character in spelling)
-
-
-def frequent_substrings(texts: Iterator[str], vocab_size: int) -> list[str]:
-    """Returns the tokens of a BPE over characters, in the order in which it finds them."""
-    tokenizer = Tokenizer(models.BPE())
-    # Learning from a long run takes the square of its length.
-    runs = Regex(rf"\S{{1,{MAX_RUN}}}")
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(runs, "removed", invert=True)
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, min_frequency=2, show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokens_of(tokenizer)
 
 
 def tokens_of(tokenizer: Tokenizer) -> list[str]:
