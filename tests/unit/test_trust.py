@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from data import BPE
 from support.common import checkpoint
@@ -20,13 +20,23 @@ from support.common.paths import script_path
 from support.common.run_folder import LOCK, lock_folder
 from support.common.streams import prepare_streams
 from support.distributed import weights
-from support.distributed.shards import load_shards
+from support.distributed.shards import DescriptionUnpickler, load_shards
 from support.training.config_file import read_config
 from support.training.settings import Settings
 from support.translation.lines import split_line
 
 # Of torch.distributed.checkpoint in a single process.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+class Member:
+    """Pickled as Python 3.11.2 pickles a member of an enumeration."""
+
+    def __init__(self, kind: type, name: str):
+        self.place = (kind, name)
+
+    def __reduce__(self):
+        return getattr, self.place
 
 
 class Command:
@@ -50,6 +60,15 @@ def test_an_honest_checkpoint_is_loaded(shards):
     load_shards(state, str(shards))
     assert state.pop("weight").tolist() == [0, 1, 2]
     assert state == {"lr": 0.1, "dtype": torch.bfloat16}
+
+
+def test_an_attribute_is_a_member_of_an_enumeration_alone():
+    member = pickle.dumps(Member(_MEM_FORMAT_ENCODING, "TORCH_CHANNELS_LAST"))
+    loaded = DescriptionUnpickler(io.BytesIO(member)).load()
+    assert loaded is _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST
+    for kind, name in ((Metadata, "__init__"), (_MEM_FORMAT_ENCODING, "__class__")):
+        with pytest.raises((pickle.UnpicklingError, KeyError)):
+            DescriptionUnpickler(io.BytesIO(pickle.dumps(Member(kind, name)))).load()
 
 
 @pytest.mark.parametrize("kind", ["code in it", "code alone", "code of rank 0", "cut", ""])
