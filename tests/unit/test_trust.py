@@ -86,7 +86,7 @@ def test_a_description_of_shards_runs_no_code(shards, kind):
     path.write_bytes(content.get(kind, b""))
     # PyTorch reads it where there is no other.
     (shards / "__0.metadata").write_bytes(pickle.dumps(Command()))
-    with pytest.raises(dcp.CheckpointException, match="read failed"):
+    with pytest.raises(dcp.CheckpointException, match="metadata is None"):
         load_shards({"weight": torch.zeros(3)}, str(shards))
     assert not Path("created").exists()
 
