@@ -71,6 +71,25 @@ def test_an_attribute_is_a_member_of_an_enumeration_alone():
             DescriptionUnpickler(io.BytesIO(pickle.dumps(Member(kind, name)))).load()
 
 
+@pytest.mark.parametrize(
+    "module, name",
+    [
+        ("torch", "load"),
+        ("torch.serialization", "load"),
+        ("pathlib", "os"),
+        ("pathlib", "os.PathLike.Path"),
+        ("os", "abstractPath"),
+        ("torch.distributed.checkpoint.filesystem", "os.mkdir"),
+        ("torch.distributed.checkpoint.filesystem", "FileSystemReader"),
+        ("support.training.settings", "Settings"),
+        ("enum", "Enum"),
+    ],
+)
+def test_what_does_not_describe_shards_is_refused(module, name):
+    with pytest.raises(pickle.UnpicklingError, match="it may hold code"):
+        DescriptionUnpickler(io.BytesIO()).find_class(module, name)
+
+
 @pytest.mark.parametrize("kind", ["code in it", "code alone", "code of rank 0", "cut", ""])
 def test_a_description_of_shards_runs_no_code(shards, kind):
     path = shards / ".metadata"
