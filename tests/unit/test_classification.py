@@ -373,7 +373,8 @@ def test_phrases_of_unusual_texts(texts, text, count):
 @pytest.mark.parametrize("vocab_size", [1, 3, 4, 60, 600])
 def test_phrases_keep_to_the_size_of_the_vocabulary(vocab_size):
     """Also where words come only after those that are searched for phrases."""
-    text = " ".join([f"a{i % 50}" for i in range(550)] + 2 * [f"b{i}" for i in range(200)])
+    words = random.Random(1).choices([f"a{i}" for i in range(50)], k=550)
+    text = " ".join(words + 2 * [f"b{i}" for i in range(200)])
     tokenizer = Tokenizer.from_str(train_phrases(lambda: iter(3 * [text]), vocab_size))
     assert 2 <= tokenizer.get_vocab_size() <= max(2, vocab_size)
     assert tokenizer.encode("a1 b1 c1").ids
