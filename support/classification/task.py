@@ -3,7 +3,6 @@
 The interface of a task is `Task` in support/training/tasks.py.
 """
 
-import csv
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from support.classification.metrics import compute_metrics, metrics_table, per_c
 from support.classification.starting_weights import adapt
 from support.common.checkpoint import check_corpus
 from support.common.errors import UserError
-from support.common.files import read_json, replacing
+from support.common.files import read_json, write_csv
 from support.common.flops import StepSize
 from support.common.hardware import autocast_dtype
 from support.common.kernels import speed_up
@@ -326,15 +325,11 @@ class Classification:
         files = self.folder / f"{part}.files.json"
         rows = read_json(files) if files.is_file() else range(len(labels))
         columns = ["file" if files.is_file() else "row", "label", "prediction"]
-        with (
-            replacing(path) as partial,
-            open(partial, "w", encoding="utf-8", newline="") as file,
-        ):
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow([*columns, *(f"p({name})" for name in self.classes)])
-            for row, label, values in zip(rows, labels, self.probabilities):
-                line = [row, self.classes[label], self.classes[values.argmax()]]
-                writer.writerow([*line, *(f"{value:.6f}" for value in values)])
+        table: list[list] = [[*columns, *(f"p({name})" for name in self.classes)]]
+        for row, label, values in zip(rows, labels, self.probabilities):
+            line = [row, self.classes[label], self.classes[values.argmax()]]
+            table.append([*line, *(f"{value:.6f}" for value in values)])
+        write_csv(path, table)
 
     def state(self) -> dict[str, Any]:
         """Returns what classify.py and a resumed run need besides the weights."""

@@ -13,13 +13,13 @@ from data import BPE, NFC
 from support.classification.corpus import Reader
 
 TRAINING_TEXTS = 200_000  # enough to train a tokenizer; each distinct word takes about 1 KB
-PHRASE_TEXTS = 25_000  # enough to find phrases; 25,000 texts of 230 words take 800 MB,
-PHRASE_WORDS = 500  # and at most so many words of a text are searched for them
+PHRASE_TEXTS = 25_000  # enough to find phrases, each distinct run of words takes memory,
+PHRASE_WORDS = 500  # and so at most so many words of a text are searched
 MAX_WORDS = 100_000  # of a tokenizer of phrases: there are 131,072 characters for private use
 MAX_RUN = 100  # words without a punctuation mark
 SAMPLE_TEXTS = 1000  # enough to estimate how many words are unknown
 LOWER_CASE = normalizers.Sequence([NFC, normalizers.Lowercase()])
-PAD = "<pad>"
+PADDING = "<pad>"
 UNKNOWN = "<unk>"
 MAX_UNKNOWN = 0.2  # of the words; in 18 corpora it is at most 0.15, in a Korean one 0.36
 # Characters of scripts that do not separate words by spaces; each counts as a word.
@@ -75,7 +75,7 @@ def word_tokenizer(
     trainer = trainers.WordLevelTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
-        special_tokens=[PAD, UNKNOWN],
+        special_tokens=[PADDING, UNKNOWN],
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
@@ -108,7 +108,7 @@ def train_phrases(read: Callable[[], Iterator[str]], vocab_size: int) -> str:
             normalizers.Replace(Regex(r"\s+"), ""),
         ]
     )
-    tokens = [PAD, UNKNOWN, *map(normalizer.normalize_str, tokens_of(words)[2:])]
+    tokens = [PADDING, UNKNOWN, *map(normalizer.normalize_str, tokens_of(words)[2:])]
     phrases = find_phrases(read(), words, max(0, vocab_size - len(tokens)))
     tokens += ["".join(tokens[i] for i in phrase) for phrase in phrases]
     # Each token costs 1, so the best division of a text is the shortest.
@@ -124,7 +124,7 @@ def find_phrases(texts: Iterator[str], words: Tokenizer, most: int) -> list[list
     # Each word is a character. A space, for marks and unknown words, ends a phrase.
     spellings = enumerate(tokens_of(words))
     characters = [chr(FIRST_CHARACTER + i) if is_word(word) else " " for i, word in spellings]
-    characters[:2] = [" ", " "]  # PAD and UNKNOWN
+    characters[:2] = [" ", " "]  # PADDING and UNKNOWN
     bpe = Tokenizer(models.BPE())
     # Learning from a long run takes the square of its length.
     runs = Regex(rf"\S{{1,{MAX_RUN}}}")

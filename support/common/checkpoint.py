@@ -154,8 +154,7 @@ def find_checkpoint(path: Path | None, task_type: str) -> tuple[Path, dict]:
     if its_type != task_type:
         raise UserError(
             f"{path}: not a model for {task_type}; "
-            f"use python {script_path(SCRIPTS[its_type])} "
-            f"--checkpoint {quote(path)}"
+            f"use python {script_path(SCRIPTS[its_type])} --checkpoint {quote(path)}"
         )
     return path, checkpoint
 

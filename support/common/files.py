@@ -1,11 +1,12 @@
 """Reading and writing small files, and waiting until files are on the disk."""
 
+import csv
 import errno
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,15 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8", newline="\n")
 
 
+def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
+    """Writes a table as `replacing` does."""
+    with (
+        replacing(path) as partial,
+        partial.open("w", encoding="utf-8", newline="") as file,
+    ):
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields another name for the block to write to, then renames it to `path`.
@@ -44,7 +54,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield partial
         replace(partial, path)
-    except BaseException:  # the disk may be full
+    except BaseException:  # the disk may be full, or the run be stopped
         partial.unlink(missing_ok=True)
         raise
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from support.common.files import replacing
+from support.common.files import write_csv
 from support.profiling.timeline import Collective, Step
 
 # A part of a lane: activity, start and end in nanoseconds of the machine's clock, and the
@@ -94,15 +94,11 @@ def network_lane(step: Step, all_joined: AllJoined) -> Iterator[Interval]:
 
 def write_spans(spans: list[Span], step: int, path: Path) -> None:
     """Writes the spans of a step as a table, in CSV."""
-    with (
-        replacing(path) as partial,
-        open(partial, "w", encoding="utf-8", newline="") as file,
-    ):
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["step", *Span._fields])
-        for span in spans:
-            times = [f"{span.start:.6f}", f"{span.seconds:.6f}"]
-            table.writerow([step, *span[:4], *times, span.bytes])
+    rows: list[list] = [["step", *Span._fields]]
+    for span in spans:
+        times = [f"{span.start:.6f}", f"{span.seconds:.6f}"]
+        rows.append([step, *span[:4], *times, span.bytes])
+    write_csv(path, rows)
 
 
 def read_spans(path: Path) -> tuple[int, list[Span]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from support.common.files import read_json, replacing
+from support.common.files import read_json, write_csv
 
 TEXTS = ["study", "run", "mode"]
 NUMBERS = ["processes", "batch_tokens", "accumulate", "lr", "delay_ms"]
@@ -141,16 +141,12 @@ def read_study(path: Path) -> list[Row]:
 def write_study(runs: list[Row], path: Path) -> None:
     """Writes runs as a study's table."""
     names = [*NUMBERS, *metric_columns(runs, "test"), *RESULTS, *metric_columns(runs, "valid")]
-    with (
-        replacing(path) as partial,
-        open(partial, "w", encoding="utf-8", newline="") as file,
-    ):
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow([*TEXTS, *names])
-        for run in runs:
-            texts = [run[name] for name in TEXTS]
-            numbers = ["" if math.isnan(run[name]) else f"{run[name]:.8g}" for name in names]
-            table.writerow([*texts, *numbers])
+    rows = [[*TEXTS, *names]]
+    for run in runs:
+        texts = [run[name] for name in TEXTS]
+        numbers = ["" if math.isnan(run[name]) else f"{run[name]:.8g}" for name in names]
+        rows.append([*texts, *numbers])
+    write_csv(path, rows)
 
 
 # --- Runs
