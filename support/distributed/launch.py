@@ -187,7 +187,7 @@ def one_process_reports(rank: int):
 # --- mp.spawn ---------------------------------------------------------------------------------
 
 
-def spawn(train: Train, command_line: rendezvous.CommandLine) -> None:
+def spawn(train: Train, command_line) -> None:
     """Starts --procs processes on this machine's CPU, and waits until they have ended.
 
     Passes signals on to them. Exits with status 0, 1 if a process has died, 2 for a user's
@@ -320,7 +320,7 @@ def report_failure(problem: Exception, exit_codes: list[int | None], folder: str
 # --- torchrun ---------------------------------------------------------------------------------
 
 
-def torchrun(train: Train, command_line: rendezvous.CommandLine) -> None:
+def torchrun(train: Train, command_line) -> None:
     """Calls `train` in this process, one of those that torchrun has started.
 
     Rank 0 completes the settings and sends them to all. When a process has died, torchrun
@@ -340,7 +340,16 @@ def torchrun(train: Train, command_line: rendezvous.CommandLine) -> None:
         except dist.DistError:
             raise UserError("torchrun has ended meanwhile") from None
         try:
-            run_under_torchrun(train, command_line, torchrun_store, rank, world_size)
+            timeout = command_line.timeout()
+            torchrun_store.set_timeout(timedelta(seconds=timeout))
+            store = rendezvous.store_of_this_start(torchrun_store, rank, world_size, timeout)
+            args = rendezvous.share_settings(
+                command_line, torchrun_store, store, rank, world_size
+            )
+            # --config may have another timeout.
+            torchrun_store.set_timeout(timedelta(seconds=args.timeout))
+            args.threads = torch.get_num_threads()  # torchrun gives each of several one
+            set_up_and_train(train, rank, world_size, store, args)
         except dist.DistNetworkError:  # the store is where process 0 is
             raise UserError("process 0 has ended: what its node prints says why") from None
         except (UserError, OSError, SystemExit):
@@ -369,20 +378,3 @@ def check_environment() -> None:
             f"RANK={rank} WORLD_SIZE={world_size} MASTER_PORT={port}: the ranks must be from 0 "
             f"to WORLD_SIZE - 1, and the port from 1 to 65535"
         )
-
-
-def run_under_torchrun(
-    train: Train,
-    command_line: rendezvous.CommandLine,
-    torchrun_store: dist.Store,
-    rank: int,
-    world_size: int,
-) -> None:
-    """Connects the processes of this start, agrees on the settings, and calls `train`."""
-    timeout = command_line.timeout()
-    torchrun_store.set_timeout(timedelta(seconds=timeout))
-    store = rendezvous.store_of_this_start(torchrun_store, rank, world_size, timeout)
-    args = rendezvous.share_settings(command_line, torchrun_store, store, rank, world_size)
-    torchrun_store.set_timeout(timedelta(seconds=args.timeout))  # --config may have another
-    args.threads = torch.get_num_threads()  # torchrun gives each of several processes one
-    set_up_and_train(train, rank, world_size, store, args)
