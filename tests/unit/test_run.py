@@ -249,6 +249,28 @@ def test_the_best_weights_of_steps_that_were_given_up_are_removed(tmp_path, trai
     assert summary["best_step"] == best_step(tmp_path / "logs/r") == steps
 
 
+@pytest.mark.parametrize(("loss_of_mean", "averaged"), [(0.2, 2), (0.4, 1)])
+def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
+    tmp_path, train_here, monkeypatch, loss_of_mean, averaged
+):
+    """Its accuracy is lower in both cases: the loss decides."""
+    metrics = {"accuracy": 0.9, "loss": 0.3}
+
+    def average_weights(paths):
+        metrics.update(accuracy=0.8, loss=loss_of_mean)
+        return average(paths)
+
+    average = checkpoint.average_weights
+    monkeypatch.setattr(checkpoint, "average_weights", average_weights)
+    monkeypatch.setattr(Classification, "evaluate", lambda *_, **__: dict(metrics))
+    monkeypatch.setattr(Classification, "report", lambda *_: ({}, ""))
+    summary = train_here("--steps", 4, "--eval-every", 2, "--average-checkpoints", 2)
+    best = checkpoint.load(tmp_path / "logs/r/best.pt")
+    assert best["averaged"] == summary["averaged_checkpoints"] == averaged
+    paths = sorted((tmp_path / "logs/r").glob("step-*.pt"))[:averaged]  # the first is the best
+    torch.testing.assert_close(best["model"], average(paths), rtol=0, atol=0)
+
+
 def test_a_longer_run_keeps_the_mean_until_an_evaluation_is_better(
     tmp_path, train_here, monkeypatch
 ):
