@@ -42,82 +42,10 @@ def torchrun_flag(name: str) -> str:
 # --- The file
 
 
-def passes(document) -> bool:
-    return next(SCHEMA.iter_errors(document), None) is None
-
-
-def mappings(node):
-    """Every mapping in a document whose keys are fields, not names that the author chose."""
-    if isinstance(node, dict):
-        yield node
-        node = [child for key, child in node.items() if key not in ("limits", "labels")]
-    for child in node if isinstance(node, list) else ():
-        yield from mappings(child)
-
-
 def test_the_schema_accepts_the_file():
     assert [CLAIM["kind"], JOBSET["kind"]] == ["PersistentVolumeClaim", "JobSet"]
     for document in (CLAIM, JOBSET):
         SCHEMA.validate(document)
-
-
-def test_every_misspelt_field_is_caught():
-    count = 0
-    for document in copy.deepcopy((CLAIM, JOBSET)):
-        for mapping in mappings(document):
-            for field in list(mapping):
-                mapping[field + "s"] = mapping.pop(field)
-                assert not passes(document), field
-                mapping[field] = mapping.pop(field + "s")
-                count += 1
-        assert passes(document)
-    assert count > 100
-
-
-@pytest.mark.parametrize(
-    "field, where, to",
-    [
-        ("backoffLimit", JOB, JOBSET["spec"]),
-        ("failurePolicy", JOBSET["spec"], JOB),
-        ("podFailurePolicy", JOB, POD),
-        ("terminationGracePeriodSeconds", POD, CONTAINER),
-        ("terminationGracePeriodSeconds", POD, JOB),
-        ("volumes", POD, CONTAINER),
-        ("volumeMounts", CONTAINER, POD),
-        ("restartPolicy", POD, JOB),
-        ("network", JOBSET["spec"], POD),
-    ],
-)
-def test_a_misplaced_field_is_caught(field, where, to, monkeypatch):
-    monkeypatch.setitem(to, field, where[field])
-    monkeypatch.delitem(where, field)
-    assert not passes(JOBSET)
-
-
-@pytest.mark.parametrize(
-    "where, field, value",
-    [
-        (JOB, "parallelism", "2"),
-        (JOB, "backoffLimit", -1),
-        (JOB, "completionMode", "indexed"),
-        (POD, "restartPolicy", "Always"),
-        (CONTAINER, "args", ["--steps", 10]),
-        (CONTAINER, "command", "torchrun"),
-        (CONTAINER["env"][3], "value", 4),
-        (CONTAINER["resources"]["limits"], "memory", "16 GB"),
-        (JOBSET, "apiVersion", "jobset.x-k8s.io/v1"),
-        (JOBSET["metadata"], "name", "My_Run"),
-        (
-            JOBSET["spec"]["failurePolicy"]["rules"][0],
-            "onJobFailureReasons",
-            ["DisruptionTarget"],
-        ),
-        (CLAIM["spec"], "accessModes", "ReadWriteMany"),
-    ],
-)
-def test_a_wrong_value_is_caught(where, field, value, monkeypatch):
-    monkeypatch.setitem(where, field, value)
-    assert not (passes(JOBSET) and passes(CLAIM))
 
 
 def test_numbers_that_have_to_agree_do():
@@ -279,18 +207,18 @@ class Pods:
             (folder / path.name).symlink_to(path)
         (folder / "logs").mkdir()
 
-    def ip(self, *words):
-        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
+    def ip(self, words: str) -> None:
+        subprocess.run(["ip", *words.split()], check=True, capture_output=True, timeout=20)
 
     def __enter__(self):
         for network in self.networks:
-            self.ip("netns", "add", network)
+            self.ip(f"netns add {network}")
         one, other = self.networks
-        self.ip(*f"link add eth0 netns {one} type veth peer name eth0 netns {other}".split())
+        self.ip(f"link add eth0 netns {one} type veth peer name eth0 netns {other}")
         for index, network in enumerate(self.networks):
-            self.ip("-n", network, "addr", "add", f"10.78.0.{index + 1}/24", "dev", "eth0")
-            self.ip("-n", network, "link", "set", "eth0", "up")
-            self.ip("-n", network, "link", "set", "lo", "up")
+            self.ip(f"-n {network} addr add 10.78.0.{index + 1}/24 dev eth0")
+            self.ip(f"-n {network} link set eth0 up")
+            self.ip(f"-n {network} link set lo up")
             self.dns(index, known=False)
         return self
 
@@ -348,21 +276,9 @@ class Pods:
         return found
 
     def start(self, index: int, *args: str) -> None:
-        enter = [
-            "ip",
-            "netns",
-            "exec",
-            self.networks[index],
-            "unshare",
-            "--mount",
-            "--uts",
-            "sh",
-            "-c",
-            ENTER,
-            "pod",
-            str(self.folder / f"hosts-{index}"),
-            self.names[index],
-        ]
+        namespaces = f"ip netns exec {self.networks[index]} unshare --mount --uts".split()
+        hosts = str(self.folder / f"hosts-{index}")
+        enter = [*namespaces, "sh", "-c", ENTER, "pod", hosts, self.names[index]]
         with open(self.folder / f"{self.attempt}-{index}.log", "w") as log:
             self.running[index] = subprocess.Popen(
                 [*enter, *CONTAINER["command"], *args],
@@ -408,13 +324,8 @@ class Pods:
 def test_two_pods_meet_train_leave_together_when_one_is_evicted_and_go_on(
     tmp_path, corpus_flags
 ):
-    flags = [
-        "--device",
-        "cpu",
-        *corpus_flags,
-        *SMALL,
-        *shlex.split("--eval-every 100000 --save-every 5"),
-    ]
+    more = shlex.split("--device cpu --eval-every 100000 --save-every 5")
+    flags = [*corpus_flags, *SMALL, *more]
     saved = tmp_path / "logs" / NAME / "last.pt"
     with Pods(tmp_path) as pods:
 
