@@ -422,20 +422,6 @@ def test_flags_that_cannot_be_are_refused(tmp_path, refusal, flags, expected):
     assert not (tmp_path / "logs").exists()
 
 
-@pytest.mark.slow
-def test_resume_refuses_another_shape_and_a_spoilt_checkpoint(tmp_path, trained, refusal):
-    shutil.copytree(trained / "logs", tmp_path / "logs")
-    before = (tmp_path / "logs/first/metrics.csv").read_bytes()
-    assert "--d-model 64: logs/first was started with 32" in refusal(
-        "--resume", "logs/first", "--d-model", "64"
-    )
-    whole = (tmp_path / "logs/first/last.pt").read_bytes()
-    for content in (whole[: len(whole) // 2], b"", b"text"):
-        (tmp_path / "logs/first/last.pt").write_bytes(content)
-        assert refusal("--resume", "logs/first").startswith("logs/first/last.pt")
-    assert (tmp_path / "logs/first/metrics.csv").read_bytes() == before
-
-
 def test_a_resumed_run_scores_its_evaluations_as_before(tmp_path, trained, refusal):
     """BLEU of other sentences could not be compared with that of the best weights."""
     shutil.copytree(trained / "logs", tmp_path / "logs")
