@@ -50,27 +50,18 @@ from support.common.hardware import available_cores, device_name
 PROCS = {"cpu": 3, "ddp": 2, "fsdp": 3, "tp": 2, "nodes": 2, "fsdp-nodes": 2}
 TIMEOUT, PATIENCE, EVERY = 20, 180, 50  # seconds, seconds, steps
 FLAGS = [
-    "--data",
-    "corpus",
     *SMALL,
-    *shlex.split("--average-checkpoints 3 --save-every 5"),
-    "--eval-every",
-    str(EVERY),
-    "--timeout",
-    str(TIMEOUT),
+    *shlex.split("--data corpus --average-checkpoints 3 --save-every 5"),
+    *shlex.split(f"--eval-every {EVERY} --timeout {TIMEOUT}"),
 ]
 SIGNALS = {number.name: number for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}
-KILL_ONE, KILL_ALL, KILL_PARENT = (
-    "kill -9 of one process",
-    "kill -9 of all",
-    "kill -9 of the parent",
-)
-KILL_NODE, STOP, FULL, END = (
-    "kill -9 of a node",
-    "SIGSTOP for longer than --timeout",
-    "full disk",
-    "kill -9 at the end",
-)
+KILL_ONE = "kill -9 of one process"
+KILL_ALL = "kill -9 of all"
+KILL_PARENT = "kill -9 of the parent"
+KILL_NODE = "kill -9 of a node"
+STOP = "SIGSTOP for longer than --timeout"
+FULL = "full disk"
+END = "kill -9 at the end"
 KINDS = [*SIGNALS, KILL_ONE, KILL_ALL, KILL_PARENT, STOP]
 
 
@@ -151,55 +142,25 @@ class Soak:
             with socket.create_server(("127.0.0.1", 0)) as free:
                 self.port = free.getsockname()[1]
             self.restarts, self.commands = self.rng.choice((0, 3)), [None] * len(self.folders)
-        script = ROOT / (
-            "train_ddp.py"
-            if self.mode == "nodes"
-            else f"train_{self.mode.removesuffix('-nodes')}.py"
-        )
+        script = "ddp" if self.mode == "nodes" else self.mode.removesuffix("-nodes")
         for node, folder in enumerate(self.folders):
             if self.commands[node] and self.commands[node].poll() is None:
                 continue
-            how = (
-                ["--standalone", "--nproc-per-node", self.procs]
-                if not self.two
-                else [
-                    "--nnodes",
-                    2,
-                    "--nproc-per-node",
-                    1,
-                    "--rdzv-backend",
-                    "c10d",
-                    "--rdzv-endpoint",
-                    f"127.0.0.1:{self.port}",
-                    "--rdzv-conf",
-                    f"is_host={node == 0}",
-                    "--local-addr",
-                    f"127.0.0.{node + 1}",
-                ]
+            how = f"--standalone --nproc-per-node {self.procs}"
+            if self.two:
+                how = (
+                    f"--nnodes 2 --nproc-per-node 1 --rdzv-backend c10d "
+                    f"--rdzv-endpoint 127.0.0.1:{self.port} --rdzv-conf is_host={node == 0} "
+                    f"--local-addr 127.0.0.{node + 1}"
+                )
+            torchrun = (
+                f"{sys.executable} -m torch.distributed.run --max-restarts {self.restarts} "
+                f"--redirects 3 --log-dir said --signals-to-handle SIGINT,{','.join(SIGNALS)} "
+                f"{how} {ROOT}/train_{script}.py --device cpu"
             )
-            torchrun = [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--max-restarts",
-                self.restarts,
-                "--redirects",
-                3,
-                "--log-dir",
-                "said",
-                "--signals-to-handle",
-                ",".join(["SIGINT", *SIGNALS]),
-                *how,
-                script,
-                "--device",
-                "cpu",
-                *flags,
-            ]
-            words = (
-                command("cpu", self.procs, *flags)
-                if self.mode == "cpu"
-                else list(map(str, torchrun))
-            )
+            words = [*shlex.split(torchrun), *flags]
+            if self.mode == "cpu":
+                words = command("cpu", self.procs, *flags)
             environment = os.environ | {
                 "XDG_CACHE_HOME": str(folder / "cache"),
                 "TMPDIR": str(folder / "tmp"),
