@@ -415,7 +415,7 @@ def test_a_delay_changes_nothing_but_the_time(tmp_path, corpus_flags):
 @pytest.mark.slow
 def test_kill_9_again_and_again(tmp_path, corpus_flags):
     """Of train_cpu.py: in tests/unit/test_classification.py."""
-    kill.check(tmp_path, "ddp", 2, 2, 600, random.randrange(1000), *corpus_flags)
+    kill.check(tmp_path, "ddp", 2, 600, random.randrange(1000), *corpus_flags)
 
 
 @pytest.mark.slow

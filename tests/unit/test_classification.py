@@ -426,10 +426,8 @@ def test_hidden_tokens_depend_on_seed_epoch_and_text_alone():
 
 @pytest.mark.slow
 def test_kill_9_loses_nothing(tmp_path, table):
-    said = kill.check(
-        tmp_path, "cpu", 2, 3, 500, 1, *table, "--batch-size", "24", "--dropout", "0.1"
-    )
-    assert len(said) == 3
+    flags = [*table, "--batch-size", "24", "--dropout", "0.1"]
+    kill.check(tmp_path, "cpu", 3, 500, 1, *flags)
 
 
 @pytest.mark.slow
