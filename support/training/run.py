@@ -42,15 +42,8 @@ from support.training.throughput import Throughput, peak_rate
 # PyTorch itself, and neither the parent of train_cpu.py nor `--help` needs it.
 
 
-@dataclass
-class EpochSums:
-    """Sums over the steps of the current epoch."""
-
-    nll: float = 0.0
-    targets: int = 0
-    tokens: int = 0
-    examples: int = 0
-    seconds: float = 0.0
+# Of the steps of an epoch, before its first one.
+EPOCH_SUMS = {"nll": 0.0, "targets": 0, "tokens": 0, "examples": 0, "seconds": 0.0}
 
 
 @dataclass
@@ -65,25 +58,21 @@ class Progress:
     best: list[float] = field(default_factory=lambda: [-math.inf, -math.inf])
     since_best: int = 0  # evaluations since the best one
     last_evaluation: int = 0  # its step
-    epoch: EpochSums = field(default_factory=EpochSums)
+    epoch: dict[str, float] = field(default_factory=EPOCH_SUMS.copy)  # the current one's sums
     evaluated: dict[str, float] = field(default_factory=dict)  # last evaluation of the epoch
     epochs: list[dict[str, Any]] = field(default_factory=list)  # a record of each that is done
     wandb_id: str = ""
     scaler: dict[str, Any] = field(default_factory=dict)  # the state of GradScaler, with fp16
     growth: int = 1  # how many times as large its steps are for GPUs (step_size.py)
 
-    def __post_init__(self):
-        if isinstance(self.epoch, dict):  # as a checkpoint holds it
-            self.epoch = EpochSums(**self.epoch)
-
     def count(self, examples: int, tokens: int, targets: int, seconds: float) -> None:
         """Counts a step; its nll is added when it is read back from the device."""
         self.tokens += tokens
         self.targets += targets
-        self.epoch.examples += examples
-        self.epoch.tokens += tokens
-        self.epoch.targets += targets
-        self.epoch.seconds += seconds
+        self.epoch["examples"] += examples
+        self.epoch["tokens"] += tokens
+        self.epoch["targets"] += targets
+        self.epoch["seconds"] += seconds
 
 
 class Run:
@@ -315,7 +304,7 @@ class Run:
             quantity = "gradient" if math.isfinite(nll) else "loss"
             self.end_diverged_run(step, quantity)
         self.progress.nll += nll
-        self.progress.epoch.nll += nll
+        self.progress.epoch["nll"] += nll
 
     def end_diverged_run(self, step: int, quantity: str) -> None:
         """Closes the log, and raises UserError: a loss or a gradient is not finite."""
@@ -513,9 +502,9 @@ class Run:
         """Adds the record of the epoch that this step has ended, if any."""
         if step % self.epoch_steps != 0:
             return
-        if self.progress.epoch.seconds:  # else a resumed run has it already
+        if self.progress.epoch["seconds"]:  # else a resumed run has it already
             self.progress.epochs.append(self.epoch_record(step))
-        self.progress.epoch = EpochSums()
+        self.progress.epoch = EPOCH_SUMS.copy()
         self.progress.evaluated = {}
 
     def epoch_record(self, step: int) -> dict[str, Any]:
@@ -524,13 +513,13 @@ class Run:
         return {
             "epoch": self.epoch_of(step),
             "step": step,
-            "train_loss": epoch.nll / epoch.targets,
+            "train_loss": epoch["nll"] / epoch["targets"],
             **self.progress.evaluated,
-            "examples": epoch.examples,
-            "tokens": epoch.tokens,
-            "seconds": round(epoch.seconds, 2),
-            "samples_per_second": round(epoch.examples / epoch.seconds, 1),
-            "tokens_per_second": round(epoch.tokens / epoch.seconds),
+            "examples": epoch["examples"],
+            "tokens": epoch["tokens"],
+            "seconds": round(epoch["seconds"], 2),
+            "samples_per_second": round(epoch["examples"] / epoch["seconds"], 1),
+            "tokens_per_second": round(epoch["tokens"] / epoch["seconds"]),
             "memory_mib": round(peak_memory()),
         }
 

@@ -135,7 +135,7 @@ def finish(run, model: nn.Module) -> None:
         return
     seconds = time.perf_counter() - run.began
     epochs = list(run.progress.epochs)
-    if run.progress.epoch.seconds:  # the last epoch is not whole
+    if run.progress.epoch["seconds"]:  # the last epoch is not whole
         epochs.append(run.epoch_record(run.last_step))
     content: dict[str, Any] = {
         "steps": run.last_step,
