@@ -34,15 +34,6 @@ def test_yaml_with_headings_and_numbers_as_people_write_them(tmp_path):
     }
 
 
-def test_the_record_of_a_run_starts_another_run(tmp_path):
-    path = write(
-        tmp_path,
-        "config.json",
-        json.dumps({"mode": "cpu", "flags": {"lr": 1, "name": "old", "flip": "yes"}}),
-    )
-    assert read_config(path, Settings) == {"lr": 1.0, "flip": "yes"}
-
-
 @pytest.mark.parametrize(
     "name, text, expected",
     [
@@ -98,37 +89,22 @@ def test_json_may_be_indented_by_tabs(tmp_path):
 
 
 def test_what_another_script_has_recorded_is_ignored(tmp_path):
-    path = write(
-        tmp_path,
-        "config.json",
-        json.dumps(
-            {
-                "mode": "cpu",
-                "flags": {"lr": 1.0, "procs": 2, "sharded": True, "replicas": 2},
-            }
-        ),
-    )
+    flags = {"lr": 1.0, "procs": 2, "sharded": True, "replicas": 2}
+    path = write(tmp_path, "config.json", json.dumps({"mode": "cpu", "flags": flags}))
     assert read_config(path, Settings) == {"lr": 1.0}
     assert read_config(path, CpuSettings) == {"lr": 1.0, "procs": 2}
     assert read_config(path, FsdpSettings) == {"lr": 1.0, "sharded": True, "replicas": 2}
 
 
 def test_of_a_record_what_belongs_to_a_machine_is_passed_over(tmp_path):
-    flags = {
-        "lr": 1.0,
-        "device": "cuda",
-        "hardware_tflops": 9.0,
-        "delay_ms": 5.0,
-        "netem": True,
-        "profile": True,
-    }
-    assert read_config(
-        write(tmp_path, "config.json", json.dumps({"mode": "ddp", "flags": flags})), Settings
-    ) == {"lr": 1.0}
-    assert read_config(write(tmp_path, "a.yaml", "device: cpu\nlr: 1"), Settings) == {
-        "device": "cpu",
-        "lr": 1.0,
-    }
+    """And to the run itself."""
+    flags = {"lr": 1, "flip": "yes", "name": "old", "device": "cuda", "hardware_tflops": 9.0}
+    flags |= {"delay_ms": 5.0, "netem": True, "profile": True}
+    record = json.dumps({"mode": "ddp", "flags": flags})
+    path = write(tmp_path, "config.json", record)
+    assert read_config(path, Settings) == {"lr": 1.0, "flip": "yes"}
+    path = write(tmp_path, "a.yaml", "device: cpu\nlr: 1")
+    assert read_config(path, Settings) == {"device": "cpu", "lr": 1.0}
 
 
 def test_a_file_that_is_no_record_may_name_the_run(tmp_path):
