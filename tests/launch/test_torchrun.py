@@ -277,9 +277,10 @@ def start_nodes(folders, flags, *, script="train_ddp.py", restarts=3, procs=1):
                     f"-m torch.distributed.run --nnodes 2 --nproc-per-node {procs} "
                     f"--max-restarts {restarts} --rdzv-backend c10d "
                     f"--rdzv-endpoint 127.0.0.1:{port} --rdzv-conf is_host={not node} "
-                    f"--local-addr 127.0.0.1 {ROOT / script} --device cpu"
+                    f"--local-addr 127.0.0.1"
                 ),
-                *map(str, own),
+                ROOT / script,
+                *["--device", "cpu", *map(str, own)],
             ],
             cwd=folder,
             stdout=subprocess.PIPE,
@@ -544,18 +545,9 @@ train_ddp.clip_gradients = noted_clip
 train_ddp.seed_step = noted_seed_step
 torchrun(train_ddp.train, parse_arguments("", Settings))
 """)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "1", "noted.py", "--device", "cpu", *corpus_flags, *SMALL),
-            *("--steps", "3", "--accumulate", "2", "--benchmark"),
-        ],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    start = "-m torch.distributed.run --standalone --nproc-per-node 1 noted.py --device cpu"
+    more = shlex.split("--steps 3 --accumulate 2 --benchmark")
+    done = run_in(tmp_path, sys.executable, *start.split(), *corpus_flags, *SMALL, *more)
     assert "step 2 in a bucket: True" in done.stdout, done.stderr
 
 
@@ -605,14 +597,15 @@ def test_two_nodes_on_a_network(tmp_path, corpus_flags, mode):
             ip(f"-n {name} link set lo up")
         for number, name in enumerate(names, 1):
             torchrun = shlex.split(
-                f"ip netns exec {name} {sys.executable} -m torch.distributed.run --nnodes 2 "
-                f"--nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29400 "
-                f"--local-addr 10.77.0.{number} --rdzv-conf is_host={number == 1} "
-                f"{ROOT}/train_{mode}.py --device cpu --name nodes --steps 10"
+                f"-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d "
+                f"--rdzv-endpoint 10.77.0.1:29400 --rdzv-conf is_host={number == 1} "
+                f"--local-addr 10.77.0.{number}"
             )
+            start = ["ip", "netns", "exec", name, sys.executable, *torchrun]
+            more = shlex.split("--device cpu --name nodes --steps 10")
             runs.append(
                 subprocess.Popen(
-                    [*torchrun, *corpus_flags, *SMALL],
+                    [*start, ROOT / f"train_{mode}.py", *corpus_flags, *SMALL, *more],
                     cwd=tmp_path,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,

@@ -154,11 +154,11 @@ class Soak:
                     f"--local-addr 127.0.0.{node + 1}"
                 )
             torchrun = (
-                f"{sys.executable} -m torch.distributed.run --max-restarts {self.restarts} "
-                f"--redirects 3 --log-dir said --signals-to-handle SIGINT,{','.join(SIGNALS)} "
-                f"{how} {ROOT}/train_{script}.py --device cpu"
+                f"-m torch.distributed.run --max-restarts {self.restarts} --redirects 3 "
+                f"--log-dir said --signals-to-handle SIGINT,{','.join(SIGNALS)} {how}"
             )
-            words = [*shlex.split(torchrun), *flags]
+            start = [sys.executable, *torchrun.split(), ROOT / f"train_{script}.py"]
+            words = [*map(str, start), "--device", "cpu", *flags]
             if self.mode == "cpu":
                 words = command("cpu", self.procs, *flags)
             environment = os.environ | {
