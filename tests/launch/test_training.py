@@ -178,23 +178,10 @@ def test_what_a_run_leaves(trained):
         json.loads((run / f"{name}.json").read_text()) for name in ("config", "summary")
     )
     rows = read_metrics(run)
-    assert list(rows[0]) == [
-        "step",
-        "epoch",
-        "seconds",
-        "tokens",
-        "train_loss",
-        "learning_rate",
-        "grad_norm",
-        "tokens_per_second",
-        "mfu",
-        "step_ms",
-        "data_ms",
-        "memory_mib",
-        "reserved_mib",
-        "valid_loss",
-        "valid_bleu",
-    ]
+    assert list(rows[0]) == shlex.split(
+        "step epoch seconds tokens train_loss learning_rate grad_norm tokens_per_second mfu "
+        "step_ms data_ms memory_mib reserved_mib valid_loss valid_bleu"
+    )
     for row in rows:
         assert 0 < float(row["data_ms"]) < float(row["step_ms"]) and int(row["memory_mib"]) > 0
     assert config["flags"]["steps"] == 30
@@ -210,19 +197,11 @@ def test_what_a_run_leaves(trained):
 @pytest.fixture
 def started(request, tmp_path, small_corpus):
     """A run of very many steps, just started. Its parameter: more flags."""
-    command = [
-        sys.executable,
-        str(ROOT / "train_cpu.py"),
-        "--data",
-        str(small_corpus),
-        "--valid",
-        f"{small_corpus}-valid",
-        *SMALL,
-        *shlex.split("--procs 2 --name long --steps 100000 --eval-every 50000 --save-every 5"),
-        *getattr(request, "param", []),
-    ]
+    corpus = ["--data", small_corpus, "--valid", f"{small_corpus}-valid"]
+    how = shlex.split("--procs 2 --name long --steps 100000 --eval-every 50000 --save-every 5")
+    more = getattr(request, "param", [])
     process = subprocess.Popen(
-        command,
+        [sys.executable, ROOT / "train_cpu.py", *corpus, *SMALL, *how, *more],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -331,15 +310,9 @@ if __name__ == "__main__":
     mp.spawn = signalled
     spawn(train, parse_arguments("", CpuSettings))
 """)
-    done = run_script(
-        early,
-        "--data",
-        str(small_corpus),
-        *SMALL,
-        *shlex.split("--procs 2 --steps 100000"),
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    flags = ["--data", small_corpus, *SMALL, "--procs", "2", "--steps", "100000"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = run_script(early, *flags, cwd=tmp_path, env=environment)
     assert done.returncode == 128 + number and done.stderr == "", done.stderr
 
 
@@ -623,20 +596,11 @@ def test_a_checkpoint_that_appears_is_not_overwritten(tmp_path):
 @pytest.mark.slow
 def test_two_runs_at_once_do_not_disturb_each_other(tmp_path, small_corpus):
     """Same folder, same corpus that neither has encoded yet, no names given."""
-    command = [
-        sys.executable,
-        str(ROOT / "train_cpu.py"),
-        "--data",
-        str(small_corpus),
-        "--valid",
-        f"{small_corpus}-valid",
-        *SMALL,
-        *shlex.split("--vocab-size 333 --steps 8 --dropout 0"),
-    ]
+    corpus = ["--data", small_corpus, "--valid", f"{small_corpus}-valid"]
+    how = shlex.split("--vocab-size 333 --steps 8 --dropout 0")
+    command = [sys.executable, ROOT / "train_cpu.py", *corpus, *SMALL, *how]
     both = [
-        subprocess.Popen(
-            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
     for process in both:
