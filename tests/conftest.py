@@ -169,6 +169,25 @@ def run_script(script, *flags, cwd, timeout=300, **kwargs):
 
 
 @pytest.fixture
+def go(tmp_path):
+    """go(mode, processes, *flags) trains there; returns what the script prints on stderr.
+
+    mode: as in tests/measure/parity.py. status: the exit status that the script must have.
+    """
+    import parity
+
+    def run(mode, procs, *flags, status=0):
+        command = parity.command(mode, procs, *map(str, flags))
+        done = subprocess.run(
+            command, cwd=tmp_path, timeout=300, capture_output=True, text=True
+        )
+        assert done.returncode == status, done.stderr
+        return done.stderr
+
+    return run
+
+
+@pytest.fixture
 def refusal(tmp_path, monkeypatch):
     """refusal(*flags) returns the error message of train_cpu.py, without starting it."""
     from support.common.errors import UserError

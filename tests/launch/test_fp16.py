@@ -3,9 +3,6 @@
 GPUs without bf16 have it by default; here it is computed on a CPU.
 """
 
-import subprocess
-
-import parity
 import pytest
 import torch
 from conftest import SMALL, read_metrics, skip_on_windows
@@ -16,16 +13,6 @@ from support.training.settings import CpuSettings, TpSettings
 skip_on_windows("torchrun asks for libuv, which PyTorch for Windows is built without")
 
 FP16 = ["--precision", "fp16", "--dropout", "0", "--log-every", "1", "--bleu-sentences", "0"]
-
-
-def go(folder, mode, procs, *flags):
-    return subprocess.run(
-        parity.command(mode, procs, *map(str, flags)),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
 
 
 def checkpoint_of(folder, name):
@@ -40,15 +27,13 @@ def overwrite_scale(folder, name, scale: float) -> None:
 
 
 @pytest.mark.slow
-def test_fp16_is_nearly_fp32_in_every_script(tmp_path, corpus_flags):
+def test_fp16_is_nearly_fp32_in_every_script(tmp_path, corpus_flags, go):
     flags = [*corpus_flags, *SMALL, *FP16, "--steps", "8"]
-    done = go(tmp_path, "cpu", 1, *flags, "--name", "fp32", "--precision", "fp32")
-    assert done.returncode == 0, done.stderr
+    go("cpu", 1, *flags, "--name", "fp32", "--precision", "fp32")
     exact = read_metrics(tmp_path / "logs" / "fp32")
     for mode, procs in (("cpu", 2), ("ddp", 2), ("fsdp", 2)):
-        done = go(tmp_path, mode, procs, *flags, "--name", mode, "--accumulate", "2")
-        assert done.returncode == 0, done.stderr
-        assert "Warning" not in done.stderr, done.stderr
+        errors = go(mode, procs, *flags, "--name", mode, "--accumulate", "2")
+        assert "Warning" not in errors, errors
         rows = read_metrics(tmp_path / "logs" / mode)
         for row, wanted in zip(rows, exact, strict=True):
             for column, tolerance in (("train_loss", 1e-3), ("grad_norm", 1e-2)):
@@ -63,16 +48,14 @@ def test_fp16_is_nearly_fp32_in_every_script(tmp_path, corpus_flags):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["cpu", "ddp", "fsdp"])
-def test_a_step_that_overflows_is_left_out(tmp_path, corpus_flags, mode):
+def test_a_step_that_overflows_is_left_out(tmp_path, corpus_flags, go, mode):
     """A much larger scale is halved in each step until the gradients are finite again."""
     flags = [*corpus_flags, *SMALL, *FP16, "--eval-every", "100", "--average-checkpoints", "1"]
-    done = go(tmp_path, mode, 2, *flags, "--name", "run", "--steps", "2")
-    assert done.returncode == 0, done.stderr
+    go(mode, 2, *flags, "--name", "run", "--steps", "2")
     before = checkpoint_of(tmp_path, "run")
     overwrite_scale(tmp_path, "run", 2.0**60)
 
-    done = go(tmp_path, mode, 2, "--resume", "logs/run", "--steps", "3")
-    assert done.returncode == 0, done.stderr
+    go(mode, 2, "--resume", "logs/run", "--steps", "3")
     after = checkpoint_of(tmp_path, "run")
     assert after["progress"]["scaler"]["scale"] == 2.0**59
     assert all(
@@ -81,8 +64,7 @@ def test_a_step_that_overflows_is_left_out(tmp_path, corpus_flags, mode):
     assert read_metrics(tmp_path / "logs" / "run")[-1]["grad_norm"] in ("inf", "nan")
 
     overwrite_scale(tmp_path, "run", 2.0**30)
-    done = go(tmp_path, mode, 2, "--resume", "logs/run", "--steps", "20")
-    assert done.returncode == 0, done.stderr
+    go(mode, 2, "--resume", "logs/run", "--steps", "20")
     after = checkpoint_of(tmp_path, "run")
     assert 2**13 < after["progress"]["scaler"]["scale"] < 2**30
     assert all(weight.isfinite().all() for weight in after["model"].values())
@@ -91,13 +73,12 @@ def test_a_step_that_overflows_is_left_out(tmp_path, corpus_flags, mode):
 
 
 @pytest.mark.slow
-def test_a_gradient_that_always_overflows_ends_the_run(tmp_path, corpus_flags):
+def test_a_gradient_that_always_overflows_ends_the_run(tmp_path, corpus_flags, go):
     flags = [*corpus_flags, *SMALL, *FP16, "--name", "run"]
-    assert go(tmp_path, "cpu", 1, *flags, "--steps", "2").returncode == 0
+    go("cpu", 1, *flags, "--steps", "2")
     overwrite_scale(tmp_path, "run", 0.5)
-    done = go(tmp_path, "cpu", 1, "--resume", "logs/run", "--steps", "4")
-    assert done.returncode == 2
-    assert "The gradient is not finite" in done.stderr, done.stderr
+    errors = go("cpu", 1, "--resume", "logs/run", "--steps", "4", status=2)
+    assert "The gradient is not finite" in errors
 
 
 def test_tensor_parallelism_has_no_fp16(monkeypatch):

@@ -1,6 +1,5 @@
 """The four training scripts compute the same thing and resume each other's checkpoints."""
 
-import subprocess
 from statistics import mean
 
 import parity
@@ -12,24 +11,6 @@ skip_on_windows("torchrun asks for libuv, which PyTorch for Windows is built wit
 
 FEW = (("cpu", 2, 1), ("ddp", 2, 1), ("fsdp", 2, 2), ("tp2", 2, 1))
 MANY = (("ddp", 3, 4), ("fsdp", 3, 1), ("tp2", 4, 2))
-
-
-@pytest.fixture
-def go(tmp_path):
-    """go(mode, processes, *flags) trains without an error; returns what it says on stderr."""
-
-    def run(mode, procs, *flags):
-        done = subprocess.run(
-            parity.command(mode, procs, *flags),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stderr
-
-    return run
 
 
 def last_checkpoints(folder, *names) -> list[dict]:

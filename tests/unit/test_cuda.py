@@ -4,12 +4,14 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import gpu
 import kernels
+import parity
 import pytest
 import torch
 from conftest import ROOT, SMALL, run_script
@@ -76,45 +78,21 @@ if "RANK" in os.environ:
 @pytest.mark.parametrize("mode", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_a_run_on_two_gpus_comes_to_its_end(tmp_path, corpus_flags, mode):
     (tmp_path / "sitecustomize.py").write_text(TWO_GPUS)
-    flags = [
-        *corpus_flags,
-        *SMALL,
-        "--precision",
-        "auto",
-        "--steps",
-        "4",
-        "--eval-every",
-        "2",
-        "--average-checkpoints",
-        "2",
-        "--name",
-        "gpus",
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        ROOT / f"train_{mode}.py",
-    ]
+    flags = [*corpus_flags, *SMALL, *shlex.split("--precision auto --steps 4 --name gpus")]
+    flags += ["--eval-every", "2", "--average-checkpoints", "2"]
     run = subprocess.run(
-        [*command, "--device", "cuda", *flags],
+        parity.command(mode, 2, *flags, device="cuda"),
         cwd=tmp_path,
         timeout=240,
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
     )
-    assert run.returncode == 0 and all(
-        f"process {rank} has cuda:{rank}\n" in run.stdout for rank in range(2)
-    ), run.stderr
+    assert run.returncode == 0, run.stderr
+    assert all(f"process {rank} has cuda:{rank}\n" in run.stdout for rank in range(2))
     about = json.loads((tmp_path / "logs/gpus/config.json").read_text())
-    assert about["devices"] == ["NVIDIA H100 80GB HBM3"] and [
-        about["flags"]["device"],
-        about["flags"]["precision"],
-    ] == ["cuda", "bf16"]
+    assert about["devices"] == ["NVIDIA H100 80GB HBM3"]
+    assert (about["flags"]["device"], about["flags"]["precision"]) == ("cuda", "bf16")
 
 
 # Trains with tensors on the meta device, which have no values, in place of a GPU's: whatever
