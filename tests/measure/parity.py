@@ -62,20 +62,10 @@ def command(mode: str, procs: int, *flags: str, device: str = "cpu") -> list[str
     """
     if mode == "cpu":
         return [sys.executable, str(ROOT / "train_cpu.py"), "--procs", str(procs), *flags]
+    torchrun = f"-m torch.distributed.run --standalone --nproc-per-node {procs}".split()
     script, *tensor = title(mode).split()
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(procs),
-        str(ROOT / script),
-        *tensor,
-        "--device",
-        device,
-        *flags,
-    ]
+    start = [sys.executable, *torchrun, str(ROOT / script), *tensor]
+    return [*start, "--device", device, *flags]
 
 
 def title(mode: str) -> str:
@@ -90,19 +80,9 @@ def run(
 ) -> tuple[list[float], dict, dict]:
     """Trains in `folder`; returns train_loss of each step, the last weights, and SCORES."""
     name = f"{mode}-{procs}-{accumulate}"
+    how = f"--name {name} --steps {STEPS} --accumulate {accumulate}".split()
     done = subprocess.run(
-        command(
-            mode,
-            procs,
-            "--name",
-            name,
-            "--steps",
-            str(STEPS),
-            "--accumulate",
-            str(accumulate),
-            *FLAGS,
-            *flags,
-        ),
+        command(mode, procs, *how, *FLAGS, *flags),
         cwd=folder,
         capture_output=True,
         text=True,

@@ -48,12 +48,8 @@ def main() -> None:
     found, modes = {}, given.modes.split(",")
 
     def on_core(core: int, mode: str, size: int) -> list[str]:
-        return [
-            "taskset",
-            "-c",
-            str(core),
-            *command(mode, 1, *flags, "--batch-tokens", str(size)),
-        ]
+        start = command(mode, 1, *flags, "--batch-tokens", str(size))
+        return ["taskset", "-c", str(core), *start]
 
     for _ in range(5):
         for mode in modes:

@@ -166,17 +166,10 @@ def measure(trick: str, steps: int, flags: list[str]) -> list[tuple[float, float
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE
     )
     both, found = (AGAINST.get(trick, ALL), trick), []
+    start = [sys.executable, __file__, "--benchmark", "--steps", str(steps)]
     running = [
         subprocess.Popen(
-            [
-                sys.executable,
-                __file__,
-                "--benchmark",
-                "--steps",
-                str(steps),
-                *flags,
-                *CHANGES[name][2],
-            ],
+            [*start, *flags, *CHANGES[name][2]],
             stdout=subprocess.DEVNULL,
             env=os.environ | {"WITHOUT": name, "PORT": str(store.port)},
         )
