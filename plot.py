@@ -31,6 +31,7 @@ from support.classification.confusion_plot import draw_confusion
 from support.profiling.profile_plots import draw_profiles, read_profile
 from support.studies import runs_table
 from support.studies.runs_table import POSITIVE, Lines, Row, metric_columns
+from support.training.settings import ALL_FLAGS
 
 AXES = {
     "step": "steps",
@@ -51,6 +52,8 @@ AXES = {
 FROM_0 = {"tokens_per_second", "samples_per_second", "epoch_seconds"}  # but not over processes
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)))
 MARKERS = "os^Dv<>PX"  # with the dashes: 36 different pairs
+
+DEFAULTS = {name: field.default for name, field in ALL_FLAGS.items()}
 
 Panel = tuple[str, str, Lines]  # x, y, the lines
 
@@ -238,7 +241,8 @@ def read_sources(sources: list[Path]) -> tuple[list[Row], dict[str, list[Row]], 
             if path.is_file():
                 runs += runs_table.read_study(path)
                 continue
-            run, curve, summary = runs_table.read_run(path, [known["run"] for known in runs])
+            names = [known["run"] for known in runs]
+            run, curve, summary = runs_table.read_run(path, names, DEFAULTS)
         except (ValueError, TypeError, KeyError, csv.Error) as error:
             raise UserError(f"{path}: not a run or a study, or cut short ({error})") from error
         runs.append(run)

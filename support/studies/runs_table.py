@@ -30,40 +30,15 @@ SETTINGS = {
     "lr": "learning rate {:g}",
     "delay_ms": "delay {:g} ms",
 }
-# Other flags that affect speed and loss, with their usual values. Runs that differ in one of
-# them belong to different studies. (Not --warmup and --tensor: they may grow with what a study
-# compares, the batch size and the processes.)
-STUDY_FLAGS = {
-    "src": "de",
-    "tgt": "en",
-    "text": "",
-    "label": "",
-    "tokenizer": "bpe",
-    "max_length": 128,
-    "image_size": 0,
-    "heads": 4,
-    "dropout": 0.1,
-    "norm": "pre",
-    "patch": 4,
-    "stem_channels": 0,
-    "pretrained": "",
-    "pool": "pretrained",
-    "freeze": 0,
-    "schedule": "noam",
-    "head_lr": 0.0,
-    "weight_decay": 0.0,
-    "class_weights": False,
-    "token_dropout": 0.0,
-    "crop": 0,
-    "flip": "no",
-    "label_smoothing": 0.1,
-    "clip": 1.0,
-    "replicas": 1,
-    "precision": "",  # always named, because its default depends on the machine
-    "compile": False,
-    "recompute": False,
-    "netem": False,
-}
+# Other flags that affect speed and loss. Runs that differ in one of them belong to different
+# studies. (Not --warmup and --tensor: they may grow with what a study compares, the batch size
+# and the processes.)
+DATA = ("src", "tgt", "text", "label", "tokenizer", "max_length", "image_size")
+MODEL = ("heads", "dropout", "norm", "patch", "stem_channels", "pretrained", "pool", "freeze")
+RATES = ("schedule", "head_lr", "weight_decay", "class_weights")
+REGULARIZATION = ("token_dropout", "crop", "flip", "label_smoothing", "clip")
+SPEED = ("replicas", "precision", "compile", "recompute", "netem")
+STUDY_FLAGS = DATA + MODEL + RATES + REGULARIZATION + SPEED
 # Quantities that are always above 0, and so can be drawn on a logarithmic scale.
 POSITIVE = {"processes", "batch_tokens", "lr", "speed_up", *RESULTS, "loss"}
 
@@ -152,11 +127,13 @@ def write_study(runs: list[Row], path: Path) -> None:
 # --- Runs
 
 
-def read_run(folder: Path, names: list[str]) -> tuple[Row, list[Row], dict[str, Any]]:
+def read_run(
+    folder: Path, names: list[str], defaults: dict[str, Any]
+) -> tuple[Row, list[Row], dict[str, Any]]:
     """Returns a run's row, its curve (metrics.csv), and its summary.json if it has ended.
 
-    Its name is the folder's or, if `names` has it, the path. Raises OSError, ValueError,
-    csv.Error, TypeError and KeyError.
+    Its name is the folder's or, if `names` has it, the path. defaults: of the flags. Raises
+    OSError, ValueError, csv.Error, TypeError and KeyError.
     """
     config = read_json(folder / "config.json")
     flags = dict(config["flags"])
@@ -169,7 +146,7 @@ def read_run(folder: Path, names: list[str]) -> tuple[Row, list[Row], dict[str, 
     train_losses = values_of(curve, "train_loss")
     samples_per_second = speed * examples_per_token(summary)
     row = {
-        "study": study_of(flags, config["parameters"]),
+        "study": study_of(flags, defaults, config["parameters"]),
         "run": str(folder) if name in names else name,
         "mode": config["mode"],
         "processes": number(config["world_size"]),
@@ -220,14 +197,14 @@ def values_of(rows: list[Row], column: str) -> list[float]:
     return [row[column] for row in measured(rows, column)]
 
 
-def study_of(flags: dict, parameters: int) -> str:
+def study_of(flags: dict, defaults: dict, parameters: int) -> str:
     """Returns what comparable runs have in common, in words: data, model size, other flags."""
     words = [str(flags.get("data")), f"{parameters / 1e6:.1f}M parameters"]
     if flags.get("batch_size"):
         words.append("steps of examples")
-    for name, usual in STUDY_FLAGS.items():
-        value = flags.get(name, usual)
-        if value != usual:
+    for name in STUDY_FLAGS:
+        value = flags.get(name, defaults[name])
+        if value != defaults[name]:
             words.append(f"{name} {value}")
     return ", ".join(words)
 

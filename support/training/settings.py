@@ -7,10 +7,12 @@ classes derived from it. The values in configs/ override the defaults here.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from support.common.errors import UserError
-from support.distributed.trial import Trial
+
+if TYPE_CHECKING:  # plot.py, too, imports this module, and does without torch
+    from support.distributed.trial import Trial
 
 
 def flag(
@@ -296,7 +298,7 @@ class Settings(RunSettings, SpeedSettings, OptimizerSettings, ModelSettings, Cor
     threads: int = 1  # of this process
     gpu_rate: float = 0.0  # FLOP/s of all GPUs together, if steps may be enlarged for them
     growth: int = 1  # how many times as large they are then
-    trial: Trial | None = None  # if the run is the trial of --minutes
+    trial: "Trial | None" = None  # if the run is the trial of --minutes
 
     # Flags that only some scripts have: the classes of these scripts override the values. A
     # class attribute without a type is not a field of the dataclass, and so not a flag.

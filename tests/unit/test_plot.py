@@ -74,14 +74,14 @@ def write_run(
 
 def table_of(*folders):
     """The table of the runs in these folders."""
-    return [runs_table.read_run(folder, [])[0] for folder in folders]
+    return [runs_table.read_run(folder, [], plot.DEFAULTS)[0] for folder in folders]
 
 
 def curves_of(*folders):
     """The curves of the runs in these folders, by their names."""
     curves = {}
     for folder in folders:
-        run, curve, _ = runs_table.read_run(folder, [*curves])
+        run, curve, _ = runs_table.read_run(folder, [*curves], plot.DEFAULTS)
         curves[run["run"]] = curve
     return curves
 

@@ -27,7 +27,7 @@ from support.studies.runs_table import read_run
 from support.training import summary as run_summary
 from support.training.command_line import parse_arguments
 from support.training.run import Run
-from support.training.settings import CpuSettings
+from support.training.settings import CpuSettings, FsdpSettings, defaults_of
 from support.translation.task import Translation
 
 
@@ -210,7 +210,7 @@ def test_the_evaluation_at_the_end_of_a_stopped_run_is_in_its_log(
     assert float(rows[-1]["valid_loss"]) == pytest.approx(summary["valid_loss"], abs=1e-3)
     losses = [float(row["train_loss"]) for row in rows if row["train_loss"]]
     assert len(losses) == (6 if log_every == 1 else 1)
-    row, _, _ = read_run(tmp_path / "logs/r", [])
+    row, _, _ = read_run(tmp_path / "logs/r", [], defaults_of(FsdpSettings))
     assert row["train_loss"] > 0
     assert row["valid_loss"] == float(rows[-1]["valid_loss"])
 
