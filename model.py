@@ -6,7 +6,8 @@
     ids = model.eval().greedy(src)                          # translations, as token ids
 
 Section numbers are those of the paper, https://arxiv.org/abs/1706.03762. Comments give shapes:
-batch, src and tgt (lengths in tokens), heads, d_model, d_head = d_model / heads.
+batch, src and tgt (lengths in tokens; in attention, of the keys and of the queries), heads,
+d_model, d_head = d_model / heads.
 """
 
 import math
@@ -38,6 +39,7 @@ class LayerConfig:
     bias: bool = False  # in attention's projections
     activation: str = "relu"  # between the two matrices of a feed-forward layer
     epsilon: float = 1e-5  # of layer norm
+    plain: bool = False  # True: no part is replaced by those of support/common/kernels.py
     CHOICES: ClassVar[dict[str, tuple[str, ...]]] = {
         "norm": ("pre", "post"),
         "activation": ("relu", "gelu"),
@@ -97,9 +99,8 @@ def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Multi-head attention (section 3.2.2), of a sentence to itself or to another sequence."""
 
-    # Tasks replace it with a faster function, which computes the same (speed_up in
-    # support/common/kernels.py): if you change scaled_dot_product or a mask, remove the
-    # replacement. Change q, k and v in `attend_to`, since `forward` is replaced on GPUs.
+    # Unless the model is trained with --plain, support/common/kernels.py replaces `attend` by
+    # a faster function, and on GPUs `forward` by a method that calls `attend_to`.
     attend: Callable = staticmethod(scaled_dot_product)
 
     def __init__(self, config: LayerConfig):
@@ -219,7 +220,7 @@ def sinusoids(positions: Tensor, d_model: int) -> Tensor:
 class Transformer(nn.Module):
     """Encoder and decoder (figure 1), whose embeddings share a matrix (section 3.4)."""
 
-    # support/common/kernels.py replaces them with faster ones.
+    # support/common/kernels.py replaces them by faster ones, too.
     loss: Callable = staticmethod(cross_entropy)
     sinusoids: Callable = staticmethod(sinusoids)
 

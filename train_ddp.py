@@ -51,7 +51,7 @@ def train(rank: int, world_size: int, args: Settings) -> None:
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9, fused=True)
     scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
     run = Run(args, task, rank, world_size)
-    step = run.start(model, optimizer, scaler)
+    step = run.start(model, optimizer, scaler)  # 0, or that of the checkpoint
     ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
 
     # --- The loop: each iteration is one step of all ranks
@@ -82,7 +82,7 @@ def train(rank: int, world_size: int, args: Settings) -> None:
         optimizer.zero_grad(set_to_none=False)  # keeps the views into DDP's buckets
         step += 1
         stopping = stop_requested()  # an all-reduce: all ranks stop after the same step
-        run.record(step, nll, targets, norm)
+        run.record(step, nll, targets, norm)  # to log a row it sums nll over ranks
 
         # --- Evaluate and save: all ranks take part, rank 0 writes
         if run.should_evaluate(step):

@@ -62,7 +62,7 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9, fused=True)
     scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
     run = Run(args, task, rank, world_size)
-    step = run.start(model, optimizer, scaler)
+    step = run.start(model, optimizer, scaler)  # 0, or that of the checkpoint
 
     # --- The loop: each iteration is one step of all ranks
     max_norm = args.clip or math.inf  # --clip 0 measures the norm and clips nothing
@@ -92,7 +92,7 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
         optimizer.zero_grad()
         step += 1
         stopping = stop_requested()  # an all-reduce: all ranks stop after the same step
-        run.record(step, nll, targets, norm)
+        run.record(step, nll, targets, norm)  # to log a row it sums nll over ranks
 
         # --- Evaluate and save: all ranks take part, rank 0 writes
         if run.should_evaluate(step):

@@ -64,7 +64,7 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
     groups = parameter_groups(model, args)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9, fused=True)
     run = Run(args, task, rank, world_size)
-    step = run.start(model, optimizer)
+    step = run.start(model, optimizer)  # 0, or that of the checkpoint
 
     # --- The loop: each iteration is one step of all ranks
     max_norm = args.clip or math.inf  # --clip 0 measures the norm and clips nothing

@@ -1,9 +1,11 @@
-"""Faster implementations of parts of the model: skip this file on first reading.
+"""What replaces parts of model.py when a model is used: skip this file on first reading.
 
-    model = speed_up(Transformer(config), "cpu")  # computes the same, in less time
+    model = speed_up(Transformer(config), "cpu")
 
-model.py writes each part as one would read it; `speed_up` replaces some of them by those below.
-tests/unit/test_fast.py compares the two, tests/measure/tricks.py measures the gain of each.
+model.py writes each part as one would read it. `speed_up` replaces attention, the loss and
+others by faster implementations, and on CPUs layer norms and embeddings by more exact ones.
+With --plain it replaces nothing. tests/unit/test_fast.py compares both, and
+tests/measure/tricks.py measures the gain of each part.
 """
 
 import math
@@ -31,7 +33,7 @@ def speed_up(
     recompute: bool = False,
     compiled: bool = False,
 ) -> Model:
-    """Replaces parts of `model` by faster ones, and returns it.
+    """Replaces parts of `model` by faster ones, unless its configuration is plain; returns it.
 
     In fp32 they compute the same, up to rounding and the random numbers of dropout. Under
     autocast they also round the residual stream, as FSDP does.
@@ -41,6 +43,25 @@ def speed_up(
     again, which needs less memory and more time; compiled: generate code with torch.compile for
     the layers, and on a GPU for the loss; it merges many small operations into fewer.
     """
+    plain = cast(LayerConfig, model.config).plain
+    if not plain:
+        replace_functions(model, device, dtype, compiled)
+    if compiled:
+        compile_layers(model)
+    if device == "cpu" and not plain:
+        replace_for_cpus(model)
+    elif dtype and not plain:
+        replace_for_gpus(model, dtype)
+    if recompute:
+        for layer in model.layers():
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    return model
+
+
+def replace_functions(
+    model: nn.Module, device: str, dtype: torch.dtype | None, compiled: bool
+) -> None:
+    """Replaces the functions that model.py keeps as attributes: attention, loss, positions."""
     max_length = cast(LayerConfig, model.config).max_length
     attention = fastest_attention(device, dtype, max_length)
     for module in model.modules():
@@ -49,16 +70,8 @@ def speed_up(
     if isinstance(model, Transformer):
         model.loss = FusedCrossEntropy.apply
         model.sinusoids = partial(look_up_sinusoids, max_length + 1)
-    if compiled:
-        compile_parts(model, device)
-    if device == "cpu":
-        replace_for_cpus(model)
-    elif dtype:
-        replace_for_gpus(model, dtype)
-    if recompute:
-        for layer in model.layers():
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-    return model
+        if compiled and device == "cuda":
+            model.loss = compiled_cross_entropy()
 
 
 def fastest_attention(device: str, dtype: torch.dtype | None, max_length: int) -> Callable:
@@ -100,8 +113,8 @@ def replace_for_gpus(model: nn.Module, dtype: torch.dtype) -> None:
             module.__class__ = OneProductAttention
 
 
-def compile_parts(model: nn.Module, device: str) -> None:
-    """Compiles the layers, one graph for each kind of layer, and on a GPU the loss.
+def compile_layers(model: nn.Module) -> None:
+    """Compiles the layers, one graph for each kind of layer.
 
     The graphs end where the layers do, so that what DDP and FSDP do between layers still
     happens as soon as it can, and six layers take no longer to compile than one.
@@ -114,8 +127,6 @@ def compile_parts(model: nn.Module, device: str) -> None:
                 module.__class__ = FlatLinear
         compiled = torch.compile(layer.forward, fullgraph=True)
         layer.forward = partial(call_with_any_shape, compiled)
-    if device == "cuda" and isinstance(model, Transformer):
-        model.loss = compiled_cross_entropy()
 
 
 def compiled_cross_entropy() -> Callable:

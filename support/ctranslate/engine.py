@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from model import Attention, Transformer, sinusoids
+from support.common.errors import UserError
 from support.common.key_value_order import to_keys_then_values
 from support.translation.beam import LENGTH_PENALTY, Hypothesis
 
@@ -93,7 +94,13 @@ class Engine:
 
         beam, n_best: as for `beam_search`; threads: how many batches are decoded at once;
         compute_type: one of CTranslate2's, replaced by float32 if this CPU does not support it.
+        Raises UserError for a model of --plain, whose model.py may have been changed.
         """
+        if model.config.plain:
+            raise UserError(
+                "--engine ctranslate2 computes the usual Transformer; this model was trained "
+                "with --plain, so perhaps with changes: leave out --engine"
+            )
         self.config = model.config
         self.options = dict(
             beam_size=beam,

@@ -37,7 +37,7 @@ DATA = ("src", "tgt", "text", "label", "tokenizer", "max_length", "image_size")
 MODEL = ("heads", "dropout", "norm", "patch", "stem_channels", "pretrained", "pool", "freeze")
 RATES = ("schedule", "head_lr", "weight_decay", "class_weights")
 REGULARIZATION = ("token_dropout", "crop", "flip", "label_smoothing", "clip")
-SPEED = ("replicas", "precision", "compile", "recompute", "netem")
+SPEED = ("replicas", "precision", "compile", "recompute", "plain", "netem")
 STUDY_FLAGS = DATA + MODEL + RATES + REGULARIZATION + SPEED
 # Quantities that are always above 0, and so can be drawn on a logarithmic scale.
 POSITIVE = {"processes", "batch_tokens", "lr", "speed_up", *RESULTS, "loss"}

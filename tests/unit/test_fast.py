@@ -32,6 +32,9 @@ from support.common.kernels import (
     speed_up,
     table_of_sinusoids,
 )
+from support.training.command_line import parse_arguments
+from support.training.settings import CpuSettings
+from support.training.tasks import prepare_task
 from support.translation.pool import keep_freed_memory
 
 
@@ -338,6 +341,28 @@ def test_a_hopeless_token_is_reported_as_it_is(loss, bf16):
 
 
 # --- All of them
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_plain_model_is_left_as_it_is_written(device, compiled):
+    model = make_model(plain=True)
+    before = [type(module) for module in model.modules()]
+    speed_up(model, device, torch.bfloat16, recompute=True, compiled=compiled)
+    assert model.loss is cross_entropy
+    assert model.sinusoids is sinusoids
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    assert all(module.attend is scaled_dot_product for module in attentions)
+    if not compiled:  # to compile them, linear layers flatten their inputs
+        assert [type(module) for module in model.modules()] == before
+
+
+def test_a_plain_run_has_a_plain_model_and_stores_so(corpus_flags, monkeypatch):
+    command = ["train_cpu.py", *corpus_flags, "--vocab-size", "300", "--plain"]
+    monkeypatch.setattr("sys.argv", command)
+    task = prepare_task(parse_arguments("", CpuSettings).complete())
+    assert task.model().loss is cross_entropy
+    assert task.state()["config"]["plain"]
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

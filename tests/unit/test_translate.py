@@ -389,6 +389,15 @@ def test_ctranslate2_takes_models_with_post_norm():
     assert [one[0][1] for one in found] == [one[0][1] for one in ours]
 
 
+@pytest.mark.optional
+def test_a_plain_model_may_have_been_changed_so_ctranslate2_refuses_it():
+    pytest.importorskip("ctranslate2")
+    from support.ctranslate.engine import Engine
+
+    with pytest.raises(UserError, match="trained with --plain"):
+        Engine(make_model(plain=True), 1, 1, 1, "float32")
+
+
 def test_without_its_package_ctranslate2_is_refused(answer, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     monkeypatch.delitem(sys.modules, "support.ctranslate.engine", raising=False)
