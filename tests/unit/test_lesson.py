@@ -10,7 +10,12 @@ from test_house import changed_lines
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "docs" / "data.md",
     ROOT / "docs" / "lesson.md",
+    ROOT / "batch" / "README.md",
+    ROOT / "configs" / "README.md",
+    ROOT / "tests" / "README.md",
+    ROOT / "tests" / "faults.md",
     ROOT / "support" / "README.md",
     *sorted((ROOT / "logs" / "reference").rglob("*.md")),
 ]
