@@ -41,7 +41,7 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
 
     # --- Task: what is trained, and on what data
     with rank_0_first():  # it prepares the data for the other ranks
-        task = prepare_task(args)
+        task = prepare_task(args)  # on GPUs it may raise args.batch_tokens and args.lr
 
     # --- Model and optimizer: on every rank from the same seed or checkpoint
     dtype = autocast_dtype(args.precision)  # bf16, fp16, or None for fp32
