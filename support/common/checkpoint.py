@@ -22,6 +22,8 @@ import pickle
 import shutil
 import sys
 import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
@@ -94,6 +96,41 @@ def save(path: Path, checkpoint: dict) -> None:
         if path.is_file():
             message += "; the previous one is intact"
         raise UserError(message) from problem
+
+
+class Writer:
+    """Calls functions that write files: at once, or in a thread while training continues.
+
+    A process that ends waits for the thread first.
+    """
+
+    def __init__(self, in_background: bool):
+        self.pool = ThreadPoolExecutor(max_workers=1) if in_background else None
+        self.job: Future | None = None  # the last one that the thread was given
+
+    def write(self, job: Callable[[], None]) -> None:
+        """Waits for the job before, and calls `job`, or lets the thread call it.
+
+        A job in the thread must not use tensors that training changes. Raises what the job, or
+        in the thread the one before, has raised.
+        """
+        self.wait()
+        if self.pool:
+            self.job = self.pool.submit(job)
+        else:
+            job()
+
+    def wait(self) -> None:
+        """Waits until all is written. Raises what the job has raised."""
+        job = self.job
+        self.job = None
+        if job:
+            job.result()
+
+    def check(self) -> None:
+        """Raises what the job has raised, if it is done."""
+        if self.job and self.job.done():
+            self.wait()
 
 
 # --- Which checkpoint to use ------------------------------------------------------------------

@@ -10,7 +10,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,8 +104,10 @@ class Run:
         self.row: dict[str, Any] = {}
         self.bar: Any = None  # tqdm's
         self.log: MetricsLog | None = None  # in the rank that writes
-        self.pool = ThreadPoolExecutor(max_workers=1)
-        self.writing: Future | None = None  # what the thread was given last
+        # On GPUs what is saved is a copy in main memory, which training does not change. With
+        # --sharded the ranks write their shards themselves, and last.pt is small.
+        in_background = args.device == "cuda" and not args.sharded
+        self.writer = checkpoint.Writer(in_background)
         self.profile: Any = None
         self.say(summary.beginning(self))
 
@@ -266,8 +267,7 @@ class Run:
         self.task.batches.seconds_waited = 0.0
         self.progress.count(size.examples, size.tokens, targets, seconds)
         if self.should_log(step):
-            if self.writing and self.writing.done():
-                self.writing.result()  # raises its error, if any
+            self.writer.check()
             self.end_row(step)
             self.row["grad_norm"] = f"{float(norm):.6f}"
             self.forecast_once(step)
@@ -308,7 +308,7 @@ class Run:
 
     def end_diverged_run(self, step: int, quantity: str) -> None:
         """Closes the log, and raises UserError: a loss or a gradient is not finite."""
-        self.finish_writing()
+        self.writer.wait()
         self.close()
         hint = "Nothing was saved."
         for name in ("best.pt", "last.pt"):
@@ -443,27 +443,15 @@ class Run:
         self.write(lambda: self.write_last(content))
         self.restart_clock()
 
-    @property
-    def writes_in_background(self) -> bool:
-        """Whether a thread writes files while training continues.
-
-        On GPUs what is saved is a copy in main memory, which training does not change. With
-        --sharded the ranks write their shards themselves, and last.pt is small.
-        """
-        return self.args.device == "cuda" and not self.args.sharded
-
     def write(self, job: Callable[[], None]) -> None:
-        """Lets the rank that saves write files, after `finish_writing`. A collective."""
-        if self.saves and self.writes_in_background:
-            self.writing = self.pool.submit(job)  # a process that ends waits for it
-        elif self.saves:
-            job()
+        """Lets the rank that saves write files, for which the others wait. A collective."""
+        if self.saves:
+            self.writer.write(job)
         long_barrier()
 
     def finish_writing(self) -> None:
         """Waits until the files of the last `write` are written. A collective."""
-        if self.writing:
-            self.writing.result()
+        self.writer.wait()
         long_barrier()
 
     def write_last(self, content: dict[str, Any]) -> None:

@@ -145,8 +145,8 @@ def test_cores_that_are_no_number_are_refused_before_a_folder_is_made(monkeypatc
 
 ENDING = """
 import sys, time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from support.common.checkpoint import Writer
 from support.distributed.launch import end_at_once
 
 def write():
@@ -154,7 +154,7 @@ def write():
     Path(sys.argv[1]).touch()
 
 with end_at_once():
-    ThreadPoolExecutor().submit(write)
+    Writer(in_background=True).write(write)
     sys.exit(2)
 """
 

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,6 @@ from support.distributed.signals import STOPPING, Signals
 from support.studies.runs_table import read_run
 from support.training import summary as run_summary
 from support.training.command_line import parse_arguments
-from support.training.run import Run
 from support.training.settings import CpuSettings, FsdpSettings, defaults_of
 from support.translation.task import Translation
 
@@ -145,8 +145,9 @@ def write_in_background(monkeypatch):
         save(*args)
 
     save = checkpoint.save
+    Writer = checkpoint.Writer
     monkeypatch.setattr(checkpoint, "save", slow_save)
-    monkeypatch.setattr(Run, "writes_in_background", True)
+    monkeypatch.setattr(checkpoint, "Writer", lambda in_background: Writer(True))
     for name in ("full_state_dict", "state_dicts"):
         monkeypatch.setattr(weights, name, copied(getattr(weights, name)))
 
@@ -182,6 +183,21 @@ def test_a_file_that_cannot_be_written_in_the_background_ends_the_run(
     monkeypatch.setattr(checkpoint, "save", fail)
     with pytest.raises(UserError, match="best.pt: the checkpoint cannot be written"):
         train_here("--steps", 20, "--eval-every", 4)
+
+
+def test_the_writer_has_one_job_at_a_time():
+    """Each keeps a copy of the weights."""
+    writer = checkpoint.Writer(in_background=True)
+    gate = threading.Event()
+    done = []
+    writer.write(lambda: done.append(gate.wait(60)))
+    writer.check()
+    assert done == []
+    threading.Timer(0.2, gate.set).start()
+    writer.write(lambda: done.append(2))
+    assert done[0] is True
+    writer.wait()
+    assert done == [True, 2]
 
 
 @pytest.mark.parametrize("step", [2, 6, 8, 10])
