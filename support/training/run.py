@@ -75,7 +75,11 @@ class Progress:
 
 
 class Run:
-    """Counts what a run does, in every rank; rank 0 also keeps logs/RUN/ and shows progress."""
+    """Counts what a run does, in every rank; rank 0 also keeps logs/RUN/ and shows progress.
+
+    With --benchmark it keeps no log and no checkpoints. The trial of --minutes (`args.trial`)
+    is a benchmark that ends with an evaluation and a checkpoint, to find out how long both take.
+    """
 
     def __init__(self, args: Settings, task: Task, rank: int, world_size: int):
         """Prints the settings of the run. A collective: see `peak_rate`."""
@@ -87,9 +91,8 @@ class Run:
         self.data_rank = rank // self.tp_size
         self.data_size = world_size // self.tp_size
         self.folder = Path(args.folder)
-        self.writes = rank == 0 and not args.benchmark  # the log
-        # Checkpoints: a trial of --minutes measures how long it takes to save them.
-        self.saves = self.writes or (rank == 0 and args.trial is not None)
+        self.keeps_log = rank == 0 and not args.benchmark
+        self.keeps_checkpoints = self.keeps_log or (rank == 0 and args.trial is not None)
         self.epoch_steps = len(task.batches)
         self.last_step = args.steps or args.epochs * self.epoch_steps
         self.eval_every = args.eval_every or self.epoch_steps
@@ -99,7 +102,7 @@ class Run:
         # Sums of nll and norm over the steps that were not read back yet.
         self.unread: Tensor | None = None
         self.scaler = torch.amp.GradScaler(enabled=False)  # `start` takes the script's, if any
-        # The row of metrics.csv for the steps since the last one. `end_row` makes it, and
+        # The row of metrics.csv for the steps since the last one. `make_row` makes it, and
         # `write_row` writes it: if an evaluation is due, after it, with its metrics.
         self.row: dict[str, Any] = {}
         self.bar: Any = None  # tqdm's
@@ -128,7 +131,7 @@ class Run:
         """
         content = json.dumps(self.task.state(), sort_keys=True)
         check_same_data(hashlib.sha256(content.encode()).hexdigest()[:12])
-        if self.writes:
+        if self.keeps_log:
             self.lock = lock_folder(self.folder, is_new=not self.args.task_state)
         if scaler:
             self.scaler = scaler
@@ -149,7 +152,7 @@ class Run:
             self.profile = Profile(self, model, optimizer, step)
         host_and_device = (socket.gethostname(), device_name(self.args.device))
         hosts_and_devices = all_gather_objects(host_and_device)
-        if self.writes:
+        if self.keeps_log:
             self.log = MetricsLog(self, model, step, hosts_and_devices)
         if self.rank == 0 and sys.stderr.isatty():
             from tqdm import tqdm
@@ -159,7 +162,7 @@ class Run:
         if step == self.last_step and self.progress.last_evaluation < step:
             self.say(f"evaluating the weights of step {step}")  # where the run was stopped
             metrics = self.task.evaluate(model, "valid", self.data_rank, self.data_size)
-            self.end_row(step)
+            self.make_row(step)
             self.record_evaluation(step, model, metrics)
         self.restart_clock()
         return step
@@ -177,7 +180,7 @@ class Run:
                 raise UserError(
                     f"{self.folder} is at step {step} already: raise --steps or --epochs"
                 )
-            progress = loaded["progress"] | self.find_best(step)
+            progress = loaded["progress"] | self.discard_newer_best(step)
             shards = str(self.folder / loaded["sharded"]) if "sharded" in loaded else ""
             beginning = (step, progress, shards)
         long_barrier()  # rank 0 has read the files
@@ -187,11 +190,11 @@ class Run:
         self.stop_if_patience_is_over(step)
         return step
 
-    def find_best(self, step: int) -> dict[str, Any]:
-        """Returns the entries of Progress that depend on best.pt, for a run resumed at `step`.
+    def discard_newer_best(self, step: int) -> dict[str, Any]:
+        """Removes best.pt if it is of a step after `step`, where the run is resumed.
 
-        If best.pt is missing, or is of a step that the run has yet to repeat, it is as if
-        nothing had been evaluated. In the second case the file is removed.
+        Returns the entries of Progress that depend on best.pt: without it, they are as if
+        nothing had been evaluated.
         """
         path = self.folder / "best.pt"
         if path.is_file():
@@ -235,24 +238,24 @@ class Run:
         """Returns whether this step is the last one of a trial, which evaluates and saves."""
         return self.args.trial is not None and step == self.last_step
 
-    def should_log(self, step: int) -> bool:
+    def ends_row(self, step: int) -> bool:
         """Returns whether this step ends a row of metrics.csv."""
-        ends_row = step % self.args.log_every == 0 or step % self.eval_every == 0
-        return ends_row or step == self.last_step
+        is_due = step % self.args.log_every == 0 or step % self.eval_every == 0
+        return is_due or step == self.last_step
 
     def record(self, step: int, nll: Tensor, targets: int, norm: Tensor) -> None:
-        """Counts a step.
+        """Counts a step, and writes the row of metrics.csv if one is due.
 
         nll: this rank's sum over the step's targets; targets: of all ranks; norm: the
-        gradient's. It waits for the device and the other ranks only where a row, an epoch or a
-        save is due; with --profile, for the device after each step. Raises UserError, which
-        ends the run, if the loss or the gradient is not finite. In fp16 an infinite gradient
-        only skips the step, as long as the scale of the loss is at least 1.
+        gradient's. It is a collective, and waits for the device, only where a row, an epoch or
+        a save is due; with --profile it waits for the device after each step. Raises UserError,
+        which ends the run, if the loss or the gradient is not finite. In fp16 an infinite
+        gradient only skips the step, as long as the scale of the loss is at least 1.
         """
         size = self.task.step_size(step - 1)
         self.add_unread(nll, norm)
         ends_epoch = step % self.epoch_steps == 0
-        if self.should_log(step) or ends_epoch or self.should_save(step, stopping=False):
+        if self.ends_row(step) or ends_epoch or self.should_save(step, stopping=False):
             self.read_back(step)
         if self.profile and self.args.device == "cuda":
             torch.cuda.synchronize()
@@ -266,9 +269,9 @@ class Run:
         self.throughput.add(seconds, self.task.batches.seconds_waited, size.tokens, size.flops)
         self.task.batches.seconds_waited = 0.0
         self.progress.count(size.examples, size.tokens, targets, seconds)
-        if self.should_log(step):
+        if self.ends_row(step):
             self.writer.check()
-            self.end_row(step)
+            self.make_row(step)
             self.row["grad_norm"] = f"{float(norm):.6f}"
             self.forecast_once(step)
         if self.bar is not None:
@@ -322,8 +325,8 @@ class Run:
             f"Try {' or '.join(remedies)}."
         )
 
-    def end_row(self, step: int) -> None:
-        """Works out a row of metrics.csv, of the steps since the last one.
+    def make_row(self, step: int) -> None:
+        """Makes a row of metrics.csv, of the steps since the last one.
 
         A run that is resumed only to evaluate its last step may have taken none since: then the
         row has no loss and no speed.
@@ -351,7 +354,7 @@ class Run:
 
     def forecast_once(self, step: int) -> None:
         """Says after the second row how long the run will take: the first steps are slower."""
-        if self.writes and len(self.throughput.speeds) == 2 and step < self.last_step:
+        if self.keeps_log and len(self.throughput.speeds) == 2 and step < self.last_step:
             self.say(summary.forecast(self, step) + summary.advice(self))
 
     def epoch_of(self, step: int) -> int:
@@ -386,8 +389,8 @@ class Run:
         if is_best:
             self.progress.best = score
             self.progress.since_best = 0
-        content = self.content(step, state)
-        self.write(lambda: self.write_evaluated(content, is_best))
+        content = self.checkpoint_content(step, state)
+        self.write_files(lambda: self.write_evaluated(content, is_best))
         self.stop_if_patience_is_over(step)
         self.restart_clock()
 
@@ -437,20 +440,22 @@ class Run:
         if self.args.sharded:
             shards = f"sharded-{step:07d}"
             weights.save_sharded(self.folder, shards, model_state, optimizer_state)
-            content = self.content(step, {}) | {"sharded": shards}
+            content = self.checkpoint_content(step, {}) | {"sharded": shards}
         else:
-            content = self.content(step, model_state) | {"optimizer": optimizer_state}
-        self.write(lambda: self.write_last(content))
+            content = self.checkpoint_content(step, model_state) | {
+                "optimizer": optimizer_state
+            }
+        self.write_files(lambda: self.write_last(content))
         self.restart_clock()
 
-    def write(self, job: Callable[[], None]) -> None:
+    def write_files(self, job: Callable[[], None]) -> None:
         """Lets the rank that saves write files, for which the others wait. A collective."""
-        if self.saves:
+        if self.keeps_checkpoints:
             self.writer.write(job)
         long_barrier()
 
     def finish_writing(self) -> None:
-        """Waits until the files of the last `write` are written. A collective."""
+        """Waits until the files of the last `write_files` are written. A collective."""
         self.writer.wait()
         long_barrier()
 
@@ -461,7 +466,7 @@ class Run:
         if self.log:
             self.log.note_saved()
 
-    def content(self, step: int, model_state: dict[str, Tensor]) -> dict[str, Any]:
+    def checkpoint_content(self, step: int, model_state: dict[str, Tensor]) -> dict[str, Any]:
         """Returns what the checkpoint files of every script hold."""
         return {
             "step": step,

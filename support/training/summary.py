@@ -126,12 +126,12 @@ def finish(run, model: nn.Module) -> None:
     """
     run.say("scoring the best weights")
     best, valid = choose_weights(run, model)
-    if run.writes:
+    if run.keeps_log:
         (run.folder / "best.pt").touch()  # translate.py takes the newest
     test_metrics, text = run.task.report(model, run.data_rank, run.data_size, valid)
     long_barrier()  # rank 0 has written the model's outputs
     memory = all_gather_objects(peak_memory())
-    if not run.writes:
+    if not run.keeps_log:
         return
     seconds = time.perf_counter() - run.began
     epochs = list(run.progress.epochs)
@@ -180,17 +180,17 @@ def choose_weights(run, model: nn.Module) -> tuple[dict, dict[str, float]]:
     if run.args.average_checkpoints > 1:
         paths = run.evaluation_checkpoints()[-run.args.average_checkpoints :]
     if broadcast_object(len(paths)):
-        mean = checkpoint.average_weights(paths) if run.writes else None
+        mean = checkpoint.average_weights(paths) if run.keeps_log else None
         long_barrier()
         # As during training: a longer run compares its evaluations with this one.
         score = run.score(load_and_evaluate(mean, final=False))
         if score[-1] > run.progress.best[-1]:  # of negative losses; never if it is not finite
             run.progress.best = score
-            if run.writes:
-                content = run.content(run.last_step, mean) | {"averaged": len(paths)}
+            if run.keeps_log:
+                content = run.checkpoint_content(run.last_step, mean) | {"averaged": len(paths)}
                 checkpoint.save(run.folder / "best.pt", content)
     best: dict = {"model": None}  # in the other ranks, to which rank 0 sends the weights
-    if run.writes:
+    if run.keeps_log:
         best = checkpoint.load(run.folder / "best.pt")
     long_barrier()
     return best, load_and_evaluate(best["model"], final=True)
