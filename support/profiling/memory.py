@@ -102,30 +102,22 @@ class SplitLayers:
         self.sent = 0.0
         self.hooks = []
         for module in model.modules():
-            if not isinstance(module, nn.Linear):
-                continue
-            weight = module.weight
-            if isinstance(weight, DTensor) and division_of(weight).splits > 1:
-                is_by_columns = weight.placements[-1].is_shard(0)  # rows of `weight`
-                hook = self.after_columns if is_by_columns else self.after_rows
-                self.hooks.append(module.register_forward_hook(hook))
-
-    def add(self, tensor: Tensor, splits: int) -> None:
-        """Adds the bytes that an all-reduce of the tensor sends."""
-        self.sent += 2 * tensor.numel() * tensor.element_size() * (splits - 1) / splits
+            if isinstance(module, nn.Linear) and division_of(module.weight).splits > 1:
+                self.hooks.append(module.register_forward_hook(self.add))
 
     @torch.compiler.disable
-    def after_columns(self, module: nn.Linear, inputs: tuple[Tensor, ...], _: Any) -> None:
-        """Called after the product with a matrix that is split by columns."""
-        is_recomputation = torch._C._current_graph_task_id() != -1  # within a backward pass
-        if inputs[0].requires_grad and not is_recomputation:
-            self.add(inputs[0], division_of(module.weight).splits)
-
-    @torch.compiler.disable
-    def after_rows(self, module: nn.Linear, _: Any, output: Tensor) -> None:
-        """Called after the product with a matrix that is split by rows."""
-        if torch.is_grad_enabled():  # else it is an evaluation
-            self.add(output, division_of(module.weight).splits)
+    def add(self, module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Called after the product with a matrix: adds the bytes that its all-reduce sends."""
+        splits = division_of(module.weight).splits
+        if module.weight.placements[-1].is_shard(0):  # by columns, which are rows of `weight`
+            summed = inputs[0]
+            is_recomputation = torch._C._current_graph_task_id() != -1  # within a backward pass
+            is_sent = summed.requires_grad and not is_recomputation
+        else:
+            summed = output
+            is_sent = torch.is_grad_enabled()  # else it is an evaluation
+        if is_sent:
+            self.sent += 2 * summed.numel() * summed.element_size() * (splits - 1) / splits
 
 
 class Division(NamedTuple):
