@@ -173,7 +173,8 @@ def encode_part(
             counts["tokens"] += append_ids(f"{path}.{side}", sentences, dtype)
             if path.name != "train":
                 lines = "".join(pair[i] + "\n" for pair in block)
-                append(f"{path}.{side}.txt", lines.encode())
+                with open(f"{path}.{side}.txt", "ab") as file:
+                    file.write(lines.encode())
     return counts | {"dtype": dtype.name}
 
 
@@ -190,12 +191,6 @@ def append_ids(path: str, sentences: list[list[int]], dtype: np.dtype) -> int:
         ids.write(np.fromiter(chain.from_iterable(sentences), dtype).tobytes())
         offsets.write((start + lengths.cumsum()).tobytes())
     return int(lengths.sum())
-
-
-def append(path: str, content: bytes) -> None:
-    """Appends to a file, which is created if it is not there."""
-    with open(path, "ab") as file:
-        file.write(content)
 
 
 def read_text(folder: Path, part: str, side: str) -> list[str]:

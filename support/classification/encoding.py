@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from data import CHARACTERS_PER_TOKEN, append, append_ids
+from data import CHARACTERS_PER_TOKEN, append_ids
 from support.classification.corpus import Labelled, Reader, classes_of
 from support.classification.images import ImageTransform, read_image
 from support.classification.text_tokenizers import train_tokenizer
@@ -167,14 +167,15 @@ def write_texts(
     Returns what it counted. Raises UserError if all texts are empty.
     """
     counts = {"examples": 0, "empty": 0, "cut": 0, "tokens": 0}
-    while block := list(islice(examples, BLOCK)):
-        texts, labels = zip(*block)
-        encoded, cut = encode_texts(tokenizer, texts, max_length)
-        counts["examples"] += len(block)
-        counts["empty"] += texts.count("")
-        counts["cut"] += cut
-        counts["tokens"] += append_ids(str(path), encoded, np.dtype(np.int32))
-        append(f"{path}.labels", np.array(labels, np.int32).tobytes())
+    with open(f"{path}.labels", "wb") as file:
+        while block := list(islice(examples, BLOCK)):
+            texts, labels = zip(*block)
+            encoded, cut = encode_texts(tokenizer, texts, max_length)
+            counts["examples"] += len(block)
+            counts["empty"] += texts.count("")
+            counts["cut"] += cut
+            counts["tokens"] += append_ids(str(path), encoded, np.dtype(np.int32))
+            file.write(np.array(labels, np.int32).tobytes())
     if counts["examples"] and not counts["tokens"]:
         raise UserError(f"the texts of the {path.name} set are all empty")
     return counts
