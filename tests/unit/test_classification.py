@@ -108,6 +108,17 @@ def images(tmp_path_factory):
     ]
 
 
+def write_rows(path, rows):
+    """Writes a table of texts and their labels."""
+    path.write_text("\n".join(["text,label", *rows]) + "\n")
+
+
+def held_out_of(tmp_path, rows):
+    """The parts of such a table, without those that are held out and with them."""
+    write_rows(tmp_path / "a.csv", rows)
+    return hold_out_labelled(find_labelled(str(tmp_path / "a.csv"), label="label"))
+
+
 def train(folder, mode, procs, *flags):
     done = subprocess.run(
         parity.command(mode, procs, *flags),
@@ -225,20 +236,9 @@ def test_a_killed_run_goes_on_to_the_last_bit_and_early_stopping_holds(tmp_path,
     assert whole.returncode == 0 and "no better for 2 evaluations" in whole.stdout, whole.stderr
     flags = [*table, *SHAPE, "--dropout", "0.1", "--procs", "2"]
     for name, last in (("a", 20), ("b", 9), ("b", 20)):
-        assert (
-            run_script(
-                "train_cpu.py",
-                *flags,
-                "--name",
-                name,
-                "--steps",
-                str(last),
-                "--schedule",
-                "noam",
-                cwd=tmp_path,
-            ).returncode
-            == 0
-        )
+        own = f"--name {name} --steps {last} --schedule noam"
+        done = run_script("train_cpu.py", *flags, *shlex.split(own), cwd=tmp_path)
+        assert done.returncode == 0
     a, b = (tmp_path / "logs" / name for name in "ab")
     assert mathematics(read_metrics(a))[9:] == mathematics(read_metrics(b))[9:]
     weights = weights_of(a), weights_of(b)
@@ -415,13 +415,8 @@ def test_hidden_tokens_depend_on_seed_epoch_and_text_alone():
     assert torch.equal(plan.collate(rows[[30, 2]], [9], epoch=0)[0], x[[30, 2]])
     assert torch.equal(plan.collate(rows[[7]], [5], epoch=0)[0], x[[7], :5])
     assert not torch.equal(plan.collate(rows, [9], epoch=1)[0] == 0, hidden)
-    assert not torch.equal(
-        ExampleBatches(Whole(), 90, 2, 0, np.ones(1), token_dropout=0.4).collate(rows, [9], 0)[
-            0
-        ]
-        == 0,
-        hidden,
-    )
+    other_seed = ExampleBatches(Whole(), 90, 2, 0, np.ones(1), token_dropout=0.4)
+    assert not torch.equal(other_seed.collate(rows, [9], epoch=0)[0] == 0, hidden)
 
 
 @pytest.mark.slow
@@ -445,17 +440,13 @@ def test_what_cannot_be_is_said_in_one_line(tmp_path, table):
         (["--data", "phrasebook", "--stem-channels", "8"], "is for classification"),
         (["--data", "phrasebook", "--patch", "8"], "--patch is for classification"),
         (["--data", "kinds", "--src", "en"], "--src is for translation"),
-        (["--data", "kinds", "--crop", "1"], "are for images"),
         (["--data", "kinds", "--pretrained", "nowhere"], "nowhere"),
-        (["--data", "kinds", "--patch", "8"], "are for images"),
         (["--data", "kinds", "--pool", "mean"], "--pool mean requires --pretrained"),
-        (["--data", "IMAGES", "--token-dropout", "0.1"], "are for texts"),
         (["--data", "phrasebook", "--tokenizer", "words"], "--tokenizer is for classification"),
         (
             ["--data", "IMAGES", "--patch", "2", "--stem-channels", "8"],
             "patch 2 is not a multiple of 4",
         ),
-        (["--data", "kinds", "--stem-channels", "8"], "are for images"),
         (["--data", "IMAGES", "--patch", "3"], "does not divide; --image-size 6 would do"),
         (["--data", "IMAGES", "--crop", "8"], "--crop 8: images have 8 pixels a side"),
     ],
@@ -469,6 +460,9 @@ def test_flags_that_do_not_go_together_are_refused(refusal, images, flags, expec
     [
         ["--data", "kinds", "--flip", "yes"],
         ["--data", "kinds", "--image-size", "16"],
+        ["--data", "kinds", "--crop", "1"],
+        ["--data", "kinds", "--patch", "8"],
+        ["--data", "kinds", "--stem-channels", "8"],
         ["--data", "IMAGES", "--token-dropout", "0.1"],
         ["--data", "IMAGES", "--tokenizer", "words"],
     ],
@@ -483,14 +477,8 @@ def test_flags_are_refused_before_the_corpus_is_encoded(refusal, images, monkeyp
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """A folder with a small BERT that knows the table's words, but has other classes."""
-    words = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *(word for words in WORDS.values() for word in words),
-    ]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = special + sum(WORDS.values(), [])
     tokenizer = Tokenizer(
         models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
     )
@@ -498,7 +486,7 @@ def published(tmp_path_factory):
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    tokenizer.add_special_tokens(words[:5])
+    tokenizer.add_special_tokens(special)
     config = ClassifierConfig(
         2,
         vocab_size=len(words),
@@ -516,16 +504,8 @@ def published(tmp_path_factory):
     )
     initialize(model := Classifier(config), seed=7)
     folder = tmp_path_factory.mktemp("published") / "bert"
-    export(
-        folder,
-        model,
-        {
-            "tokenizer": tokenizer.to_str(),
-            "classes": ["no", "yes"],
-            "transform": None,
-            "config": asdict(config),
-        },
-    )
+    state = {"tokenizer": tokenizer.to_str(), "classes": ["no", "yes"], "transform": None}
+    export(folder, model, state | {"config": asdict(config)})
     return str(folder), model
 
 
@@ -590,11 +570,11 @@ def test_labels_that_are_perhaps_no_classes_are_warned_of(
 ):
     rows = [f"text {i},{labels[i % len(labels)]}" for i in range(60)]
     for part in ("train", "valid"):
-        (tmp_path / f"{part}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+        write_rows(tmp_path / f"{part}.csv", rows)
     assert f"warning: {warning}" in first_lines("--data", str(tmp_path), "--label", "label")
     plain = [f"text {i},{'ab'[i % 2]}" for i in range(60)]
     for part in ("train", "valid"):
-        (tmp_path / f"{part}.csv").write_text("\n".join(["text,label", *plain]) + "\n")
+        write_rows(tmp_path / f"{part}.csv", plain)
     lines = first_lines("--data", str(tmp_path), "--label", "label")
     assert "classes named" not in lines and "on average" not in lines
 
@@ -603,28 +583,18 @@ def test_empty_texts_are_counted(first_lines, tmp_path):
     """pandas writes a missing text so: it is trained on and scored, which has to be seen."""
     rows = [f"text {i},{i % 2}" if i % 3 else f",{i % 2}" for i in range(60)]
     for part in ("train", "valid"):
-        (tmp_path / f"{part}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+        write_rows(tmp_path / f"{part}.csv", rows)
     lines = first_lines("--data", str(tmp_path), "--label", "label")
     assert "train: 60 texts; 20 empty\n" in lines and "valid: 60 texts; 20 empty\n" in lines
     assert "warning: 40 of the 60 texts of the valid set are in the training set, too" in lines
 
 
 def fine_tune(folder, mode, procs, name, table, init, *flags):
-    return train(
-        folder,
-        mode,
-        procs,
-        "--name",
-        name,
-        *table,
-        "--pretrained",
-        init,
-        *shlex.split(
-            "--max-length 16 --dropout 0 --lr 3e-3 --precision fp32 "
-            "--batch-size 24 --warmup 5 --log-every 1"
-        ),
-        *flags,
+    own = (
+        f"--name {name} --pretrained {init} --max-length 16 --dropout 0 --lr 3e-3 "
+        f"--precision fp32 --batch-size 24 --warmup 5 --log-every 1"
     )
+    return train(folder, mode, procs, *table, *shlex.split(own), *flags)
 
 
 @pytest.mark.slow
@@ -778,23 +748,8 @@ def test_fsdp_ends_with_the_mean_of_the_last_weights(tmp_path):
     """What evaluation gathered is put back into shards before other weights come."""
     found = {}
     for mode in ("cpu", "fsdp"):
-        done = subprocess.run(
-            parity.command(
-                mode,
-                2,
-                "--name",
-                mode,
-                "--data",
-                "kinds",
-                *SHAPE,
-                *shlex.split("--average-checkpoints 3 --steps 12 --eval-every 3"),
-            ),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
+        flags = f"--name {mode} --data kinds --average-checkpoints 3 --steps 12 --eval-every 3"
+        train(tmp_path, mode, 2, *SHAPE, *shlex.split(flags))
         found[mode] = json.loads((tmp_path / f"logs/{mode}/summary.json").read_text())
     for figure in ("averaged_checkpoints", "best_step", "confusion"):
         assert found["cpu"][figure] == found["fsdp"][figure]
@@ -803,21 +758,8 @@ def test_fsdp_ends_with_the_mean_of_the_last_weights(tmp_path):
 @pytest.mark.slow
 def test_fsdp_has_post_norm_in_bf16(tmp_path):
     """Sinusoids are fp32, and its norms bf16."""
-    done = subprocess.run(
-        parity.command(
-            "fsdp",
-            2,
-            "--data",
-            "kinds",
-            *SHAPE,
-            *shlex.split("--steps 4 --norm post --precision bf16"),
-        ),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    flags = "--data kinds --steps 4 --norm post --precision bf16"
+    train(tmp_path, "fsdp", 2, *SHAPE, *shlex.split(flags))
 
 
 def test_the_label_is_not_the_text(tmp_path):
@@ -873,8 +815,7 @@ print(peak_resident() / 2**20)
 def test_no_single_example_decides_what_is_held_out(tmp_path):
     """Not even one whose hash is small, as that of an empty text is."""
     rows = [f"text {i},{i % 2}" for i in range(300)] + [",0", "often,1"] * 60
-    (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    parts = hold_out_labelled(find_labelled(str(tmp_path / "a.csv"), label="label"))
+    parts = held_out_of(tmp_path, rows)
     held_out = [text for text, _ in parts["valid"]()]
     assert len(held_out) == 21
     assert not {"", "often"} & set(held_out)
@@ -883,8 +824,7 @@ def test_no_single_example_decides_what_is_held_out(tmp_path):
 def test_the_only_empty_text_is_not_the_validation_set(tmp_path):
     """Of few examples a single one is held out, and an empty text has the smallest hash."""
     rows = [f"text {i},{i % 2}" for i in range(30)] + [",0"]
-    (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    parts = hold_out_labelled(find_labelled(str(tmp_path / "a.csv"), label="label"))
+    parts = held_out_of(tmp_path, rows)
     assert [bool(text) for text, _ in parts["valid"]()] == [True]
     assert "" in {text for text, _ in parts["train"]()}
 
@@ -892,8 +832,7 @@ def test_the_only_empty_text_is_not_the_validation_set(tmp_path):
 def test_texts_that_differ_in_case_alone_stay_together(tmp_path):
     """The tokenizer that is trained here takes them for one text."""
     rows = [f"{text} day {i},{i % 2}" for i in range(300) for text in ("Good", "GOOD", "good")]
-    (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    parts = hold_out_labelled(find_labelled(str(tmp_path / "a.csv"), label="label"))
+    parts = held_out_of(tmp_path, rows)
     train, valid = ({text.lower() for text, _ in parts[part]()} for part in ("train", "valid"))
     assert valid and not train & valid
 
@@ -903,7 +842,7 @@ def test_of_no_class_all_examples_are_held_out(tmp_path):
     rows = [f"{word} {i},often" for i, word in enumerate(["dog"] * 300)] + [
         f"text {i},once {i}" for i in range(300)
     ]
-    (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    write_rows(tmp_path / "a.csv", rows)
     corpus = find_labelled(str(tmp_path / "a.csv"), label="label")
     folder = prepare_labelled(corpus, corpus.checksum(), tmp_path, "", 64, 300)
     train, valid = Texts(folder, "train").labels, Texts(folder, "valid").labels
