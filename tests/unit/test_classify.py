@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -149,10 +148,12 @@ def answer(folder, monkeypatch, capsys):
     return answer
 
 
+def predictor_of(run):
+    return Predictor(*find_checkpoint(run / "best.pt", "classification"), "cpu")
+
+
 def probabilities(folder, texts):
-    return Predictor(
-        *find_checkpoint(folder / "logs" / "texts" / "best.pt", "classification"), "cpu"
-    )(texts)
+    return predictor_of(folder / "logs" / "texts")(texts)
 
 
 # --- Texts ------------------------------------------------------------------------------------
@@ -276,24 +277,12 @@ def test_score_takes_the_examples_that_were_held_out(folder, answer, examples, t
     held_out = [*parts["valid"]()]
     count = corpus.class_counts.total()
     assert 0 < len(held_out) < count / 10 and {*held_out} <= {*examples}
-    predictor = Predictor(
-        *find_checkpoint(folder / "logs" / "texts" / "best.pt", "classification"), "cpu"
-    )
+    predictor = predictor_of(folder / "logs" / "texts")
     model, saved = predictor.model, predictor.state
-    flags = {
-        "data": str(folder / "train.csv"),
-        "valid": "",
-        "test": "",
-        "text": "words",
-        "label": "kind",
-    }
-    save(
-        tmp_path / "run",
-        model,
-        flags=flags,
-        tokenizer=saved["tokenizer"],
-        checksum=corpus.checksum(),
-    )
+    data = str(folder / "train.csv")
+    flags = {"data": data, "valid": "", "test": "", "text": "words", "label": "kind"}
+    how = {"flags": flags, "tokenizer": saved["tokenizer"]}
+    save(tmp_path / "run", model, **how, checksum=corpus.checksum())
     for part, number in (("valid", len(held_out)), ("train", count - len(held_out))):
         assert (
             f"\n{number} texts of the {part} set, "
@@ -301,12 +290,9 @@ def test_score_takes_the_examples_that_were_held_out(folder, answer, examples, t
         )
     with pytest.raises(UserError, match="--score test: .* has only the parts train, valid"):
         answer("--checkpoint", tmp_path / "run", "--score", "test")
-    save(
-        tmp_path / "older", model, flags=flags, tokenizer=saved["tokenizer"], checksum="another"
-    )
-    with pytest.raises(
-        UserError, match="--score valid: .* has changed since"
-    ):  # others are held out of it now
+    save(tmp_path / "older", model, **how, checksum="another")
+    # Others are held out of it now.
+    with pytest.raises(UserError, match="--score valid: .* has changed since"):
         answer("--checkpoint", tmp_path / "older", "--score", "valid")
 
 
@@ -486,10 +472,7 @@ def images(tmp_path, monkeypatch):
     (tmp_path / "broken.png").write_bytes((tmp_path / "red.png").read_bytes()[:45])
     red = np.zeros((3, 8, 8), np.uint8)
     red[0] = 250
-    predictor = Predictor(
-        *find_checkpoint(tmp_path / "logs" / "images" / "best.pt", "classification"), "cpu"
-    )
-    [probabilities] = predictor([red])
+    [probabilities] = predictor_of(tmp_path / "logs" / "images")([red])
     return tmp_path, CLASSES[probabilities.argmax()], float(probabilities.max())
 
 
@@ -528,8 +511,7 @@ def test_images_are_named_by_their_paths(images, answer, monkeypatch):
 
 @pytest.mark.optional
 def test_a_mistyped_path_does_not_end_the_prompt(images):
-    terminal = Terminal(images[0], "classify.py")
-    try:
+    with Terminal(images[0], "classify.py") as terminal:
         assert "Type the path of an image; q ends." in terminal.read_until("> $")
         for path, expected in (
             ("no.png", "error: no.png: no such file"),
@@ -540,10 +522,6 @@ def test_a_mistyped_path_does_not_end_the_prompt(images):
         time.sleep(0.5)
         terminal.write("q\n")
         assert terminal.process.wait(30) == 0
-    finally:
-        terminal.process.kill()
-        terminal.process.wait()
-        os.close(terminal.master)
 
 
 # --- In a terminal ----------------------------------------------------------------------------
@@ -553,8 +531,7 @@ def test_a_mistyped_path_does_not_end_the_prompt(images):
     "end", ["q\n", *(pytest.param(end, marks=pytest.mark.slow) for end in ("\x04", "\x03"))]
 )
 def test_the_prompt_answers_until_q_ctrl_d_or_ctrl_c(folder, end):
-    terminal = Terminal(folder, "classify.py")
-    try:
+    with Terminal(folder, "classify.py") as terminal:
         assert "logs/texts/best.pt: 7 classes. Type a text; q ends." in terminal.read_until(
             "> $"
         )
@@ -567,7 +544,3 @@ def test_the_prompt_answers_until_q_ctrl_d_or_ctrl_c(folder, end):
         time.sleep(0.5)
         terminal.write(end)
         assert terminal.process.wait(30) == 0
-    finally:
-        terminal.process.kill()
-        terminal.process.wait()
-        os.close(terminal.master)

@@ -434,6 +434,14 @@ class Terminal:
         )
         os.close(slave)
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
     def read_until(self, pattern, seconds=60):
         seen, end = b"", time.monotonic() + seconds
         while not re.search(pattern, seen.decode(errors="replace")):
@@ -451,8 +459,7 @@ class Terminal:
     ["q\n", *(pytest.param(end, marks=pytest.mark.slow) for end in (" q \n", "\x04", "\x03"))],
 )
 def test_the_prompt_answers_until_q_ctrl_d_or_ctrl_c(trained, end):
-    terminal = Terminal(trained)
-    try:
+    with Terminal(trained) as terminal:
         assert "logs/first/best.pt: de to en. Type" in terminal.read_until("de> $")
         terminal.write("Ein Hund läuft.\n")
         assert terminal.read_until(r"en> .*\r\n(.*\r\n)*.*de> $")
@@ -466,7 +473,3 @@ def test_the_prompt_answers_until_q_ctrl_d_or_ctrl_c(trained, end):
         time.sleep(0.5)
         terminal.write(end)
         assert terminal.process.wait(30) == 0
-    finally:
-        terminal.process.kill()
-        terminal.process.wait()
-        os.close(terminal.master)
