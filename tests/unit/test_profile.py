@@ -44,52 +44,36 @@ def marks(*phases, step=8):
     ]
 
 
-def all_reduce(start, numbers, carried, dtype="float"):
-    """An all-reduce requested at `start`, which Gloo carries out in the range `carried`."""
-    request = event(
-        "c10d::allreduce_",
-        start,
-        start + 0.01,
-        Input_Dims=[[[numbers]], []],
-        Input_type=["TensorList", ""],
+def call(name, start, dims, dtype, **how):
+    """A collective that PyTorch is asked for."""
+    return event(
+        f"c10d::{name}_", start, start + 0.01, Input_Dims=dims, Input_type=dtype, **how
     )
-    return [
-        request,
-        event(
-            "gloo:all_reduce",
-            *carried,
-            "user_annotation",
-            2,
-            Input_Dims=[[numbers]],
-            Input_type=[dtype],
-        ),
-    ]
 
 
-def ddp(late=0, number=8):
+def gloo(name, carried, numbers, dtype="float"):
+    """What Gloo carries out in the range `carried`."""
+    how = {"Input_Dims": [[numbers]], "Input_type": [dtype]}
+    return event(f"gloo:{name}", *carried, "user_annotation", 2, **how)
+
+
+def all_reduce(start, numbers, carried):
+    """An all-reduce requested at `start`, which Gloo carries out in the range `carried`."""
+    request = call("allreduce", start, [[[numbers]], []], ["TensorList", ""])
+    return [request, gloo("all_reduce", carried, numbers)]
+
+
+def ddp(late=0):
     """A step of 100 ms with two buckets: one under the backward pass, one that it waits for.
 
     The rank is `late` ms late for the second.
     """
-    events = marks(
-        ("batch", 0),
-        ("forward", 10),
-        ("backward", 30),
-        ("optimizer", 80),
-        ("end", 100),
-        step=number,
-    )
-    events += [
-        event("aten::mm", 10, 30),
-        event("aten::mm", 30, 40),
-        event("aten::mm", 40.01, 60 + late),
-    ]
-    events += (
-        all_reduce(40, 250, (40, 52))
-        + all_reduce(60 + late, 1000, (60 + late, 79))
-        + [event("aten::mm", 80, 100)]
-    )
-    return {"traceEvents": events}
+    phases = [("batch", 0), ("forward", 10), ("backward", 30), ("optimizer", 80), ("end", 100)]
+    events = marks(*phases)
+    computing = [(10, 30), (30, 40), (40.01, 60 + late)]
+    events += [event("aten::mm", *times) for times in computing]
+    events += all_reduce(40, 250, (40, 52)) + all_reduce(60 + late, 1000, (60 + late, 79))
+    return {"traceEvents": [*events, event("aten::mm", 80, 100)]}
 
 
 def seconds(spans, rank=0, lane="computing"):
@@ -180,46 +164,20 @@ def test_a_slow_network():
     assert seconds(spans, 0, "network") == {"all-reduce": 0.035}
 
 
-def fsdp(shards, numbers=800, dtype="c10::BFloat16"):
+def fsdp(shards):
     """A layer's all-gather, the reduce-scatter of its gradient, and the sum over replicas."""
+    numbers = 800
+    dtype = "c10::BFloat16"
     events = marks(
         ("batch", 0), ("forward", 10), ("backward", 50), ("optimizer", 90), ("end", 100)
     )
     events += [
         event("FSDP::pre_forward (encoder.0)", 11, 30, "user_annotation"),
-        event(
-            "c10d::_allgather_base_",
-            12,
-            13,
-            Input_Dims=[[numbers], [numbers // shards]],
-            Input_type=[dtype, dtype],
-        ),
-        event(
-            "gloo:all_gather",
-            12,
-            29,
-            "user_annotation",
-            2,
-            Input_Dims=[[numbers // shards]],
-            Input_type=[dtype],
-        ),
+        call("_allgather_base", 12, [[numbers], [numbers // shards]], [dtype, dtype]),
+        gloo("all_gather", (12, 29), numbers // shards, dtype),
         event("FSDP::post_backward_reduce (encoder.0)", 60, 80, "user_annotation"),
-        event(
-            "c10d::_reduce_scatter_base_",
-            61,
-            62,
-            Input_Dims=[[numbers // shards], [numbers]],
-            Input_type=["float", "float"],
-        ),
-        event(
-            "gloo:all_reduce",
-            61,
-            70,
-            "user_annotation",
-            2,
-            Input_Dims=[[numbers]],
-            Input_type=["float"],
-        ),
+        call("_reduce_scatter_base", 61, [[numbers // shards], [numbers]], ["float", "float"]),
+        gloo("all_reduce", (61, 70), numbers),
     ]
     return {
         "traceEvents": sorted(
@@ -276,15 +234,10 @@ def gpu_trace():
             event("cudaLaunchKernel", launch, launch + 0.1, "cuda_runtime", 3, correlation=i)
         )
         kernels.append(event(name, start, end, "kernel", stream, correlation=i))
+    request = call("allreduce", 4.4, [[[1000]], []], ["TensorList", ""], thread=3)
+    request["dur"] = 0.3 * MS
     events += [
-        event(
-            "c10d::allreduce_",
-            4.4,
-            4.7,
-            thread=3,
-            Input_Dims=[[[1000]], []],
-            Input_type=["TensorList", ""],
-        ),
+        request,
         event("record_param_comms", 4.45, 4.65, thread=3, dtype="BFloat16"),
         event("step 8", 5, 104, "gpu_user_annotation", 7),
     ]
@@ -494,23 +447,11 @@ def test_steps_in_one_plot(tmp_path):
 def test_real_runs(tmp_path, corpus_flags, mode, flags):
     """Times add up to the run's own, bytes to the formula; every collective is there."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    corpus = [] if "kinds" in flags else corpus_flags
+    own = ["--steps", "12", "--eval-every", "7", "--profile"]
+    own += [] if "kinds" in flags else corpus_flags
     for name in ("first", "second", "third"):
         done = subprocess.run(
-            command(
-                mode,
-                4 if mode == "tp2" else 2,
-                "--name",
-                name,
-                *corpus,
-                *SMALL,
-                "--steps",
-                "12",
-                "--eval-every",
-                "7",
-                "--profile",
-                *flags,
-            ),
+            command(mode, 4 if mode == "tp2" else 2, "--name", name, *own, *SMALL, *flags),
             cwd=tmp_path,
             capture_output=True,
             text=True,
