@@ -70,13 +70,6 @@ def test_the_phrasebook_goes_both_ways():
         find_corpus(src="en", tgt="fr")
 
 
-def test_a_packed_file_may_end_in_capitals(tmp_path):
-    (tmp_path / "ROWS.TSV.GZ").write_bytes(gzip.compress(b"de\ten\nJa.\tYes.\n"))
-    assert list(find_corpus(str(tmp_path / "ROWS.TSV.GZ")).parts["train"]()) == [
-        ("Ja.", "Yes.")
-    ]
-
-
 def test_a_zip_that_cannot_be_read_is_refused_in_one_line(tmp_path):
     def refusal(files, src="de", tgt="en"):
         path = tmp_path / "a.zip"
@@ -188,13 +181,6 @@ def test_commas_in_a_header_do_not_divide_it(tmp_path, header):
         ("Ja, ja", "Yes, yes"),
         ("Nein", "No"),
         ("So; oder so", "Like, this"),
-    ]
-
-
-def test_pairs_from_json_lines(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"de": "Ja.", "en": "Yes.\\nSir."}\n')
-    assert list(find_corpus(str(tmp_path / "a.jsonl")).parts["train"]()) == [
-        ("Ja.", "Yes. Sir.")
     ]
 
 

@@ -135,12 +135,6 @@ def test_a_position_beyond_the_columns_is_refused(tmp_path, position):
         read(tmp_path / "a.tsv", src="1", tgt=position)
 
 
-def test_position_0_is_refused(tmp_path):
-    (tmp_path / "a.tsv").write_text("Ja.\tYes.\n")
-    with pytest.raises(UserError, match=r"column 0 \(--src, .*\): positions count from 1"):
-        read(tmp_path / "a.tsv", src="1", tgt="0")
-
-
 @pytest.mark.parametrize("declared", ["sep=;", '"sep=;"', "SEP=;;"])
 def test_a_table_may_declare_its_separator(tmp_path, declared):
     """As Excel reads it in every language."""

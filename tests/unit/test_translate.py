@@ -21,14 +21,12 @@ from conftest import (
     run_script,
     wait_for,
     write_pairs,
-    write_runs,
 )
 from test_beam import make_model  # the latter is a fixture
 
 import translate
 from data import BOS, BPE, EOS
 from model import ModelConfig, Transformer, initialize
-from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError
 from support.common.errors import run_main as answered
 from support.common.prompt import warn_if_path
@@ -283,16 +281,6 @@ def test_the_name_of_a_file_is_no_sentence(tmp_path, capsys):
     for text in ("Ja.", "Hund " * 300, "a\0b"):  # the second is too long for a name
         warn_if_path(text)
     assert capsys.readouterr().err == ""
-
-
-def test_the_newest_translator_is_taken(trained, tmp_path, monkeypatch):
-    checkpoint = torch.load(trained / "logs" / "first" / "best.pt")
-    write_runs(
-        tmp_path, checkpoint, {"new": "other", "mid": "translation", "old": "translation"}
-    )
-    monkeypatch.chdir(tmp_path)
-    assert find_checkpoint(None, "translation")[0] == Path("logs/mid/best.pt")
-    assert find_checkpoint(Path("logs/old"), "translation")[0] == Path("logs/old/best.pt")
 
 
 def test_a_picture_of_what_each_word_attends_to(trained, answer):
