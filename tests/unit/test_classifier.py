@@ -132,20 +132,10 @@ def test_a_stem_is_two_convolutions_and_the_largest_of_four_pixels_after_each():
         **IMAGES | dict(patch=4, image_size=8), stem_channels=32, positions="learned"
     )
     pixels, (first, second) = torch.randn(5, 3, 8, 8), (model.stem[0], model.stem[3])
-    x = (
-        F.conv2d(pixels, first.weight, first.bias, padding=1)
-        .relu()
-        .unflatten(3, (-1, 2))
-        .unflatten(2, (-1, 2))
-        .amax((3, 5))
-    )
-    x = (
-        F.conv2d(x, second.weight, second.bias, padding=1)
-        .relu()
-        .unflatten(3, (-1, 2))
-        .unflatten(2, (-1, 2))
-        .amax((3, 5))
-    )
+    x = pixels
+    for layer in (first, second):
+        x = F.conv2d(x, layer.weight, layer.bias, padding=1).relu()
+        x = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).amax((3, 5))
     assert x.shape == (5, 64, 2, 2)
     x = F.linear(x.flatten(2).transpose(1, 2), model.embedding.weight, model.embedding.bias)
     torch.testing.assert_close(model.embed(pixels), x + model.positions, rtol=1e-4, atol=1e-5)
@@ -266,52 +256,41 @@ def test_weights_have_the_sizes_that_training_needs():
     assert not model.embedding.bias.any() and (model.norm.weight == 1).all()
 
 
+def flops_of(model, x) -> int:
+    """What PyTorch counts in a forward and a backward pass."""
+    counter = FlopCounterMode(display=False)
+    with counter:
+        loss, _ = model(x, torch.zeros(len(x), dtype=torch.long), torch.ones(len(x)))
+        loss.backward()
+    return counter.get_total_flops()
+
+
 def test_the_flop_count_is_that_of_the_layers():
     model = make_model(**TEXTS | dict(layers=1), bias=True)
-    counter, ids = FlopCounterMode(display=False), torch.ones(3, 12, dtype=torch.long)
-    with counter:
-        model(ids, torch.zeros(3, dtype=torch.long), torch.ones(3))[0].backward()
     head = 3 * 2 * 3 * 16 * 4  # the last layer, which is left out
-    assert counter.get_total_flops() - head == classifier_flops(
-        model.config, torch.full((3,), 12)
-    )
+    counted = flops_of(model, torch.ones(3, 12, dtype=torch.long)) - head
+    assert counted == classifier_flops(model.config, torch.full((3,), 12))
+
+
+WITH_STEM = IMAGES | dict(patch=4, image_size=8, stem_channels=6, max_length=1)
 
 
 def test_the_flop_count_has_the_stem():
-    model = make_model(
-        **IMAGES | dict(layers=1, patch=4, image_size=8, stem_channels=6, max_length=1),
-        bias=True,
-    )
-    counter = FlopCounterMode(display=False)
-    with counter:
-        model(torch.rand(2, 3, 8, 8), torch.zeros(2, dtype=torch.long), torch.ones(2))[
-            0
-        ].backward()
+    model = make_model(**WITH_STEM | dict(layers=1), bias=True)
     left_out = 3 * 2 * 2 * (16 * 4 + 4 * 12 * 16)  # the last layer, and the patches' projection
     unneeded = 2 * 2 * (9 * 3 * 6 * 64)  # the image itself has no gradient
-    assert (
-        counter.get_total_flops() - left_out
-        == classifier_flops(model.config, torch.full((2,), 4)) - unneeded
-    )
+    counted = flops_of(model, torch.rand(2, 3, 8, 8)) - left_out
+    assert counted == classifier_flops(model.config, torch.full((2,), 4)) - unneeded
 
 
 @pytest.mark.parametrize("frozen", [1, 2])
 def test_frozen_layers_have_a_forward_pass_only(frozen):
-    model = make_model(
-        **IMAGES | dict(layers=2, patch=4, image_size=8, stem_channels=6, max_length=1),
-        bias=True,
-    )
+    model = make_model(**WITH_STEM, bias=True)
     freeze(model, frozen)
-    counter = FlopCounterMode(display=False)
-    with counter:
-        model(torch.rand(2, 3, 8, 8), torch.zeros(2, dtype=torch.long), torch.ones(2))[
-            0
-        ].backward()
-    head, patches = (
-        3 * 2 * 2 * 16 * 4,
-        2 * 2 * 4 * 12 * 16,
-    )  # the last layer; the patches' projection is frozen
+    head = 3 * 2 * 2 * 16 * 4  # the last layer
+    patches = 2 * 2 * 4 * 12 * 16  # the patches' projection is frozen
+    counted = flops_of(model, torch.rand(2, 3, 8, 8)) - head - patches
     # The lowest layer that learns passes no gradient on: that of its projection's input is not
     # counted.
     count = classifier_flops(model.config, torch.full((2,), 4), frozen=frozen)
-    assert 0.95 * count <= counter.get_total_flops() - head - patches <= count
+    assert 0.95 * count <= counted <= count
