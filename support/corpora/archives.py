@@ -2,12 +2,10 @@
 
 import gzip
 import zipfile
-import zlib
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from support.common.errors import UserError
+from support.common.errors import as_user_error
 
 # The names of the files (without their endings) and folders that hold each part.
 PARTS = {
@@ -23,18 +21,6 @@ SYSTEM_FILES = (
 )
 BACKUPS = ("~", ".swp")
 PACKED = (".bz2", ".xz", ".zst", ".7z", ".rar")  # endings of files that are not read
-# What reading raises. RuntimeError: the archive is encrypted.
-UNREADABLE: tuple[type[Exception], ...] = (
-    EOFError,
-    zlib.error,
-    OSError,
-    zipfile.BadZipFile,
-    RuntimeError,
-)
-with suppress(ImportError):  # Python was built on a machine without liblzma
-    from lzma import LZMAError
-
-    UNREADABLE += (LZMAError,)
 
 File = Path | zipfile.Path
 
@@ -48,11 +34,8 @@ def open_bytes(path: File) -> gzip.GzipFile | IO[bytes]:
 
 def read_bytes(path: File, count: int = -1) -> bytes:
     """Returns the first `count` bytes of a file (.gz too), or all of them. Raises UserError."""
-    try:
-        with open_bytes(path) as file:
-            return file.read(count)
-    except UNREADABLE as problem:
-        raise UserError(f"{path}: cannot be read ({problem})") from problem
+    with as_user_error(f"{path}: cannot be read"), open_bytes(path) as file:
+        return file.read(count)
 
 
 def is_hidden(name: str) -> bool:
@@ -62,10 +45,8 @@ def is_hidden(name: str) -> bool:
 
 def zip_members(path: Path) -> list[zipfile.Path]:
     """Returns the files in a .zip archive, without hidden ones. Raises UserError."""
-    try:
+    with as_user_error(f"{path}: cannot be read as a .zip archive"):
         archive = zipfile.ZipFile(path)
-    except (OSError, zipfile.BadZipFile) as problem:
-        raise UserError(f"{path}: cannot be read as a .zip archive ({problem})") from problem
     return [
         zipfile.Path(archive, name)
         for name in archive.namelist()

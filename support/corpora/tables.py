@@ -15,8 +15,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from support.common.errors import UserError
-from support.corpora.archives import UNREADABLE, File, open_bytes, read_bytes, zip_members
+from support.common.errors import UserError, as_user_error
+from support.corpora.archives import File, open_bytes, read_bytes, zip_members
 
 JSON = (".jsonl", ".ndjson", ".json")  # endings: an object a line, or one list of them
 TABLES = (".tsv", ".csv", *JSON)  # endings; other files are looked into: see `is_table`
@@ -58,16 +58,13 @@ def read_lines(path: File) -> Iterator[str]:
     Two formats that Excel offers are read, too: UTF-16, which it calls Unicode text, and the
     Macintosh's, without line feeds, where carriage returns end the lines.
     """
-    try:
-        with open_bytes(path) as file:
-            lines = list(islice(file, 1))
-            if lines and is_utf_16(lines[0]):
-                lines = utf_16_lines(lines[0] + file.read(), str(path))
-            elif lines and b"\r" in lines[0] and not lines[0].endswith(b"\n"):  # the whole file
-                lines = lines[0].removesuffix(b"\r").split(b"\r")
-            yield from decode_lines(chain(lines, file), str(path))
-    except UNREADABLE as problem:
-        raise UserError(f"{path}: cannot be read ({problem})") from problem
+    with as_user_error(f"{path}: cannot be read"), open_bytes(path) as file:
+        lines = list(islice(file, 1))
+        if lines and is_utf_16(lines[0]):
+            lines = utf_16_lines(lines[0] + file.read(), str(path))
+        elif lines and b"\r" in lines[0] and not lines[0].endswith(b"\n"):  # the whole file
+            lines = lines[0].removesuffix(b"\r").split(b"\r")
+        yield from decode_lines(chain(lines, file), str(path))
 
 
 def is_utf_16(content: bytes) -> bool:
