@@ -61,7 +61,9 @@ def read_lines(path: File) -> Iterator[str]:
     with as_user_error(f"{path}: cannot be read"), open_bytes(path) as file:
         lines = list(islice(file, 1))
         if lines and is_utf_16(lines[0]):
-            lines = utf_16_lines(lines[0] + file.read(), str(path))
+            with as_user_error(f"{path}: begins like a file in UTF-16, but is damaged"):
+                text = (lines[0] + file.read()).decode("utf-16")
+            lines = text.encode().removesuffix(b"\n").split(b"\n")
         elif lines and b"\r" in lines[0] and not lines[0].endswith(b"\n"):  # the whole file
             lines = lines[0].removesuffix(b"\r").split(b"\r")
         yield from decode_lines(chain(lines, file), str(path))
@@ -70,14 +72,6 @@ def read_lines(path: File) -> Iterator[str]:
 def is_utf_16(content: bytes) -> bool:
     """Returns whether content begins as a file in UTF-16 does, and not as one in UTF-32."""
     return content.startswith(UTF_16) and not content.startswith(codecs.BOM_UTF32_LE)
-
-
-def utf_16_lines(content: bytes, name: str) -> list[bytes]:
-    """Returns the lines of a file in UTF-16 as UTF-8. Raises UserError."""
-    try:
-        return content.decode("utf-16").encode().removesuffix(b"\n").split(b"\n")
-    except UnicodeDecodeError as problem:
-        raise UserError(f"{name}: begins like a file in UTF-16, but is damaged") from problem
 
 
 def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
