@@ -25,11 +25,7 @@ from classify import Predictor
 from model import initialize
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.corpus import classes_of
-from support.classification.encoding import (
-    encode_texts,
-    hold_out_labelled,
-    prepare_labelled,
-)
+from support.classification.encoding import encode_texts, hold_out_labelled, prepare_labelled
 from support.classification.examples import ExampleBatches, Images, Texts
 from support.classification.images import ImageTransform, shift_and_mirror
 from support.classification.labelled import find_labelled

@@ -199,8 +199,7 @@ def test_odd_lines_come_out_one_for_one(folder):
     ]
     # Its 5,000 words, and perhaps others that fall apart into more than there is room for.
     assert re.fullmatch(
-        rb"warning: \d of \d+ texts were cut to the model's maximum of 8 tokens\n",
-        done.stderr,
+        rb"warning: \d of \d+ texts were cut to the model's maximum of 8 tokens\n", done.stderr
     )
 
 

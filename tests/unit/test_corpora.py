@@ -229,10 +229,7 @@ def test_a_part_with_one_of_its_two_sides_is_refused(tmp_path):
         ),
         (["aclImdb_v1.tar.gz"], "its files: 1 .gz; unpack archives; name parallel files by"),
         (["photos/cat/1.jpg", "photos/dog/1.jpg"], "photos has class folders: pass it instead"),
-        (
-            ["cat/a/1.jpg", "cat/b/1.jpg", "dog/a/1.jpg"],
-            "a class must be in its folder",
-        ),
+        (["cat/a/1.jpg", "cat/b/1.jpg", "dog/a/1.jpg"], "a class must be in its folder"),
         ([], "it has no files"),
     ],
 )

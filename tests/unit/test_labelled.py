@@ -314,7 +314,7 @@ def test_a_table_may_replace_the_test_set_of_a_folder(tmp_path):
     write_tree(tmp_path, {f"all/{folder}/1.txt": "x" for folder in folders})
     write_tree(tmp_path, {"test.csv": "text,label\nx,a\nx,z\n"})
     assert read_all(tmp_path / "all", test=str(tmp_path / "test.csv"), label="label") == [
-        *"abz",
+        *"abz"
     ]
 
 
@@ -664,11 +664,7 @@ def test_fashion_mnist_is_known_by_what_it_holds_packed_anew_or_not(tmp_path, mo
 
 FOUR = np.zeros((6, 4, 4), np.uint8)
 WRONG_IDX = {
-    "cut": (
-        "train-images-idx3-ubyte",
-        idx(FOUR)[:-5],
-        "array of size 91 into shape (6,4,4)",
-    ),
+    "cut": ("train-images-idx3-ubyte", idx(FOUR)[:-5], "array of size 91 into shape (6,4,4)"),
     "long": ("train-images-idx3-ubyte", idx(FOUR) + b"x", "array of size 97"),
     "head": (
         "train-images-idx3-ubyte",
@@ -906,11 +902,7 @@ def test_texts_that_are_not_utf_8_are_read_and_counted(tmp_path, capfd):
 
 @pytest.mark.parametrize(
     ("encoding", "text"),
-    [
-        ("cp1251", "Это хороший фильм"),
-        ("gbk", "这部电影很好看"),
-        ("utf-16-le", "A good film"),
-    ],
+    [("cp1251", "Это хороший фильм"), ("gbk", "这部电影很好看"), ("utf-16-le", "A good film")],
 )
 def test_texts_in_other_encodings_are_refused(tmp_path, encoding, text):
     """As rows of a table are. A few among many are let pass: they may be damaged."""

@@ -30,13 +30,7 @@ from support.common.kernels import cast_together, speed_up
 from support.distributed import delay as network_delay
 from support.distributed.clip import clip_gradients
 from support.planning import measure
-from support.planning.estimate import (
-    Estimate,
-    best,
-    bucket_sizes,
-    fewest_gpus,
-    layouts,
-)
+from support.planning.estimate import Estimate, best, bucket_sizes, fewest_gpus, layouts
 from support.planning.footprint import (
     TrainingStep,
     activations,
@@ -445,10 +439,7 @@ def run_plan(capsys, monkeypatch, flags: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     "flags, part",
     [
-        (
-            "--hardware h1000",
-            "invalid choice: 'h1000'",
-        ),
+        ("--hardware h1000", "invalid choice: 'h1000'"),
         ("--data klingon", "invalid choice: 'klingon'"),
         ("--layers -3", "--layers -3: it must be from 1 to 1000"),
         ("--d-model 30 --heads 4", "d_model 30 cannot be split over 4 heads"),

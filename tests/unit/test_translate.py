@@ -13,15 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import (
-    POSIX,
-    ROOT,
-    children_of,
-    is_alive,
-    run_script,
-    wait_for,
-    write_pairs,
-)
+from conftest import POSIX, ROOT, children_of, is_alive, run_script, wait_for, write_pairs
 from test_beam import make_model  # the latter is a fixture
 
 import translate
