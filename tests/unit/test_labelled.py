@@ -64,6 +64,18 @@ def read_all(data, **how):
     return classes_of(corpus)
 
 
+def read_table(path, content, label="label", **how):
+    """What is read of a table with this content."""
+    path.write_text(content)
+    return read(find_labelled(str(path), label=label, **how))
+
+
+def refusal_of_table(path, content, label="label", **how):
+    """The one line in which a table with this content is refused."""
+    path.write_text(content)
+    return refusal(read_all, path, label=label, **how)
+
+
 def write_tree(folder, files):
     for name, content in files.items():
         path = folder / name
@@ -107,8 +119,8 @@ def test_columns_by_position_with_and_without_a_header(tmp_path):
         (tmp_path / f"{name}.tsv").write_text(header + rows)
         corpus = find_labelled(str(tmp_path / f"{name}.tsv"), text="2", label="1")
         assert read(corpus) == [("A film", "pos"), ("A bore", "eg")]
-    (tmp_path / "c.tsv").write_text("2\t1\n")  # no names, though they are asked for
-    assert read(find_labelled(str(tmp_path / "c.tsv"), text="2", label="1")) == [("1", "2")]
+    # No names, though they are asked for.
+    assert read_table(tmp_path / "c.tsv", "2\t1\n", text="2", label="1") == [("1", "2")]
     # Names and positions may be mixed: then there is a header.
     corpus = find_labelled(str(tmp_path / "b.tsv"), label="1")
     assert read(corpus) == [("A film", "pos"), ("A bore", "eg")]
@@ -116,27 +128,21 @@ def test_columns_by_position_with_and_without_a_header(tmp_path):
 
 def test_a_header_is_not_a_class(tmp_path):
     """By positions, a header of unknown names would be an example of a class of its own."""
-    (tmp_path / "a.csv").write_text("intent,utterance\nham,hi\nspam,buy\nham,you\n")
-    assert "a: the class 'intent' occurs in the first row only" in refusal(
-        read_all, tmp_path / "a.csv", text="2", label="1"
-    )
+    rows = "intent,utterance\nham,hi\nspam,buy\nham,you\n"
+    answer = refusal_of_table(tmp_path / "a.csv", rows, text="2", label="1")
+    assert "a: the class 'intent' occurs in the first row only" in answer
     assert read_all(tmp_path / "a.csv", text="utterance", label="intent") == ["ham", "spam"]
     (tmp_path / "b.csv").write_text("spam,buy\nham,hi\nspam,now\n")
     assert read_all(tmp_path / "b.csv", text="2", label="1") == ["ham", "spam"]
-    assert "column 0 (--text, --label): pos" in refusal(
-        read_all, tmp_path / "b.csv", text="2", label="0"
-    )
+    answer = refusal(read_all, tmp_path / "b.csv", text="2", label="0")
+    assert "column 0 (--text, --label): positions count from 1" in answer
     # With names there is a header, and the first class may be rare, even called as a column.
     (tmp_path / "d.csv").write_text("text,spam,label\nhi,1,spam\na,2,ham\nb,3,ham\n")
     assert read_all(tmp_path / "d.csv", label="label") == ["ham", "spam"]
-    (tmp_path / "c.csv").write_text(
-        "text,label\nhi,rare\na,ham\nb,ham\n"
-    )  # where there is one, a class may be rare
-    assert (
-        read_all(tmp_path / "c.csv", text="1", label="2")
-        == read_all(tmp_path / "c.csv", label="2")
-        == ["ham", "rare"]
-    )
+    # Where there is one, a class may be rare.
+    (tmp_path / "c.csv").write_text("text,label\nhi,rare\na,ham\nb,ham\n")
+    for how in ({}, {"text": "1"}):
+        assert read_all(tmp_path / "c.csv", label="2", **how) == ["ham", "rare"]
     (tmp_path / "d.jsonl").write_text(
         "".join(f'{{"0": "hi", "1": "{name}"}}\n' for name in ("rare", "ham", "ham"))
     )
@@ -165,17 +171,12 @@ def test_a_file_with_the_name_of_a_corpus_is_not_that_corpus(tmp_path, monkeypat
 def test_a_row_with_more_columns_than_the_header_is_refused(tmp_path, name, mark):
     """A comma in a text without quotes would make a class of what follows it."""
     rows = [("text", "label"), ("good", "pos"), ("well", "I liked it", "pos")]
-    (tmp_path / name).write_text("".join(mark.join(row) + "\n" for row in rows))
-    assert "row 3: 3 columns, but the first row has 2" in refusal(
-        read_all, tmp_path / name, label="label"
-    )
-    (tmp_path / name).write_text(
-        "".join(mark.join(row) + "\n" for row in [*rows[:2], ("bad", "neg", " ")])
-    )
-    assert read(find_labelled(str(tmp_path / name), label="label")) == [
-        ("good", "pos"),
-        ("bad", "neg"),
-    ]
+    lines = [mark.join(row) + "\n" for row in rows]
+    answer = refusal_of_table(tmp_path / name, "".join(lines))
+    assert "row 3: 3 columns, but the first row has 2" in answer
+    lines[2] = mark.join(["bad", "neg", " "]) + "\n"
+    found = read_table(tmp_path / name, "".join(lines))
+    assert found == [("good", "pos"), ("bad", "neg")]
 
 
 def test_columns_are_of_tables(tmp_path):
@@ -212,29 +213,16 @@ def test_json_lines(tmp_path):
         {"text": "Ö", "label": True},
         {"text": None, "label": "a b"},
     ]
-    path = tmp_path / "a.jsonl"
-    path.write_text("\n\n".join(map(json.dumps, rows)))
-    assert read(find_labelled(str(path), label="label")) == [
-        ("Ein Hund", "2"),
-        ("Ö", "true"),
-        ("", "a b"),
-    ]
+    found = read_table(tmp_path / "a.jsonl", "\n\n".join(map(json.dumps, rows)))
+    assert found == [("Ein Hund", "2"), ("Ö", "true"), ("", "a b")]
 
 
 def test_json_of_other_forms(tmp_path):
     """A list of objects, and objects within objects, as Hugging Face's scripts have them."""
     rows = [{"text": "A", "Label": 1}, {"text": "B", "Label": 2}]
-    (tmp_path / "a.json").write_text(json.dumps(rows, indent=1))
-    assert read(find_labelled(str(tmp_path / "a.json"), label="label")) == [
-        ("A", "1"),
-        ("B", "2"),
-    ]
     lines = [json.dumps({"id": 1, "data": row}) + "\n" for row in rows]
-    (tmp_path / "b.jsonl").write_text("".join(lines))
-    assert read(find_labelled(str(tmp_path / "b.jsonl"), label="label")) == [
-        ("A", "1"),
-        ("B", "2"),
-    ]
+    for content in (json.dumps(rows, indent=1), "".join(lines)):
+        assert read_table(tmp_path / "a.json", content) == [("A", "1"), ("B", "2")]
 
 
 def test_an_inner_object_does_not_replace_the_outer_ones_columns(tmp_path):
@@ -245,8 +233,7 @@ def test_an_inner_object_does_not_replace_the_outer_ones_columns(tmp_path):
         "quoted": {"text": "theirs", "stars": 5},
         "other": {"stars": 1},
     }
-    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
-    assert read(find_labelled(str(tmp_path / "a.jsonl"), label="label")) == [("mine", "a")]
+    assert read_table(tmp_path / "a.jsonl", json.dumps(row) + "\n") == [("mine", "a")]
     corpus = find_labelled(str(tmp_path / "a.jsonl"), text="quoted.text", label="other.stars")
     assert read(corpus) == [("theirs", "1")]
     assert "line 1: no 'stars'" in refusal(read_all, tmp_path / "a.jsonl", label="stars")
@@ -254,16 +241,15 @@ def test_an_inner_object_does_not_replace_the_outer_ones_columns(tmp_path):
 
 def test_half_a_character_in_json_becomes_a_question_mark(tmp_path):
     """A text that was cut within an emoji cannot be encoded."""
-    (tmp_path / "a.jsonl").write_text('{"text": "cut \\ud83d", "label": 1}\n')
-    assert read(find_labelled(str(tmp_path / "a.jsonl"), label="label")) == [("cut ?", "1")]
+    row = '{"text": "cut \\ud83d", "label": 1}\n'
+    assert read_table(tmp_path / "a.jsonl", row) == [("cut ?", "1")]
 
 
 def test_a_text_with_a_comma_and_without_quotes_is_refused_by_position_too(tmp_path):
     """It would lose what follows the comma."""
-    (tmp_path / "a.csv").write_text("pos,Good\nneg,Slow, and dear\npos,Fine,\n")
-    assert "row 2: 3 columns, but the first row has 2" in refusal(
-        read_all, tmp_path / "a.csv", text="2", label="1"
-    )
+    rows = "pos,Good\nneg,Slow, and dear\npos,Fine,\n"
+    answer = refusal_of_table(tmp_path / "a.csv", rows, text="2", label="1")
+    assert "row 2: 3 columns, but the first row has 2" in answer
 
 
 def test_numbers_that_pandas_has_put_above_columns_are_a_header(tmp_path):
@@ -288,8 +274,8 @@ def test_rows_and_lines_without_anything_are_skipped(tmp_path):
 
 
 def test_a_row_that_ends_within_quotes_is_refused_with_advice(tmp_path):
-    (tmp_path / "a.tsv").write_text('text\tlabel\n"Good\nfilm"\tpos\n')
-    assert "line ends as .csv" in refusal(read_all, tmp_path / "a.tsv", label="label")
+    rows = 'text\tlabel\n"Good\nfilm"\tpos\n'
+    assert "line ends as .csv" in refusal_of_table(tmp_path / "a.tsv", rows)
 
 
 def test_a_table_may_be_packed_within_an_archive(tmp_path):
@@ -381,21 +367,18 @@ def test_a_table_in_utf_16_is_read(tmp_path, encoding):
 
 def test_objects_a_line_have_three_endings(tmp_path):
     for ending in ("json", "jsonl", "ndjson"):
-        path = tmp_path / f"a.{ending}"
-        path.write_text('{"text": "a", "label": 1}\n{"text": "b", "label": 2}\n')
-        assert read(find_labelled(str(path), label="label")) == [("a", "1"), ("b", "2")]
+        rows = '{"text": "a", "label": 1}\n{"text": "b", "label": 2}\n'
+        assert read_table(tmp_path / f"a.{ending}", rows) == [("a", "1"), ("b", "2")]
 
 
 def test_a_long_text_is_read(tmp_path):
-    (tmp_path / "a.csv").write_text(f"text,label\n{'long ' * 200_000},1\n")
-    [(text, _)] = read(find_labelled(str(tmp_path / "a.csv"), label="label"))
+    [(text, _)] = read_table(tmp_path / "a.csv", f"text,label\n{'long ' * 200_000},1\n")
     assert len(text) == 999_999
 
 
 def test_what_pandas_calls_missing_is_an_empty_text(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": NaN, "label": 1}\n{"text": "b", "label": 2}\n')
-    assert read(find_labelled(str(path), label="label")) == [("", "1"), ("b", "2")]
+    rows = '{"text": NaN, "label": 1}\n{"text": "b", "label": 2}\n'
+    assert read_table(tmp_path / "a.jsonl", rows) == [("", "1"), ("b", "2")]
 
 
 def test_folders_of_languages_are_warned_of(tmp_path, capsys):
@@ -482,8 +465,8 @@ def test_a_class_has_one_name_whatever_its_bytes_are(tmp_path):
     )
     table = find_labelled(str(tmp_path / "a.csv"), label="label")
     assert read(table) == [("a", composed), ("b", composed), ("c", "Obst")]
-    (tmp_path / "b.csv").write_text(f"text,{decomposed}\na,1\n")
-    assert read(find_labelled(str(tmp_path / "b.csv"), label=composed)) == [("a", "1")]
+    named = f"text,{decomposed}\na,1\n"
+    assert read_table(tmp_path / "b.csv", named, label=composed) == [("a", "1")]
     folders = find_labelled(str(tmp_path / "folders"))
     assert classes_of(folders) == [composed, "Obst"]
     assert read(folders) == [("a", composed), ("c", "Obst")]
