@@ -279,25 +279,11 @@ def test_lines_keep_their_order_and_long_ones_are_split(capsys):
         for batch in batches:
             yield [[(-1.0, ids[::-1]), (-2.0, ids)] for ids in batch]
 
-    lines = [
-        "a b",
-        "",
-        "a a a c. b b",
-        "d",
-        "  ",
-        "\x1b d",
-        "c. a b d",
-    ]  # the last has as many as can be
+    # The last has as many tokens as can be.
+    lines = ["a b", "", "a a a c. b b", "d", "  ", "\x1b d", "c. a b d"]
     found = translate_lines(Words(), lines, 4, search)
-    assert [hypotheses[0][1] for hypotheses in found] == [
-        "b a",
-        "",
-        "c. a a a b b",
-        "d",
-        "",
-        "d  ",
-        "d b a c.",
-    ]
+    best = [hypotheses[0][1] for hypotheses in found]
+    assert best == ["b a", "", "c. a a a b b", "d", "", "d  ", "d b a c."]
     assert found[0] == [(-1.0, "b a"), (-2.0, "a b")] and found[2] == [(-2.0, "c. a a a b b")]
     assert capsys.readouterr().err == (
         "warning: 6 tokens in one line, more than the 4 the model "

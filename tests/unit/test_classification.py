@@ -144,16 +144,11 @@ def compare(folder, flags, cases):
         for a, b in zip(read_metrics(one), read_metrics(other), strict=True):
             assert float(b["train_loss"]) == pytest.approx(float(a["train_loss"]), rel=1e-4)
             assert (b["valid_accuracy"], b["valid_f1"]) == (a["valid_accuracy"], a["valid_f1"])
-        weights = weights_of(one), weights_of(other)
-        assert (
-            max(float((weights[0][key] - weights[1][key]).abs().max()) for key in weights[0])
-            < 1e-4
-        )
+        weights, expected = weights_of(other), weights_of(one)
+        assert all((weights[key] - expected[key]).abs().max() < 1e-4 for key in expected)
         found = json.loads((other / "summary.json").read_text())
-        assert (
-            found["confusion"] == summary["confusion"]
-            and found["test_accuracy"] == summary["test_accuracy"]
-        )
+        for figure in ("confusion", "test_accuracy"):
+            assert found[figure] == summary[figure]
     return summary
 
 
@@ -215,10 +210,9 @@ def test_a_runs_record_starts_the_same_run(tmp_path, learnt):
         cwd=tmp_path,
     )
     assert again.returncode == 0, again.stderr
-    assert (
-        mathematics(read_metrics(tmp_path / "logs" / "again"))[0]
-        == mathematics(read_metrics(learnt))[0]
-    )
+    runs = (learnt, tmp_path / "logs" / "again")
+    first, second = (mathematics(read_metrics(run))[0] for run in runs)
+    assert first == second
 
 
 @pytest.mark.slow
@@ -400,9 +394,8 @@ def test_hidden_tokens_depend_on_seed_epoch_and_text_alone():
             return ids, torch.zeros(len(rows), dtype=int), torch.ones(len(rows))
 
     plan = ExampleBatches(Whole(), 90, 1, 0, np.array([4 / 3]), token_dropout=0.4)
-    assert (
-        plan.weights.item() == plan.weights.bfloat16().item() != 4 / 3
-    )  # what FSDP makes of them in bf16
+    # What FSDP makes of them in bf16.
+    assert plan.weights.item() == plan.weights.bfloat16().item() != 4 / 3
     rows = np.arange(40)
     x, whole = plan.collate(rows, [9], epoch=0)[0], Whole().batch(rows)[0]
     hidden = x == 0
@@ -612,9 +605,8 @@ def test_published_weights_are_tuned_alike_and_frozen_ones_stay(tmp_path, table,
         for name in one:
             if name.startswith(("encoder.0.", "embedding", "norm")):
                 assert torch.equal(two[name], before[name]), name
-    assert (
-        one["encoder.1.feed_forward.0.weight"] - before["encoder.1.feed_forward.0.weight"]
-    ).abs().max() > 1e-3
+    name = "encoder.1.feed_forward.0.weight"
+    assert (one[name] - before[name]).abs().max() > 1e-3
     fine_tune(
         tmp_path, "fsdp", 2, "ddp", table, init, *frozen[:4], "--steps", "12"
     )  # and it goes on
@@ -716,10 +708,8 @@ def test_a_folder_that_names_more_classes_than_it_has_rows_for(tmp_path, table, 
     }
     (folder / "config.json").write_text(json.dumps(said))
     said = fine_tune(tmp_path, "cpu", 1, "one", table, str(folder), "--steps", "1")
-    assert (
-        "new are head.3.bias, head.3.weight" in said
-        and "left out: classifier.bias, classifier.weight\n" in said
-    )
+    assert "new are head.3.bias, head.3.weight" in said
+    assert "left out: classifier.bias, classifier.weight\n" in said
 
 
 @pytest.mark.parametrize(
@@ -842,8 +832,5 @@ def test_of_no_class_all_examples_are_held_out(tmp_path):
     corpus = find_labelled(str(tmp_path / "a.csv"), label="label")
     folder = prepare_labelled(corpus, corpus.checksum(), tmp_path, "", 64, 300)
     train, valid = Texts(folder, "train").labels, Texts(folder, "valid").labels
-    assert (
-        len(set(train)) == 301
-        and len(train) + len(valid) == 600
-        and set(valid) == {classes_of(corpus).index("often")}
-    )
+    assert len(set(train)) == 301 and len(train) + len(valid) == 600
+    assert set(valid) == {classes_of(corpus).index("often")}

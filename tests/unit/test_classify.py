@@ -193,10 +193,8 @@ def test_odd_lines_come_out_one_for_one(folder):
     done = run_script("classify.py", cwd=folder, input=("\n".join(ODD) + "\n").encode())
     assert done.returncode == 0, done.stderr
     lines = done.stdout.decode().split("\n")
-    assert len(lines) == len(ODD) + 1 and [i for i, line in enumerate(lines) if not line] == [
-        *(i for i, line in enumerate(ODD) if not line.strip()),
-        len(ODD),
-    ]
+    assert lines.pop() == "" and len(lines) == len(ODD)
+    assert [not line for line in lines] == [not line.strip() for line in ODD]
     # Its 5,000 words, and perhaps others that fall apart into more than there is room for.
     assert re.fullmatch(
         rb"warning: \d of \d+ texts were cut to the model's maximum of 8 tokens\n", done.stderr
@@ -264,10 +262,8 @@ def test_score_takes_a_part_of_what_the_model_was_trained_on(folder, answer, exa
     write_table(folder / "test.csv", rows)
     assert answer("--score", "test").out.startswith(expected_table(folder, rows))
     assert answer("--score", "test.csv").out.startswith(expected_table(folder, rows))
-    assert (
-        "texts, including those that the model was trained on, "
-        in answer("--score", "train.csv").out
-    )
+    said = answer("--score", "train.csv").out
+    assert "texts, including those that the model was trained on, " in said
 
 
 def test_score_takes_the_examples_that_were_held_out(folder, answer, examples, tmp_path):
@@ -283,10 +279,8 @@ def test_score_takes_the_examples_that_were_held_out(folder, answer, examples, t
     how = {"flags": flags, "tokenizer": saved["tokenizer"]}
     save(tmp_path / "run", model, **how, checksum=corpus.checksum())
     for part, number in (("valid", len(held_out)), ("train", count - len(held_out))):
-        assert (
-            f"\n{number} texts of the {part} set, "
-            in answer("--checkpoint", tmp_path / "run", "--score", part).out
-        )
+        said = answer("--checkpoint", tmp_path / "run", "--score", part).out
+        assert f"\n{number} texts of the {part} set, " in said
     with pytest.raises(UserError, match="--score test: .* has only the parts train, valid"):
         answer("--checkpoint", tmp_path / "run", "--score", "test")
     save(tmp_path / "older", model, **how, checksum="another")
@@ -489,12 +483,8 @@ def test_images_are_named_by_their_paths(images, answer, monkeypatch):
     (folder / "shown" / name).mkdir(parents=True)
     (folder / "red.png").rename(folder / "shown" / name / "1.png")
     out = answer("--score", "shown").out
-    assert (
-        re.search(
-            r"accuracy +1.0000 +1\n\(classes without examples: .; .*\)\n\npredicted as", out
-        )
-        and "\n\n1 images, " in out
-    )
+    table = r"accuracy +1.0000 +1\n\(classes without examples: .; .*\)\n\npredicted as"
+    assert re.search(table, out) and "\n\n1 images, " in out
     for path, expected in (
         ("broken.png", "broken.png: not a readable image"),
         ("no.png", "no such file"),

@@ -87,18 +87,14 @@ TABLES = {
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_by_header(tmp_path, name):
     (tmp_path / name).write_text(TABLES[name], encoding="utf-8", newline="")
-    assert read(tmp_path / name) == [
-        ('Ein "Hund", hier', "A dog"),
-        ("Zwei Zeilen", "Two lines"),
-    ]
+    expected = [('Ein "Hund", hier', "A dog"), ("Zwei Zeilen", "Two lines")]
+    assert read(tmp_path / name) == expected
 
 
 def test_tables_by_position_with_and_without_a_header(tmp_path):
     (tmp_path / "a.tsv").write_text("Ein Hund\tA dog\nZwei\tTwo\n")
-    assert read(tmp_path / "a.tsv", src="1", tgt="2") == [
-        ("Ein Hund", "A dog"),
-        ("Zwei", "Two"),
-    ]
+    expected = [("Ein Hund", "A dog"), ("Zwei", "Two")]
+    assert read(tmp_path / "a.tsv", src="1", tgt="2") == expected
     (tmp_path / "b.tsv").write_text('German\tEnglish\n"Nein" sagt er\tHe says "no"\n')
     assert read(tmp_path / "b.tsv", src="1", tgt="2") == [('"Nein" sagt er', 'He says "no"')]
 
@@ -650,25 +646,19 @@ def test_steps_are_as_full_as_may_be_of_pairs_that_fit_together():
     rng = np.random.default_rng(0)
     src, tgt = (np.repeat(side, 40) for side in ([9, 5, 7, 2], [3, 7, 5, 6]))
     steps = data.group_by_length([src, tgt], 70, rng)
-    assert [len(step) for step in steps[:7]] == [7] * 5 + [
-        7,
-        10,
-    ]  # 70 // 9; then the rest with sevens
+    # 70 // 9; then the rest with sevens.
+    assert [len(step) for step in steps[:7]] == [*[7] * 6, 10]
     assert {(src[i], tgt[i]) for i in steps[0]} == {(9, 3)}
     sevens = np.concatenate(steps)[40:120]  # 5:7 and 7:5 are not mixed
     assert (src[sevens[:40]] == 7).all() and (src[sevens[40:]] == 5).all()
-    assert [len(step) for step in data.group_by_length([src, tgt], 5, rng)] == [
-        1
-    ] * 160  # longer than a step
+    longer = data.group_by_length([src, tgt], 5, rng)  # than a step
+    assert [len(step) for step in longer] == [1] * 160
     assert len(data.group_by_length([src, tgt], 9 * 39, rng)[0]) == 32  # in eights, from 32
     assert len(data.group_by_length([src, tgt], 9 * 31, rng)[0]) == 31
 
 
 def test_order_is_a_function_of_seed_and_epoch(batches):
-    again, other = (
-        Batches(batches.examples, 4096, seed=1),
-        Batches(batches.examples, 4096, seed=2),
-    )
+    again, other = (Batches(batches.examples, 4096, seed=seed) for seed in (1, 2))
     epoch = len(batches)
     for step in (0, 5, epoch, 2 * epoch + 3, 1):  # also going back, as a resumed run may
         assert np.array_equal(batches.rows(step), again.rows(step))

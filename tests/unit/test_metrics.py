@@ -24,11 +24,8 @@ def test_a_case_worked_out_by_hand():
     }
     assert compute_metrics(np.array(PETS)) == pytest.approx(expected, abs=1e-12)
     rows = per_class(np.array(PETS), NAMES)
-    assert [row["name"] for row in rows] == NAMES and [row["support"] for row in rows] == [
-        4,
-        5,
-        1,
-    ]
+    assert [row["name"] for row in rows] == NAMES
+    assert [row["support"] for row in rows] == [4, 5, 1]
     for name, values in (("precision", precision), ("recall", recall), ("f1", f1)):
         assert [row[name] for row in rows] == pytest.approx(values, abs=1e-12)
 

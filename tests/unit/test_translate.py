@@ -213,9 +213,8 @@ def test_what_cannot_be_done_is_said_in_one_line(trained, tmp_path):
         err = done.stderr if isinstance(done.stderr, str) else done.stderr.decode()
         assert done.returncode == 2 and err.startswith("error: ") and err.count("\n") == 1, err
         assert expected in err
-        assert (
-            done.stdout.count(b"\n") == 1 if how else not done.stdout
-        )  # the line before the bad one has its answer
+        # The line before the bad one has its answer.
+        assert done.stdout.count(b"\n") == 1 if how else not done.stdout
 
 
 def test_what_does_not_go_together_is_refused(trained, tmp_path, answer):
