@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from support.classification.corpus import Labelled
 from support.classification.labelled import find_labelled
-from support.common.errors import run_main
+from support.common.errors import make_parser, run_main
 
 
 def data_flags(corpus: str) -> list[str]:
@@ -96,26 +96,16 @@ def row_of(corpus: str, args: argparse.Namespace, flags: list[str]) -> list[str]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__, "CORPUS ...")
+    parser.allow_abbrev = False  # of flags that are passed on
     parser.add_argument("corpora", nargs="+", metavar="CORPUS")
     parser.add_argument(
         "--name", default="defaults", help="the runs are logs/NAME/... [defaults]"
     )
     parser.add_argument("--pretrained", default="", help="a Hugging Face folder")
     args, flags = parser.parse_known_args()
-    header = [
-        "corpus",
-        "training texts",
-        "classes",
-        "words",
-        "TF-IDF",
-        "from scratch",
-        "minutes",
-    ]
+    header = ["corpus", "training texts", "classes", "words", "TF-IDF"]
+    header += ["from scratch", "minutes"]
     if args.pretrained:
         header += ["from pretrained weights", "minutes"]
     rows = [row_of(corpus, args, flags) for corpus in args.corpora]

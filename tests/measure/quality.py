@@ -9,7 +9,6 @@ run again. Prints a table with means and standard deviations: BLEU with a beam o
 the validation set, and that of the test set, by the run itself and by translate.py --score.
 """
 
-import argparse
 import json
 import re
 import statistics
@@ -21,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from support.common.errors import UserError, run_main
+from support.common.errors import UserError, make_parser, run_main
 from support.corpora.pairs import find_corpus
 from support.training.command_line import parse_arguments
 from support.training.settings import CpuSettings
@@ -76,11 +75,8 @@ def score(run: Path, flags: dict) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
+    parser.allow_abbrev = False  # of flags that are passed on
     parser.add_argument("--seeds", type=int, default=3, help="train with 1, 2, … so many [3]")
     parser.add_argument(
         "--name", default="quality", help="the runs are logs/NAME/SEED [quality]"
@@ -107,20 +103,12 @@ def main() -> None:
         "\n| seed | best validation BLEU | test BLEU | test BLEU, `translate.py --score` "
         "| minutes |\n|" + " --- |" * 5
     )
-    for seed, row in enumerate(rows, 1):
-        print(
-            f"| {seed} | "
-            + " | ".join(f"{value:.2f}" for value in row[:3])
-            + f" | {row[3]:.0f} |"
-        )
-    columns = list(zip(*rows))
-    for what, of in {"mean": statistics.mean, "standard deviation": statistics.stdev}.items():
-        if len(rows) > 1:
-            print(
-                f"| {what} | "
-                + " | ".join(f"{of(column):.2f}" for column in columns[:3])
-                + f" | {of(columns[3]):.0f} |"
-            )
+    table = dict(enumerate(rows, 1))
+    if len(rows) > 1:
+        table["mean"] = list(map(statistics.mean, zip(*rows)))
+        table["standard deviation"] = list(map(statistics.stdev, zip(*rows)))
+    for name, (*bleus, minutes) in table.items():
+        print("|", name, *(f"| {value:.2f}" for value in bleus), f"| {minutes:.0f} |")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ its checkpoints. Prints a row of a table: corpus, minutes, our BLEU and steps, J
 and steps. The runs are logs/small_pairs/NAME and NAME-joeynmt.
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -29,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from data import BPE
-from support.common.errors import run_main
+from support.common.errors import make_parser, run_main
 from support.translation.scores import bleu
 
 ONE_CORE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -166,11 +165,8 @@ def last_step(folder: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__, "CORPUS")
+    parser.allow_abbrev = False  # of flags that are passed on
     parser.add_argument("corpus", metavar="CORPUS", type=Path)
     parser.add_argument("--src", required=True)
     parser.add_argument("--tgt", required=True)
