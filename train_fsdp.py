@@ -19,7 +19,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from model import initialize
 from support.common.hardware import autocast_dtype
 from support.distributed.clip import clip_gradients
-from support.distributed.launch import rank_0_first, torchrun
+from support.distributed.launch import rank_0_first, run_under_torchrun
 from support.distributed.signals import stop_requested
 from support.training.command_line import parse_arguments
 from support.training.optim import learning_rate, parameter_groups, seed_step, set_learning_rate
@@ -106,4 +106,4 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
 
 
 if __name__ == "__main__":
-    torchrun(train, parse_arguments(__doc__, FsdpSettings))
+    run_under_torchrun(train, parse_arguments(__doc__, FsdpSettings))

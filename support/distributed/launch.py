@@ -1,9 +1,12 @@
 """How the processes of a run start, end, and report one that dies.
 
-    spawn(train, command_line)      # train_cpu.py: mp.spawn, on this machine
-    torchrun(train, command_line)   # the other scripts: processes that torchrun has started
+    spawn(train, command_line)               # train_cpu.py: starts processes on this machine
+    run_under_torchrun(train, command_line)  # the others: in each process that torchrun starts
 
-Both call train(rank, world_size, args) in every process.
+Both call train(rank, world_size, args) in every process. Under torchrun a process connects to
+torchrun's store (`run_under_torchrun`), agrees with the others on the settings
+(`connect_and_train`), and then trains, with --minutes for a trial first
+(`set_up_and_train`).
 """
 
 import atexit
@@ -187,7 +190,7 @@ def one_process_reports(rank: int):
 # --- mp.spawn ---------------------------------------------------------------------------------
 
 
-def spawn(train: Train, command_line) -> None:
+def spawn(train: Train, command_line: rendezvous.CommandLine) -> None:
     """Starts --procs processes on this machine's CPU, and waits until they have ended.
 
     Passes signals on to them. Exits with status 0, 1 if a process has died, 2 for a user's
@@ -320,7 +323,7 @@ def report_failure(problem: Exception, exit_codes: list[int | None], folder: str
 # --- torchrun ---------------------------------------------------------------------------------
 
 
-def torchrun(train: Train, command_line) -> None:
+def run_under_torchrun(train: Train, command_line: rendezvous.CommandLine) -> None:
     """Calls `train` in this process, one of those that torchrun has started.
 
     Rank 0 completes the settings and sends them to all. When a process has died, torchrun
@@ -340,16 +343,7 @@ def torchrun(train: Train, command_line) -> None:
         except dist.DistError:
             raise UserError("torchrun has ended meanwhile") from None
         try:
-            timeout = command_line.timeout()
-            torchrun_store.set_timeout(timedelta(seconds=timeout))
-            store = rendezvous.store_of_this_start(torchrun_store, rank, world_size, timeout)
-            args = rendezvous.share_settings(
-                command_line, torchrun_store, store, rank, world_size
-            )
-            # --config may have another timeout.
-            torchrun_store.set_timeout(timedelta(seconds=args.timeout))
-            args.threads = torch.get_num_threads()  # torchrun gives each of several one
-            set_up_and_train(train, rank, world_size, store, args)
+            connect_and_train(train, command_line, torchrun_store, rank, world_size)
         except dist.DistNetworkError:  # the store is where process 0 is
             raise UserError("process 0 has ended: what its node prints says why") from None
         except (UserError, OSError, SystemExit):
@@ -359,6 +353,23 @@ def torchrun(train: Train, command_line) -> None:
             raise
         if Signals.run_stopped:
             sys.exit(Signals.status())
+
+
+def connect_and_train(
+    train: Train,
+    command_line: rendezvous.CommandLine,
+    torchrun_store: dist.Store,
+    rank: int,
+    world_size: int,
+) -> None:
+    """Connects the processes of this start, agrees on the settings, and calls `train`."""
+    timeout = command_line.timeout()
+    torchrun_store.set_timeout(timedelta(seconds=timeout))
+    store = rendezvous.store_of_this_start(torchrun_store, rank, world_size, timeout)
+    args = rendezvous.share_settings(command_line, torchrun_store, store, rank, world_size)
+    torchrun_store.set_timeout(timedelta(seconds=args.timeout))  # --config may have another
+    args.threads = torch.get_num_threads()  # torchrun gives each of several processes one
+    set_up_and_train(train, rank, world_size, store, args)
 
 
 def check_environment() -> None:

@@ -15,7 +15,7 @@ import time
 import uuid
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import torch
@@ -27,10 +27,21 @@ from support.common.paths import ROOT
 from support.distributed.collectives import all_gather_objects, is_communication_error
 from support.distributed.signals import Signals
 
-# `command_line` is a CommandLine (support/training/command_line.py), which imports this module.
-
 PIECE = 1 << 20  # characters; a store takes at most 8 MiB under one key
 HAS_LIBUV = sys.platform != "win32"  # PyTorch's build for Windows has a store without it
+
+
+class CommandLine(Protocol):
+    """What a launcher needs of the command line (support/training/command_line.py)."""
+
+    settings_class: Any  # a dataclass
+    given: dict[str, Any]  # the flags on the command line
+
+    def timeout(self) -> int:
+        """Returns --timeout. Raises UserError."""
+
+    def complete(self, restarted: str = "") -> Any:
+        """Returns the settings of a run."""
 
 
 def new_store(host: str, port: int, **more) -> dist.TCPStore:
@@ -94,7 +105,7 @@ def receive_text(store: dist.Store, key: str) -> str:
 
 
 def share_settings(
-    command_line,
+    command_line: CommandLine,
     torchrun_store: dist.Store,
     store: dist.Store,
     rank: int,

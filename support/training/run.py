@@ -78,7 +78,7 @@ class Run:
     """Counts what a run does, in every rank; rank 0 also keeps logs/RUN/ and shows progress.
 
     With --benchmark it keeps no log and no checkpoints. The trial of --minutes (`args.trial`)
-    is a benchmark that ends with an evaluation and a checkpoint, to find out how long both take.
+    is a benchmark that ends with an evaluation and a checkpoint, to measure how long they take.
     """
 
     def __init__(self, args: Settings, task: Task, rank: int, world_size: int):

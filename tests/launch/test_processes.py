@@ -205,7 +205,7 @@ def test_a_process_whose_parent_has_died_before_they_met_ends(monkeypatch, capfd
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }.items():
             monkeypatch.setenv(name, str(value))
-        processes.torchrun(None, Namespace(given={}, settings=Namespace(timeout=600)))
+        processes.run_under_torchrun(None, Namespace(given={}, settings=Namespace(timeout=600)))
     assert ended.value.code == (1 if how == "spawn" else 2) and time.monotonic() - began < 20
     assert how == "spawn" or capfd.readouterr().err.endswith(
         "error: torchrun has ended meanwhile\n"

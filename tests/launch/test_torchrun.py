@@ -33,7 +33,7 @@ from conftest import (
 from parity import command
 
 from support.common.errors import UserError
-from support.distributed.launch import torchrun
+from support.distributed.launch import run_under_torchrun
 from support.distributed.rendezvous import checksum_of_code, send_text, share_settings
 from support.training.command_line import parse_arguments
 from support.training.settings import FsdpSettings, Settings, TpSettings
@@ -121,7 +121,7 @@ def test_half_of_torchruns_environment_is_not_enough(monkeypatch, capfd, given, 
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["train_ddp.py", "--device", "cpu"])
     with pytest.raises(SystemExit) as ended:
-        torchrun(None, None)
+        run_under_torchrun(None, None)
     assert ended.value.code == 2
     assert capfd.readouterr().err == (
         f"error: start this script with torchrun, which sets {missing}: "
@@ -347,7 +347,7 @@ sys.path.insert(0, {str(ROOT)!r})
 import train_ddp
 from support.training.command_line import parse_arguments
 from support.training.settings import Settings
-from support.distributed.launch import torchrun
+from support.distributed.launch import run_under_torchrun
 prepare_task = train_ddp.prepare_task
 def prepare_or_die(args):
     if os.environ["GROUP_RANK"] == "1":
@@ -355,7 +355,7 @@ def prepare_or_die(args):
         os.kill(os.getpid(), signal.SIGKILL)
     return prepare_task(args)
 train_ddp.prepare_task = prepare_or_die
-torchrun(train_ddp.train, parse_arguments("", Settings))
+run_under_torchrun(train_ddp.train, parse_arguments("", Settings))
 """)
     flags = [["--data", "own", *SMALL, "--timeout", "1000"]] * 2
     nodes = start_nodes(folders, flags, script=tmp_path / "dies.py", restarts=0)
@@ -474,7 +474,7 @@ from support.translation import lines
 from support.translation import task as translation
 from support.training.command_line import parse_arguments
 from support.training.settings import FsdpSettings, Settings
-from support.distributed.launch import torchrun
+from support.distributed.launch import run_under_torchrun
 from train_fsdp import train
 translate_batch = translation.translate_batch
 def slowly(*args, **kwargs):
@@ -482,7 +482,7 @@ def slowly(*args, **kwargs):
     return translate_batch(*args, **kwargs)
 lines.MAX_SENTENCES["cpu"] = 5                             # 6 batches of a rank's 30 sentences
 translation.translate_batch = slowly
-torchrun(train, parse_arguments("", FsdpSettings))
+run_under_torchrun(train, parse_arguments("", FsdpSettings))
 """)
     start = [
         sys.executable,
@@ -527,7 +527,7 @@ def test_the_gradients_of_ddp_stay_in_its_buckets(tmp_path, corpus_flags):
     """Else --accumulate would need as much memory again, for gradients beside the buckets."""
     (tmp_path / "noted.py").write_text("""
 import train_ddp
-from support.distributed.launch import torchrun
+from support.distributed.launch import run_under_torchrun
 from support.training.command_line import parse_arguments
 from support.training.settings import Settings
 weights = []
@@ -543,7 +543,7 @@ def noted_seed_step(seed, step, rank):                      # at the beginning o
         print("step", step, "in a bucket:", len(buckets) < len(weights))
 train_ddp.clip_gradients = noted_clip
 train_ddp.seed_step = noted_seed_step
-torchrun(train_ddp.train, parse_arguments("", Settings))
+run_under_torchrun(train_ddp.train, parse_arguments("", Settings))
 """)
     start = "-m torch.distributed.run --standalone --nproc-per-node 1 noted.py --device cpu"
     more = shlex.split("--steps 3 --accumulate 2 --benchmark")
