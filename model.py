@@ -34,7 +34,7 @@ class LayerConfig:
     dropout: float = 0.1
     label_smoothing: float = 0.1
     norm: str = "pre"  # "post" is the paper's; "pre" trains without a long warm-up
-    max_length: int = 128  # the longest sentence, in tokens, its end mark included
+    max_length: int = 128  # the longest sentence, in tokens, eos included
     pad: int = 0
     bias: bool = False  # in attention's projections
     activation: str = "relu"  # between the two matrices of a feed-forward layer
@@ -46,8 +46,8 @@ class LayerConfig:
     }
 
     @property
-    def num_layers(self) -> int:
-        """The number of layers that a batch passes through."""
+    def total_layers(self) -> int:
+        """All layers that a batch passes through."""
         return self.layers
 
     def __post_init__(self):
@@ -75,7 +75,7 @@ class ModelConfig(LayerConfig):
     eos: int = 2
 
     @property
-    def num_layers(self) -> int:
+    def total_layers(self) -> int:
         return 2 * self.layers  # of the encoder and of the decoder
 
     def __post_init__(self):
@@ -197,13 +197,13 @@ class DecoderLayer(nn.Module):
         return self.residuals[2](x, self.feed_forward)
 
 
-def cross_entropy(
+def linear_cross_entropy(
     x: Tensor, weight: Tensor, target: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Projects to the vocabulary (section 3.4), and sums the loss (5.4) over tokens.
+    """Returns (loss, nll): the cross-entropy of x @ weight^T (section 3.4), summed over tokens.
 
-    x: (tokens, d_model); weight: (vocabulary, d_model); target: (tokens,). Returns (loss, nll):
-    the label-smoothed loss, which has the gradient, and the negative log-likelihood in nats.
+    x: (tokens, d_model); weight: (vocabulary, d_model); target: (tokens,). loss: with label
+    smoothing (section 5.4); nll: without it, in nats, and detached from the graph.
     """
     log_p = F.linear(x, weight).float().log_softmax(-1)  # (tokens, vocabulary)
     nll = F.nll_loss(log_p, target, reduction="sum")
@@ -221,7 +221,7 @@ class Transformer(nn.Module):
     """Encoder and decoder (figure 1), whose embeddings share a matrix (section 3.4)."""
 
     # support/common/kernels.py replaces them by faster ones, too.
-    loss: Callable = staticmethod(cross_entropy)
+    loss: Callable = staticmethod(linear_cross_entropy)
     sinusoids: Callable = staticmethod(sinusoids)
 
     def __init__(self, config: ModelConfig):
@@ -271,7 +271,7 @@ class Transformer(nn.Module):
         tgt_out: Tensor | None = None,
         token_indices: Tensor | None = None,
     ) -> tuple[Tensor, Tensor] | Tensor:
-        """Returns (loss, nll) of a batch, sums over its target tokens: see `cross_entropy`.
+        """Returns `linear_cross_entropy` of a batch: (loss, nll), sums over its target tokens.
 
         src: (batch, src); tgt_in: (batch, tgt), begins with bos; tgt_out: (batch, tgt), the
         same one token further on, ends with eos; token_indices: (tokens,), which elements of

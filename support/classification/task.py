@@ -54,7 +54,7 @@ class Classification:
         """
         state = args.task_state
         self.args = args
-        self.weights: dict[str, Tensor] | None = None
+        self.pretrained_weights: dict[str, Tensor] | None = None
         self.summary_of_weights = ""
         tokenizer = ""
         transform = None
@@ -74,7 +74,7 @@ class Classification:
             self.config = ClassifierConfig(**state["config"])
         elif pretrained:
             adapted = adapt(pretrained, args, corpus.name, self.classes, self.tokenizer)
-            self.config, self.weights, self.summary_of_weights = adapted
+            self.config, self.pretrained_weights, self.summary_of_weights = adapted
         else:
             self.config = self.new_config()
         if args.freeze > self.config.layers:
@@ -257,7 +257,7 @@ class Classification:
 
         The ranks add up the loss and the confusion matrix. All other metrics follow from this
         matrix, so they are the same for any number of processes. If `final`, it keeps all
-        probabilities, (examples, classes), for `report`.
+        probabilities, (examples, classes), for `score_and_report`.
         """
         model.eval()
         device = next(model.parameters()).device
@@ -289,7 +289,7 @@ class Classification:
         self.probabilities = probabilities.cpu().numpy()
         return compute_metrics(self.confusion) | {"loss": float(nll) / len(examples)}
 
-    def report(
+    def score_and_report(
         self, model: nn.Module, data_rank: int, data_size: int, valid: dict[str, float]
     ) -> tuple[dict[str, Any], str]:
         """Scores the test set, or without one the validation set.

@@ -68,10 +68,10 @@ def replace_functions(
         if isinstance(module, Attention):
             module.attend = attention
     if isinstance(model, Transformer):
-        model.loss = FusedCrossEntropy.apply
+        model.loss = FusedLinearCrossEntropy.apply
         model.sinusoids = partial(look_up_sinusoids, max_length + 1)
         if compiled and device == "cuda":
-            model.loss = compiled_cross_entropy()
+            model.loss = compiled_linear_cross_entropy()
 
 
 def fastest_attention(device: str, dtype: torch.dtype | None, max_length: int) -> Callable:
@@ -129,12 +129,12 @@ def compile_layers(model: nn.Module) -> None:
         layer.forward = partial(call_with_any_shape, compiled)
 
 
-def compiled_cross_entropy() -> Callable:
-    """Returns `FusedCrossEntropy` with a single kernel between the products of a block."""
+def compiled_linear_cross_entropy() -> Callable:
+    """Returns `FusedLinearCrossEntropy` with one kernel between the products of a block."""
     gradient = torch.compile(gradient_in_one_kernel, fullgraph=True, dynamic=True)
 
     def loss(x: Tensor, weight: Tensor, target: Tensor, smoothing: float):
-        return FusedCrossEntropy.apply(x, weight, target, smoothing, LOSS_BLOCK, gradient)
+        return FusedLinearCrossEntropy.apply(x, weight, target, smoothing, LOSS_BLOCK, gradient)
 
     return loss
 
@@ -447,8 +447,8 @@ def gradient_in_one_kernel(
     return loss, nll, gradient.to(logits.dtype)
 
 
-class FusedCrossEntropy(torch.autograd.Function):
-    """`cross_entropy` of model.py without storing logits or probabilities.
+class FusedLinearCrossEntropy(torch.autograd.Function):
+    """`linear_cross_entropy` of model.py without storing logits or probabilities.
 
     (tokens, vocabulary) would be by far the largest tensor of the model. The gradient of a sum
     needs only a factor from above, so the forward pass computes it at once, block by block. The

@@ -142,9 +142,9 @@ class Run:
             self.say(f"resumed {self.folder} at step {step:,}{end}")
             if self.progress.scaler and self.scaler.is_enabled():  # then and now in fp16
                 self.scaler.load_state_dict(self.progress.scaler)
-        elif self.task.weights:
-            self.load_pretrained_weights(model, self.task.weights)
-            self.task.weights = None  # the model has them now
+        elif self.task.pretrained_weights:
+            self.load_pretrained_weights(model, self.task.pretrained_weights)
+            self.task.pretrained_weights = None  # the model has them now
         self.progress.wandb_id = self.progress.wandb_id or uuid.uuid4().hex[:8]
         if self.args.profile:
             from support.profiling.profiler import Profile

@@ -32,10 +32,10 @@ def flag(
     limits: the smallest and the largest number. choices: the allowed words. task: the only task
     that uses it. is_shape: whether it is part of the model's shape, which --pretrained decides.
 
-    What happens to it when a run is resumed, or another one starts from its config.json:
-    remembered: --resume uses the value that the run was started with. copied: --config takes
-    the value from another run's config.json. changeable: a resumed run may change the value, as
-    it may that of every flag that is not remembered or not copied.
+    What happens to its value when a run is resumed, or another begins with its config.json:
+    remembered=False: --resume does not use the stored value. copied=False: --config does not
+    copy it from a config.json. changeable=True: a resumed run may have another value. It may
+    so, too, if the flag is not remembered or not copied.
     """
     return dataclasses.field(
         default=default,

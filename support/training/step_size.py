@@ -31,7 +31,7 @@ def find_growth(task, args: Settings) -> int:
     for step in range(num_sampled):
         step_flops += task.step_size(step).flops / num_sampled
     # The CPU starts the kernels of each micro-batch.
-    launch_seconds = args.accumulate * task.config.num_layers * LAUNCH_SECONDS
+    launch_seconds = args.accumulate * task.config.total_layers * LAUNCH_SECONDS
     mfu = step_flops / launch_seconds / args.gpu_rate
     num_steps = args.epochs * len(task.batches)
     needed = 2 ** math.ceil(math.log2(LOW_MFU / mfu))

@@ -128,7 +128,7 @@ def finish(run, model: nn.Module) -> None:
     best, valid = choose_weights(run, model)
     if run.keeps_log:
         (run.folder / "best.pt").touch()  # translate.py takes the newest
-    test_metrics, text = run.task.report(model, run.data_rank, run.data_size, valid)
+    test_metrics, text = run.task.score_and_report(model, run.data_rank, run.data_size, valid)
     long_barrier()  # rank 0 has written the model's outputs
     memory = all_gather_objects(peak_memory())
     if not run.keeps_log:

@@ -28,7 +28,7 @@ CONFIGS = ROOT / "configs"
 class Task(Protocol):
     """What is trained, on which data, and how it is evaluated."""
 
-    weights: dict[str, Tensor] | None  # pretrained weights to begin with, by name
+    pretrained_weights: dict[str, Tensor] | None  # by name, or None: begin with random ones
     # The metrics of an evaluation, for all of which higher is better. The first one selects the
     # best weights, and the loss decides between equal ones. Without metrics the loss selects.
     metrics: tuple[str, ...]
@@ -62,12 +62,13 @@ class Task(Protocol):
         `evaluation_batches` in data.py. final: as at the end of the run.
         """
 
-    def report(
+    def score_and_report(
         self, model: nn.Module, data_rank: int, data_size: int, valid: dict[str, float]
     ) -> tuple[dict[str, Any], str]:
-        """Scores the test set, or the validation set if there is no other. A collective.
+        """Evaluates the test set, if there is one, and reports the final scores. A collective.
 
-        valid: the metrics of the validation set, whose final evaluation was the last one.
+        It has to follow the final evaluation of the validation set, whose metrics are `valid`:
+        without a test set, it reports the outputs that this evaluation has left in the task.
         Returns entries of summary.json, among them `test_NAME` for each metric, and text to
         show. Only what rank 0 returns is used. It may write files to the run's folder.
         """

@@ -68,7 +68,7 @@ class Translation:
         """args: the run's settings."""
         state = args.task_state
         self.args = args
-        self.weights: dict[str, Tensor] | None = None
+        self.pretrained_weights: dict[str, Tensor] | None = None
         corpus = find_corpus(args.data, args.valid, args.test, args.src, args.tgt)
         self.checksum = corpus.checksum()
         if state:
@@ -79,8 +79,8 @@ class Translation:
         ids = {"vocab_size": self.bpe.vocab_size, "pad": PAD, "bos": BOS, "eos": EOS}
         self.config = make_config(ModelConfig, args, **ids)
         self.make_batches()
-        # What the last evaluation has left for `report`: in all ranks the translations, by line
-        # number; in rank 0 the scores.
+        # What the last evaluation has left for `score_and_report`: in all ranks the
+        # translations, by line number; in rank 0 the scores.
         self.translations: dict[int, str] = {}
         self.bleu_score: Score
         self.chrf_score: Score
@@ -142,10 +142,11 @@ class Translation:
         metrics = {"loss": nll / targets, "token_accuracy": correct / targets}
         if not math.isfinite(nll):  # the run will end: translations would only take time
             return metrics
-        most = math.inf if final else self.args.bleu_sentences
-        if most:
-            self.translate(model, part, BEAM if final else 1, most)
-        if most and dist.get_rank() == 0:
+        max_lines = math.inf if final else self.args.bleu_sentences
+        if max_lines:
+            beam = BEAM if final else 1
+            self.translations = self.translate_part(model, part, beam, max_lines)
+        if max_lines and dist.get_rank() == 0:
             _, translations, references = zip(*self.scored_lines(part))
             self.bleu_score = bleu(translations, references, self.args.tgt)
             metrics["bleu"] = self.bleu_score.value
@@ -182,10 +183,13 @@ class Translation:
         nll, correct, targets = sums.tolist()
         return nll, correct, targets
 
-    def translate(self, model: nn.Module, part: str, beam: int, most: float) -> None:
-        """Keeps the translations of a part, by line number: at most so many, spread over it.
+    def translate_part(
+        self, model: nn.Module, part: str, beam: int, max_lines: float
+    ) -> dict[int, str]:
+        """Returns translations by line number, of at most `max_lines` lines spread over a part.
 
-        The ranks share them out. Empty lines, which stand for pairs left out, have none.
+        Each rank translates some, and all ranks get all. Empty lines, which stand for pairs
+        left out, have none.
         """
         # Slow to import, and translate.py does not need it.
         from support.distributed.weights import gather_model
@@ -198,7 +202,7 @@ class Translation:
             dtype = autocast_dtype(self.args.precision)
         sources = read_text(self.folder, part, "src")
         lines = [i for i, source in enumerate(sources) if source]
-        lines = lines[:: max(1, math.ceil(len(lines) / most))]
+        lines = lines[:: max(1, math.ceil(len(lines) / max_lines))]
         hypotheses = translate_lines(
             self.bpe,
             [sources[i] for i in lines],
@@ -209,9 +213,9 @@ class Translation:
             quiet=True,
         )
         best = [best_first[0][1] for best_first in hypotheses]
-        self.translations = dict(zip(lines, best))
+        return dict(zip(lines, best))
 
-    def report(
+    def score_and_report(
         self, model: nn.Module, data_rank: int, data_size: int, valid: dict[str, float]
     ) -> tuple[dict[str, Any], str]:
         """Scores the test set, or without one the validation set, as translate.py translates.

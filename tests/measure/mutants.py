@@ -46,7 +46,7 @@ MODULES = {  # (what of it: all if none is named, tests)
             "CastTogether",
             "cast_together",
             "ByteDropout",
-            "FusedCrossEntropy",
+            "FusedLinearCrossEntropy",
             "in_parts",
             "overwrite_by_gradient",
             "gradient_in_place",

@@ -108,7 +108,7 @@ CHANGES = {  # trick: (what is instead, how, flags)
     ),
     "a loss that keeps no logits": (
         "written plainly",
-        put(fast, "FusedCrossEntropy", SimpleNamespace(apply=model.cross_entropy)),
+        put(fast, "FusedLinearCrossEntropy", SimpleNamespace(apply=model.linear_cross_entropy)),
         [],
     ),
     "sentences of like length together": (

@@ -252,7 +252,7 @@ def test_more_micro_batches_make_larger_steps_worthwhile():
     layers = 10
     enough = LOW_MFU * rate * layers * LAUNCH_SECONDS  # FLOPs of a step of one micro-batch
     task = SimpleNamespace(
-        config=SimpleNamespace(num_layers=layers),
+        config=SimpleNamespace(total_layers=layers),
         batches=range(1_000_000),
         step_size=lambda step: StepSize(1, 1, 0.9 * enough),
     )

@@ -12,15 +12,15 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from model import Attention, cross_entropy, scaled_dot_product, sinusoids
+from model import Attention, linear_cross_entropy, scaled_dot_product, sinusoids
 from support.common.hardware import autocast_dtype, fast_precision
 from support.common.kernels import (
     ByteDropout,
     Fp32Embedding,
     Fp32LayerNorm,
-    FusedCrossEntropy,
+    FusedLinearCrossEntropy,
     OneProductAttention,
-    compiled_cross_entropy,
+    compiled_linear_cross_entropy,
     cpu_bf16_attention,
     fastest_attention,
     fused_attention,
@@ -251,8 +251,8 @@ def make_loss(tokens=10, vocab=20, d_model=8, dtype=torch.float64):
 def test_the_loss_and_its_gradients(tokens, block, smoothing, dtype, gradient):
     """With a factor from above, as dividing by the targets is one."""
     x, weight, target = make_loss(tokens, dtype=dtype)
-    fast = FusedCrossEntropy.apply(x, weight, target, smoothing, block, gradient)
-    plain = cross_entropy(x, weight, target, smoothing)
+    fast = FusedLinearCrossEntropy.apply(x, weight, target, smoothing, block, gradient)
+    plain = linear_cross_entropy(x, weight, target, smoothing)
     for found, expected in zip(fast, plain):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(
@@ -273,8 +273,8 @@ def test_the_loss_adds_up_the_gradient_of_bf16_weights_in_fp32():
     """FSDP casts the weights. Sums over 200 blocks in bf16 would be far off."""
     x, weight, target = (each.detach() for each in make_loss(1000))
     weight = weight.bfloat16().requires_grad_()
-    loss, _ = FusedCrossEntropy.apply(x.bfloat16(), weight, target, 0.1, 5)
-    plain, _ = cross_entropy(x.bfloat16().float(), weight.float(), target, 0.1)
+    loss, _ = FusedLinearCrossEntropy.apply(x.bfloat16(), weight, target, 0.1, 5)
+    plain, _ = linear_cross_entropy(x.bfloat16().float(), weight.float(), target, 0.1)
     found, expected = (torch.autograd.grad(each, weight)[0] for each in (loss, plain))
     assert found.dtype == torch.bfloat16
     assert apart(found.float(), expected.float()) < 5e-3
@@ -295,7 +295,7 @@ def test_the_plain_loss_is_pytorchs(smoothing):
     expected = F.cross_entropy(
         x @ weight.t(), target, reduction="sum", label_smoothing=smoothing
     )
-    loss, _ = cross_entropy(x, weight, target, smoothing)
+    loss, _ = linear_cross_entropy(x, weight, target, smoothing)
     torch.testing.assert_close(loss, expected, check_dtype=False, rtol=1e-5, atol=1e-5)
     for found, right in zip(
         *(torch.autograd.grad(each, [x, weight]) for each in (loss, expected))
@@ -314,10 +314,10 @@ def test_the_loss_in_bf16(smoothing):
     x[:, 0], weight[:500, 0], weight[500:, 0] = 4, 2, 0
     target = torch.randint(500, (400,))
     x.requires_grad_(), weight.requires_grad_()
-    plain, expected = cross_entropy(x, weight, target, smoothing)
+    plain, expected = linear_cross_entropy(x, weight, target, smoothing)
     d_x, d_weight = torch.autograd.grad(plain, [x, weight])
     with torch.autocast("cpu", torch.bfloat16):
-        loss, nll = FusedCrossEntropy.apply(x, weight, target, smoothing, 128)
+        loss, nll = FusedLinearCrossEntropy.apply(x, weight, target, smoothing, 128)
     assert loss.dtype == nll.dtype == torch.float32
     assert float(loss.detach()) == pytest.approx(float(plain.detach()), rel=2e-3)
     assert float(nll) == pytest.approx(float(expected), rel=2e-3)
@@ -328,7 +328,7 @@ def test_the_loss_in_bf16(smoothing):
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("loss", [cross_entropy, FusedCrossEntropy.apply])
+@pytest.mark.parametrize("loss", [linear_cross_entropy, FusedLinearCrossEntropy.apply])
 def test_a_hopeless_token_is_reported_as_it_is(loss, bf16):
     """Nothing is clamped, and nothing overflows: its probability is exp(-600), 0 in fp32."""
     x, weight = torch.tensor([[600.0, 0.0]], requires_grad=True), torch.eye(2)
@@ -349,7 +349,7 @@ def test_a_plain_model_is_left_as_it_is_written(device, compiled):
     model = make_model(plain=True)
     before = [type(module) for module in model.modules()]
     speed_up(model, device, torch.bfloat16, recompute=True, compiled=compiled)
-    assert model.loss is cross_entropy
+    assert model.loss is linear_cross_entropy
     assert model.sinusoids is sinusoids
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
     assert all(module.attend is scaled_dot_product for module in attentions)
@@ -361,7 +361,7 @@ def test_a_plain_run_has_a_plain_model_and_stores_so(corpus_flags, monkeypatch):
     command = ["train_cpu.py", *corpus_flags, "--vocab-size", "300", "--plain"]
     monkeypatch.setattr("sys.argv", command)
     task = prepare_task(parse_arguments("", CpuSettings).complete())
-    assert task.model().loss is cross_entropy
+    assert task.model().loss is linear_cross_entropy
     assert task.state()["config"]["plain"]
 
 
@@ -520,11 +520,12 @@ def test_which_parts_are_replaced(device, dtype):
             assert isinstance(module, Fp32Embedding) == (device == "cpu")
     dropouts = sum(isinstance(module, nn.Dropout) for module in model.modules())
     assert dropouts == 1 + 2 * (2 + 3)  # embeddings; two layers of each kind
-    assert model.loss == FusedCrossEntropy.apply
+    assert model.loss == FusedLinearCrossEntropy.apply
     assert all(weight is model.get_parameter(name) for name, weight in weights.items())
     other = make_model()  # one model is changed, not all of them
     assert (
-        other.loss is cross_entropy and other.encoder[0].attention.attend is scaled_dot_product
+        other.loss is linear_cross_entropy
+        and other.encoder[0].attention.attend is scaled_dot_product
     )
     assert not any(
         module.training for module in speed_up(other.eval(), device, dtype).modules()
@@ -558,10 +559,10 @@ def test_sinusoids_from_a_table_are_the_computed_ones(first, length):
 @pytest.mark.parametrize("vocab", [20, 3000])
 def test_the_compiled_loss_is_the_plain_one(vocab):
     """In blocks of several sizes, of which each has its row sums and its targets."""
-    compiled = compiled_cross_entropy()
+    compiled = compiled_linear_cross_entropy()
     for tokens in (10, 65, 4100):
         x, weight, target = make_loss(tokens, vocab, dtype=torch.float32)
-        plain = cross_entropy(x, weight, target, 0.1)
+        plain = linear_cross_entropy(x, weight, target, 0.1)
         fast = compiled(x, weight, target, 0.1)
         torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-5)
         for found, expected in zip(

@@ -130,7 +130,7 @@ def test_nothing_is_translated_where_the_loss_is_not_finite():
 def test_a_test_set_whose_loss_is_not_finite_is_not_scored():
     task = SimpleNamespace(folder=Path("nowhere"))  # without a test set: it evaluates nothing
     with pytest.raises(UserError, match="the loss on the valid set is not finite"):
-        Translation.report(task, torch.nn.Linear(1, 1), 0, 1, {"loss": math.inf})
+        Translation.score_and_report(task, torch.nn.Linear(1, 1), 0, 1, {"loss": math.inf})
 
 
 @pytest.fixture
