@@ -285,7 +285,7 @@ def test_after_the_last_step_nothing_is_foretold(monkeypatch, last, expected):
         progress=Progress(),
         say=said.append,
         throughput=SimpleNamespace(speeds=[1.0, 1.0], mfus=[0.5, 0.5]),
-        writes=True,
+        keeps_log=True,
     )
     Run.forecast_once(run, step=20)
     assert said == expected

@@ -115,7 +115,7 @@ def test_the_first_metric_chooses_the_best_weights_or_else_the_loss(
     final = {"accuracy": 0.5, "loss": 4.0}  # also of the mean of the weights
     monkeypatch.setattr(Classification, "metrics", metrics)
     monkeypatch.setattr(Classification, "evaluate", lambda *_, **__: next(evaluations, final))
-    monkeypatch.setattr(Classification, "report", lambda *_: ({}, ""))
+    monkeypatch.setattr(Classification, "score_and_report", lambda *_: ({}, ""))
     train_here("--steps", 2, "--eval-every", 1, "--average-checkpoints", averaged)
     assert best_step(tmp_path / "logs/r") == best
 
@@ -263,7 +263,7 @@ def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
     average = checkpoint.average_weights
     monkeypatch.setattr(checkpoint, "average_weights", average_weights)
     monkeypatch.setattr(Classification, "evaluate", lambda *_, **__: dict(metrics))
-    monkeypatch.setattr(Classification, "report", lambda *_: ({}, ""))
+    monkeypatch.setattr(Classification, "score_and_report", lambda *_: ({}, ""))
     summary = train_here("--steps", 4, "--eval-every", 2, "--average-checkpoints", 2)
     best = checkpoint.load(tmp_path / "logs/r/best.pt")
     assert best["averaged"] == summary["averaged_checkpoints"] == averaged
@@ -284,7 +284,7 @@ def test_a_longer_run_keeps_the_mean_until_an_evaluation_is_better(
     average = checkpoint.average_weights
     monkeypatch.setattr(checkpoint, "average_weights", average_weights)
     monkeypatch.setattr(Classification, "evaluate", lambda *_, **__: dict(metrics))
-    monkeypatch.setattr(Classification, "report", lambda *_: ({}, ""))
+    monkeypatch.setattr(Classification, "score_and_report", lambda *_: ({}, ""))
     train_here("--steps", 4, "--eval-every", 2, "--average-checkpoints", 2)
     metrics.update(accuracy=0.8, loss=0.3)
     train_here("--resume", "logs/r", "--steps", 6, "--average-checkpoints", 1)
