@@ -251,7 +251,7 @@ class Pairs:
         """Returns source and target lengths of the pairs `rows`, (rows,) each, with eos."""
         return [side.lengths(rows) for side in self.sides]
 
-    def targets(self, rows: np.ndarray) -> int:
+    def num_targets(self, rows: np.ndarray) -> int:
         """Returns the target tokens of the pairs `rows`, without padding."""
         return int(self.lengths(rows)[1].sum())
 
@@ -353,9 +353,9 @@ class Batches:
         block = int(np.searchsorted(self.block_starts, step_of_epoch, side="right")) - 1
         return self.plan(epoch, block)[step_of_epoch - self.block_starts[block]]
 
-    def targets(self, step: int) -> int:
+    def num_targets(self, step: int) -> int:
         """Returns how many targets a step has, which its loss is divided by."""
-        return self.examples.targets(self.rows(step))
+        return self.examples.num_targets(self.rows(step))
 
     def micro_batch(
         self, step: int, index: int, num_micro_batches: int, device: torch.device

@@ -35,7 +35,7 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
 
     # --- Model and optimizer: on every rank from the same seed or checkpoint
     dtype = autocast_dtype(args.precision)  # bf16, fp16, or None for fp32
-    model = task.model().to(device)
+    model = task.build_model().to(device)
     initialize(model, args.seed)
     parameters = [weight for weight in model.parameters() if weight.requires_grad]
     groups = parameter_groups(model, args)
@@ -56,14 +56,14 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
     while step < run.last_step and not stopping:
         seed_step(args.seed, step, rank)  # dropout differs between ranks
         lr = learning_rate(step + 1, args, run.last_step)
-        targets = task.batches.targets(step)  # tokens or labels, in all micro-batches
+        num_targets = task.batches.num_targets(step)  # tokens or labels, in all micro-batches
         nll = torch.zeros((), dtype=torch.float64, device=device)
         for index in range(rank, num_micro_batches, world_size):
             # Micro-batch i of m has the step's examples i, i + m, i + 2m, ...
             batch = task.batches.micro_batch(step, index, num_micro_batches, device)
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 loss, batch_nll = model(*batch)  # sums over targets; nll is for the log
-            scaler.scale(loss / targets).backward()  # gradients add up over micro-batches
+            scaler.scale(loss / num_targets).backward()  # gradients add up over micro-batches
             nll += batch_nll
 
         # --- Synchronize: sum the gradients over all ranks
@@ -78,7 +78,7 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
         gradients.zero_()  # zero_grad() would drop the views
         step += 1
         stopping = stop_requested()  # an all-reduce: all ranks stop after the same step
-        run.record(step, nll, targets, norm)  # to log a row it sums nll over ranks
+        run.record(step, nll, num_targets, norm)  # to log a row it sums nll over ranks
 
         # --- Evaluate and save: all ranks take part, rank 0 writes
         if run.should_evaluate(step):

@@ -44,7 +44,7 @@ def train(rank: int, world_size: int, args: Settings) -> None:
 
     # --- Model and optimizer: on every rank from the same seed or checkpoint
     dtype = autocast_dtype(args.precision)  # bf16, fp16, or None for fp32
-    model = task.model().to(device)
+    model = task.build_model().to(device)
     initialize(model, args.seed)
     parameters = [weight for weight in model.parameters() if weight.requires_grad]
     groups = parameter_groups(model, args)
@@ -61,7 +61,7 @@ def train(rank: int, world_size: int, args: Settings) -> None:
     while step < run.last_step and not stopping:
         seed_step(args.seed, step, rank)  # dropout differs between ranks
         lr = learning_rate(step + 1, args, run.last_step)
-        targets = task.batches.targets(step)  # tokens or labels, in all micro-batches
+        num_targets = task.batches.num_targets(step)  # tokens or labels, in all micro-batches
         nll = torch.zeros((), dtype=torch.float64, device=device)
         for index in range(rank, num_micro_batches, world_size):
             # Micro-batch i of m has the step's examples i, i + m, i + 2m, ...
@@ -70,7 +70,7 @@ def train(rank: int, world_size: int, args: Settings) -> None:
             ddp_model.require_backward_grad_sync = is_last  # only then are gradients sent
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 loss, batch_nll = ddp_model(*batch)  # sums over targets; nll is for the log
-            scaler.scale(loss * world_size / targets).backward()  # DDP averages over ranks
+            scaler.scale(loss * world_size / num_targets).backward()  # DDP averages over ranks
             nll += batch_nll
 
         # --- Step: each rank updates the weights that it has
@@ -82,7 +82,7 @@ def train(rank: int, world_size: int, args: Settings) -> None:
         optimizer.zero_grad(set_to_none=False)  # keeps the views into DDP's buckets
         step += 1
         stopping = stop_requested()  # an all-reduce: all ranks stop after the same step
-        run.record(step, nll, targets, norm)  # to log a row it sums nll over ranks
+        run.record(step, nll, num_targets, norm)  # to log a row it sums nll over ranks
 
         # --- Evaluate and save: all ranks take part, rank 0 writes
         if run.should_evaluate(step):

@@ -46,7 +46,7 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
     # --- Model and optimizer: on every rank from the same seed or checkpoint
     dtype = autocast_dtype(args.precision)  # bf16, fp16, or None for fp32
     with torch.device("meta"):  # shapes, but no memory yet
-        model = task.model()
+        model = task.build_model()
     # --replicas R: R groups of ranks; each group holds the whole model, each rank a shard.
     mesh_shape = (args.replicas, world_size // args.replicas)
     mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=("replicate", "shard"))
@@ -71,7 +71,7 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
     while step < run.last_step and not stopping:
         seed_step(args.seed, step, rank)  # dropout differs between ranks
         lr = learning_rate(step + 1, args, run.last_step)
-        targets = task.batches.targets(step)  # tokens or labels, in all micro-batches
+        num_targets = task.batches.num_targets(step)  # tokens or labels, in all micro-batches
         nll = torch.zeros((), dtype=torch.float64, device=device)
         for index in range(rank, num_micro_batches, world_size):
             # Micro-batch i of m has the step's examples i, i + m, i + 2m, ...
@@ -80,7 +80,7 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
             model.set_requires_gradient_sync(is_last)  # only then are gradients sent
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 loss, batch_nll = model(*batch)  # sums over targets; nll is for the log
-            scaler.scale(loss * world_size / targets).backward()  # FSDP averages over ranks
+            scaler.scale(loss * world_size / num_targets).backward()  # FSDP averages over ranks
             nll += batch_nll
 
         # --- Step: each rank updates the weights that it has
@@ -92,7 +92,7 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
         optimizer.zero_grad()
         step += 1
         stopping = stop_requested()  # an all-reduce: all ranks stop after the same step
-        run.record(step, nll, targets, norm)  # to log a row it sums nll over ranks
+        run.record(step, nll, num_targets, norm)  # to log a row it sums nll over ranks
 
         # --- Evaluate and save: all ranks take part, rank 0 writes
         if run.should_evaluate(step):

@@ -47,7 +47,7 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
     # --- Model and optimizer: on every rank from the same seed or checkpoint
     dtype = autocast_dtype(args.precision)  # bf16, fp16, or None for fp32
     with torch.device("meta"):  # shapes, but no memory yet
-        model = task.model()
+        model = task.build_model()
     mesh_shape = (world_size // args.tensor, args.tensor)  # groups of --tensor N ranks
     mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=("data", "tensor"))
     mesh, tensor_mesh = mesh["data"], mesh["tensor"]  # FSDP across groups, TP within each
@@ -73,7 +73,7 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
     while step < run.last_step and not stopping:
         seed_step(args.seed, step, data_rank)  # dropout differs between TP groups
         lr = learning_rate(step + 1, args, run.last_step)
-        targets = task.batches.targets(step)  # tokens or labels, in all micro-batches
+        num_targets = task.batches.num_targets(step)  # tokens or labels, in all micro-batches
         nll = torch.zeros((), dtype=torch.float64, device=device)
         for index in range(data_rank, num_micro_batches, data_size):
             # Micro-batch i of m has the step's examples i, i + m, i + 2m, ...
@@ -82,7 +82,7 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
             model.set_requires_gradient_sync(is_last)  # only then are gradients sent
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 loss, batch_nll = model(*batch)  # sums over targets; nll is for the log
-            (loss * data_size / targets).backward()  # FSDP averages over TP groups
+            (loss * data_size / num_targets).backward()  # FSDP averages over TP groups
             nll += batch_nll
 
         # --- Step: each rank updates the weights that it has
@@ -92,7 +92,7 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
         optimizer.zero_grad()
         step += 1
         stopping = stop_requested()  # an all-reduce: all ranks stop after the same step
-        run.record(step, nll / args.tensor, targets, norm)  # nll is equal within a TP group
+        run.record(step, nll / args.tensor, num_targets, norm)  # nll is equal within a TP group
 
         # --- Evaluate and save: all ranks take part, rank 0 writes
         if run.should_evaluate(step):

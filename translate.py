@@ -132,24 +132,22 @@ class Translator:
         torch.set_num_threads(min(procs, cores))  # for one sentence, which this process decodes
         self.n_best = args.n_best
         self.paths = []
-        models = []
-        vocabularies_and_directions = set()
-        for path_or_none in args.checkpoint or [None]:
-            path, checkpoint = find_checkpoint(path_or_none, "translation")
-            model, bpe, task = load_translator(path, checkpoint)
+        loaded = []
+        for requested in args.checkpoint or [None]:
+            path, checkpoint = find_checkpoint(requested, "translation")
             self.paths.append(path)
-            models.append(model)
-            vocabularies_and_directions.add(
-                (bpe.serialized, model.config.max_length, task["src"], task["tgt"])
-            )
-        if len(vocabularies_and_directions) > 1:
+            loaded.append(load_translator(path, checkpoint))
+        in_common = {  # what all models of an ensemble must have
+            (bpe.serialized, model.config.max_length, task["src"], task["tgt"])
+            for model, bpe, task in loaded
+        }
+        if len(in_common) > 1:
             raise UserError(
                 "--checkpoint: the models of an ensemble need one vocabulary, direction and "
                 "--max-length; these have different ones"
             )
-        self.model = models[0]
-        self.bpe = bpe  # the same of all models, as task is
-        self.task = task
+        models = [model for model, _, _ in loaded]
+        self.model, self.bpe, self.task = loaded[0]
         vocab_size = self.model.config.vocab_size
         if 2 * args.beam > vocab_size:
             raise UserError(f"--beam {args.beam}: more than half the vocabulary, {vocab_size}")

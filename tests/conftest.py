@@ -199,7 +199,7 @@ def refusal(tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["train_cpu.py", *flags])
         with pytest.raises(UserError) as problem:
-            prepare_task(parse_arguments("", CpuSettings).complete()).model()
+            prepare_task(parse_arguments("", CpuSettings).complete()).build_model()
         assert "\n" not in str(problem.value)
         return str(problem.value)
 

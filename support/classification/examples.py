@@ -26,7 +26,7 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def targets(self, rows: np.ndarray) -> int:
+    def num_targets(self, rows: np.ndarray) -> int:
         """Returns the number of targets of the examples `rows`."""
         return len(rows)
 

@@ -26,7 +26,7 @@ from support.classification.starting_weights import adapt
 from support.common.checkpoint import check_corpus
 from support.common.errors import UserError
 from support.common.files import read_json, write_csv
-from support.common.flops import StepSize
+from support.common.flops import StepCost
 from support.common.hardware import autocast_dtype
 from support.common.kernels import speed_up
 from support.common.paths import CACHE, script_path
@@ -235,13 +235,13 @@ class Classification:
             )
         return lines
 
-    def step_size(self, step: int) -> StepSize:
+    def step_cost(self, step: int) -> StepCost:
         rows = self.batches.rows(step)
         lengths = torch.from_numpy(self.batches.examples.lengths(rows)[0])
         flops = classifier_flops(self.config, lengths, frozen=self.args.freeze)
-        return StepSize(len(rows), int(lengths.sum()), flops)
+        return StepCost(len(rows), int(lengths.sum()), flops)
 
-    def model(self) -> Classifier:
+    def build_model(self) -> Classifier:
         """Returns the model to train, sped up. Its weights are not yet initialized."""
         args = self.args
         model = Classifier(self.config, self.transform)

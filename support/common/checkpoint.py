@@ -109,7 +109,7 @@ class Writer:
         self.job: Future | None = None  # the last one that the thread was given
 
     def write(self, job: Callable[[], None]) -> None:
-        """Waits for the job before, and calls `job`, or lets the thread call it.
+        """Waits until the last job is done, and calls `job`, or lets the thread call it.
 
         A job in the thread must not use tensors that training changes. Raises what the job, or
         in the thread the one before, has raised.

@@ -13,7 +13,7 @@ from model import LayerConfig, ModelConfig
 TRAINING = 3  # times the forward pass: the backward pass costs twice as much
 
 
-class StepSize(NamedTuple):
+class StepCost(NamedTuple):
     """How much all ranks compute in a step."""
 
     examples: int

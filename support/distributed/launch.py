@@ -66,24 +66,23 @@ def set_up_and_train(train: Train, rank: int, world_size: int, store: dist.Store
     unblock_signals()  # `spawn` has blocked them until here
     with (
         rendezvous.report_lost_processes(store, rank, world_size),
-        report_full_memory(rank, args.device),
+        report_out_of_memory(rank, args.device),
         ExitStack() as stack,
     ):
         if args.device == "cuda" and world_size > 1:
-            from support.distributed.liveness import ended_with_others
+            from support.distributed.liveness import exit_if_another_dies
 
-            stack.enter_context(ended_with_others(store, rank, world_size))
+            stack.enter_context(exit_if_another_dies(store, rank, world_size))
         if args.delay_ms and not args.netem:
             from support.distributed.delay import delayed_collectives
 
             stack.enter_context(delayed_collectives(args.delay_ms / 1000))
         if args.minutes and not args.task_state:
             settle_length(train, rank, world_size, store, args)
-        server = rendezvous.open_port(store, rank)
-        train(rank, world_size, args)
-        # Here, and not in `train`: DDP, which uses the group, has to be gone before it.
-        dist.destroy_process_group()
-        del server
+        with rendezvous.new_port(store, rank):
+            train(rank, world_size, args)
+            # Here, and not in `train`: DDP, which uses the group, has to be gone before it.
+            dist.destroy_process_group()
 
 
 def node_and_local_rank(rank: int) -> tuple[str, int]:
@@ -94,7 +93,7 @@ def node_and_local_rank(rank: int) -> tuple[str, int]:
 
 
 @contextmanager
-def report_full_memory(rank: int, device: str):
+def report_out_of_memory(rank: int, device: str):
     """Raises UserError where the block runs out of memory, a GPU's or the CPU's."""
     try:
         yield

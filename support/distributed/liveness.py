@@ -6,7 +6,7 @@ collective that will never end does not come to its next instruction: torchrun w
 its whole --shutdown-timeout before it kills the process.
 
 The part of Python's handler that is written in C always runs. It writes a byte to a socket, on
-which a thread of `ended_with_others` waits.
+which a thread of `exit_if_another_dies` waits.
 """
 
 import os
@@ -28,7 +28,7 @@ BACKLOG = 4096  # connections: as many as Linux allows by default
 
 
 @contextmanager
-def ended_with_others(store: dist.Store, rank: int, world_size: int) -> Iterator[None]:
+def exit_if_another_dies(store: dist.Store, rank: int, world_size: int) -> Iterator[None]:
     """Ends this process at once if, in the block, it gets a signal and another one has died.
 
     store: one that no process of the run keeps, and that all of them reach.
@@ -79,14 +79,14 @@ def watch(reader: socket.socket, store: dist.Store, rank: int, world_size: int) 
                 if not reader.recv(1):
                     return
             except TimeoutError:
-                message = find_loss(store, rank, world_size)
+                message = describe_dead_processes(store, rank, world_size)
                 if message:
                     print(f"error: {message}", file=sys.stderr, flush=True)
                     os._exit(1)  # without the main thread, which hangs
                 reader.settimeout(PERIOD)
 
 
-def find_loss(store: dist.Store, rank: int, world_size: int) -> str:
+def describe_dead_processes(store: dist.Store, rank: int, world_size: int) -> str:
     """Returns which other processes have died, in words, or ""."""
     others = [other for other in range(world_size) if other != rank]
     try:

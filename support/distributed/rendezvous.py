@@ -221,21 +221,21 @@ def answer_requests(
         missing = [other for other in missing if not store.check([f"joined/{other}"])]
 
 
-def open_port(store: dist.Store, rank: int) -> dist.TCPStore | None:
-    """Makes `dist.init_process_group` use a new port of rank 0's host.
+@contextmanager
+def new_port(store: dist.Store, rank: int):
+    """Makes `dist.init_process_group` in the block use a new port of rank 0's host.
 
     torchrun's own port serves all starts of a run; the process group of a start that failed has
-    left its keys there. Returns rank 0's server, which ends with the last object that uses it:
-    rank 0 has to keep it until the process group is made, which then uses it as well.
+    left its keys there.
     """
-    server = None
+    server = None  # of rank 0; it ends with the last object that uses it
     if rank == 0:
         host = os.environ["MASTER_ADDR"]
         server = store_on_loopback() if host == "127.0.0.1" else new_store(host, 0)
         store.set("port", str(server.port))
     os.environ["MASTER_PORT"] = store.get("port").decode()
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    return server
+    yield  # the server lives at least as long as the block
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from support.common.streams import ignore_lost_stdout
 from support.distributed.collectives import broadcast_object
-from support.distributed.rendezvous import open_port
+from support.distributed.rendezvous import new_port
 from support.distributed.signals import Signals
 
 TRIAL_STEPS = 40  # or fewer, where these take longer than SHARE_OF_TRIAL
@@ -89,18 +89,19 @@ def run_trial(train: Callable, rank: int, world_size: int, store: dist.Store, ar
         profile=False,
     )
     # A port of its own: the keys of a group stay in its store, where the next would find them.
-    server = open_port(dist.PrefixStore("trial", store), rank)
-    try:
-        if rank == 0:  # it writes there; with --sharded, PyTorch makes the other nodes' folders
-            folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.redirect_stdout(io.StringIO()):
-            train(rank, world_size, trial_args)
-    finally:  # each process removes it, whoever is first
-        shutil.rmtree(folder, ignore_errors=True)
-    trial.elapsed = seconds_since_start()
-    trial = broadcast_object(trial)
-    dist.destroy_process_group()
-    del server
+    with new_port(dist.PrefixStore("trial", store), rank):
+        try:
+            if (
+                rank == 0
+            ):  # it writes there; with --sharded, PyTorch makes the other nodes' folders
+                folder.mkdir(parents=True, exist_ok=True)
+            with contextlib.redirect_stdout(io.StringIO()):
+                train(rank, world_size, trial_args)
+        finally:  # each process removes it, whoever is first
+            shutil.rmtree(folder, ignore_errors=True)
+        trial.elapsed = seconds_since_start()
+        trial = broadcast_object(trial)
+        dist.destroy_process_group()
     return trial
 
 

@@ -38,7 +38,7 @@ from support.training.tasks import base_config, check_task
 from support.training.throughput import known_rate
 
 METAVARS = {str: "TEXT", int: "N", float: "X"}
-# Larger steps for GPUs change these flags, unless one of them is given (step_size.py).
+# Larger steps for GPUs change these flags, unless one of them is given (larger_steps.py).
 SIZE_FLAGS = {"batch_tokens", "batch_size", "lr", "head_lr", "warmup"}
 
 

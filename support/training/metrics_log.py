@@ -66,7 +66,6 @@ class MetricsLog:
             "started": time.strftime("%Y-%m-%d %H:%M:%S"),
             "saved": step > 0,
         }
-        self.remove_later_files(step, run.last_step)
         path = self.folder / "metrics.csv"
         rows = self.rows_until(path, step)
         write_text(path, "\n".join([",".join(self.columns), *rows]) + "\n")
@@ -101,18 +100,6 @@ class MetricsLog:
             )
         except wandb.Error as problem:
             raise UserError(f"--wandb: {problem}") from problem
-
-    def remove_later_files(self, step: int, last: int) -> None:
-        """Removes half-written files, and what an interrupted run wrote after `step`."""
-        for partial in self.folder.glob("*.partial"):
-            partial.unlink()
-        if step < last:  # a run that had ended is made longer
-            (self.folder / "summary.json").unlink(missing_ok=True)
-        if step == 0:  # a run that was killed before it saved last.pt may have left its best
-            (self.folder / "best.pt").unlink(missing_ok=True)
-        for path in self.folder.glob("step-[0-9]*.pt"):
-            if int(path.stem.removeprefix("step-")) > step:
-                path.unlink()
 
     def rows_until(self, path: Path, step: int) -> list[str]:
         """Returns the rows of metrics.csv up to `step`, without one that was cut short."""

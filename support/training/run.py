@@ -62,16 +62,21 @@ class Progress:
     epochs: list[dict[str, Any]] = field(default_factory=list)  # a record of each that is done
     wandb_id: str = ""
     scaler: dict[str, Any] = field(default_factory=dict)  # the state of GradScaler, with fp16
-    growth: int = 1  # how many times as large its steps are for GPUs (step_size.py)
+    growth: int = 1  # how many times as large its steps are for GPUs (larger_steps.py)
 
-    def count(self, examples: int, tokens: int, targets: int, seconds: float) -> None:
+    def count(self, examples: int, tokens: int, num_targets: int, seconds: float) -> None:
         """Counts a step; its nll is added when it is read back from the device."""
         self.tokens += tokens
-        self.targets += targets
+        self.targets += num_targets
         self.epoch["examples"] += examples
         self.epoch["tokens"] += tokens
-        self.epoch["targets"] += targets
+        self.epoch["targets"] += num_targets
         self.epoch["seconds"] += seconds
+
+
+def evaluated_step(path: Path) -> int:
+    """Returns N of step-N.pt."""
+    return int(path.stem.removeprefix("step-"))
 
 
 class Run:
@@ -82,7 +87,6 @@ class Run:
     """
 
     def __init__(self, args: Settings, task: Task, rank: int, world_size: int):
-        """Prints the settings of the run. A collective: see `peak_rate`."""
         self.args = args
         self.task = task
         self.rank = rank
@@ -98,7 +102,7 @@ class Run:
         self.eval_every = args.eval_every or self.epoch_steps
         self.save_every = args.save_every or self.eval_every
         self.progress = Progress(growth=args.growth)
-        self.throughput = Throughput(peak_rate(args, rank, world_size))
+        self.throughput: Throughput
         # Sums of nll and norm over the steps that were not read back yet.
         self.unread: Tensor | None = None
         self.scaler = torch.amp.GradScaler(enabled=False)  # `start` takes the script's, if any
@@ -112,7 +116,6 @@ class Run:
         in_background = args.device == "cuda" and not args.sharded
         self.writer = checkpoint.Writer(in_background)
         self.profile: Any = None
-        self.say(summary.beginning(self))
 
     # --- Starting and resuming
 
@@ -122,13 +125,15 @@ class Run:
         optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler | None = None,
     ) -> int:
-        """Starts or resumes the run on all ranks, and returns how many steps are done.
+        """Prints the settings, starts or resumes the run, and returns how many steps are done.
 
         A new run begins at step 0, with pretrained weights if the task has them. A resumed run
         loads last.pt: rank 0 reads it and sends the weights; with --sharded each rank reads its
         own shard. scaler: what scales the loss in fp16. Raises UserError if the ranks have
         different data.
         """
+        self.throughput = Throughput(peak_rate(self.args, self.rank, self.world_size))
+        self.say(summary.beginning(self))
         content = json.dumps(self.task.state(), sort_keys=True)
         check_same_data(hashlib.sha256(content.encode()).hexdigest()[:12])
         if self.keeps_log:
@@ -153,6 +158,7 @@ class Run:
         host_and_device = (socket.gethostname(), device_name(self.args.device))
         hosts_and_devices = all_gather_objects(host_and_device)
         if self.keeps_log:
+            self.remove_later_files(step)
             self.log = MetricsLog(self, model, step, hosts_and_devices)
         if self.rank == 0 and sys.stderr.isatty():
             from tqdm import tqdm
@@ -199,11 +205,23 @@ class Run:
         path = self.folder / "best.pt"
         if path.is_file():
             best = checkpoint.load(path)
-            if best["step"] <= step:
+            if best["step"] <= step:  # it may hold the mean of weights, which is not in last.pt
                 return {"best": best["progress"]["best"]}
             path.unlink()
         new = Progress()
         return {"best": new.best, "since_best": 0, "last_evaluation": 0}
+
+    def remove_later_files(self, step: int) -> None:
+        """Removes half-written files, and what an interrupted run wrote after `step`."""
+        for partial in self.folder.glob("*.partial"):
+            partial.unlink()
+        if step < self.last_step:  # a run that had ended is made longer
+            (self.folder / "summary.json").unlink(missing_ok=True)
+        if step == 0:  # a run that was killed before it saved last.pt may have left its best
+            (self.folder / "best.pt").unlink(missing_ok=True)
+        for path in self.evaluation_checkpoints():
+            if evaluated_step(path) > step:
+                path.unlink()
 
     def load_pretrained_weights(self, model: nn.Module, pretrained: dict[str, Tensor]) -> None:
         """Loads the weights that the task brings along. The others stay random."""
@@ -243,17 +261,18 @@ class Run:
         is_due = step % self.args.log_every == 0 or step % self.eval_every == 0
         return is_due or step == self.last_step
 
-    def record(self, step: int, nll: Tensor, targets: int, norm: Tensor) -> None:
+    def record(self, step: int, nll: Tensor, num_targets: int, norm: Tensor) -> None:
         """Counts a step, and writes the row of metrics.csv if one is due.
 
-        nll: this rank's sum over the step's targets; targets: of all ranks; norm: the
-        gradient's. It is a collective, and waits for the device, only where a row, an epoch or
-        a save is due; with --profile it waits for the device after each step. Raises UserError,
-        which ends the run, if the loss or the gradient is not finite. In fp16 an infinite
-        gradient only skips the step, as long as the scale of the loss is at least 1.
+        nll: this rank's sum over its targets; num_targets: of all ranks; norm: the gradient's.
+        It is a collective, and waits for the device, only where a row, an epoch or a save is
+        due; with --profile it waits for the device after each step. Raises UserError, which
+        ends the run, if the loss or the gradient is not finite. In fp16 an infinite gradient
+        only skips the step, as long as the scale of the loss is at least 1.
         """
-        size = self.task.step_size(step - 1)
+        cost = self.task.step_cost(step - 1)
         self.add_unread(nll, norm)
+        # Before a save, too: what the device still computes belongs to the time of this step.
         ends_epoch = step % self.epoch_steps == 0
         if self.ends_row(step) or ends_epoch or self.should_save(step, stopping=False):
             self.read_back(step)
@@ -266,9 +285,9 @@ class Run:
                 f"{self.folder}: step.png, memory.png; "
                 f"open trace-rank*.json.gz with https://ui.perfetto.dev"
             )
-        self.throughput.add(seconds, self.task.batches.seconds_waited, size.tokens, size.flops)
+        self.throughput.add(seconds, self.task.batches.seconds_waited, cost.tokens, cost.flops)
         self.task.batches.seconds_waited = 0.0
-        self.progress.count(size.examples, size.tokens, targets, seconds)
+        self.progress.count(cost.examples, cost.tokens, num_targets, seconds)
         if self.ends_row(step):
             self.writer.check()
             self.make_row(step)
@@ -355,7 +374,10 @@ class Run:
     def forecast_once(self, step: int) -> None:
         """Says after the second row how long the run will take: the first steps are slower."""
         if self.keeps_log and len(self.throughput.speeds) == 2 and step < self.last_step:
-            self.say(summary.forecast(self, step) + summary.advice(self))
+            self.say(summary.forecast(self, step))
+            advice = summary.advice(self)
+            if advice:
+                self.say(advice)
 
     def epoch_of(self, step: int) -> int:
         """Returns the number of the epoch that a step is in, from 1."""
@@ -411,8 +433,7 @@ class Run:
 
     def evaluation_checkpoints(self) -> list[Path]:
         """Returns the files with the weights of the last evaluations, oldest first."""
-        paths = self.folder.glob("step-[0-9]*.pt")
-        return sorted(paths, key=lambda path: int(path.stem.removeprefix("step-")))
+        return sorted(self.folder.glob("step-[0-9]*.pt"), key=evaluated_step)
 
     def stop_if_patience_is_over(self, step: int) -> None:
         """Makes this step the last one if --patience is over, in all ranks."""
@@ -449,7 +470,10 @@ class Run:
         self.restart_clock()
 
     def write_files(self, job: Callable[[], None]) -> None:
-        """Lets the rank that saves write files, for which the others wait. A collective."""
+        """Calls `job` in the rank that saves, or lets its thread call it. A collective.
+
+        `finish_writing` waits for the thread.
+        """
         if self.keeps_checkpoints:
             self.writer.write(job)
         long_barrier()
@@ -530,8 +554,8 @@ class Run:
                 parts.append(f"valid {name.replace('_', ' ')} {round(float(value), 4):.4g}")
         if "tokens_per_second" in row:
             parts.append(f"{int(row['tokens_per_second']):,} tokens/s")
-        parts.append(f"{summary.clock(seconds)} elapsed")
-        parts.append(f"{summary.clock(remaining)} left")
+        parts.append(f"{summary.format_duration(seconds)} elapsed")
+        parts.append(f"{summary.format_duration(remaining)} left")
         self.say(f"step {step}/{self.last_step}, epoch {row['epoch']}: {', '.join(parts)}")
 
     def say(self, text: str) -> None:
@@ -555,27 +579,31 @@ class Run:
 
     def finish(self, step: int, model: nn.Module, stopping: bool) -> None:
         """Says how to resume a stopped run, or scores and sums up one that has ended."""
-        trial = self.args.trial
-        if trial:
-            trial.evaluation_seconds = time.perf_counter() - trial.steps_ended
+        from support.training import final  # it needs support/distributed/weights.py
+
+        if self.args.trial:
+            self.measure_trial(self.args.trial)
         self.finish_writing()
         if self.profile:
             last = self.profile.recorded[-1]
             self.say(f"--profile: the run ended before step {last}, so nothing was recorded")
-        if trial:
-            trial.epoch_steps = self.epoch_steps
-            speed, _ = self.throughput.warm_medians()
-            trial.epoch_seconds = summary.epoch_seconds(self, speed)
         if self.args.benchmark:
             summary.print_benchmark(self)
         elif stopping or stop_requested():  # a signal may have come in the last evaluation
             self.say(summary.how_to_resume(self, step))
         else:
             Signals.handle(self.stop_scoring)
-            summary.finish(self, model)
+            final.score_run(self, model)
             Signals.handle(Signals.note)
         self.close()
         long_barrier()  # torchrun ends all ranks once one of them leaves with an error
+
+    def measure_trial(self, trial) -> None:
+        """Notes how long a trial's evaluation and steps took, before the files are written."""
+        trial.evaluation_seconds = time.perf_counter() - trial.steps_ended
+        trial.epoch_steps = self.epoch_steps
+        speed, _ = self.throughput.warm_medians()
+        trial.epoch_seconds = summary.epoch_seconds(self, speed)
 
     def stop_scoring(self, number: int, _frame) -> None:
         """Ends the process on a signal. The run is saved; once resumed, it is scored again."""

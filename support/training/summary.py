@@ -1,25 +1,13 @@
-"""The messages at the beginning and the end of a run, and the choice of its weights."""
+"""What a run prints at its beginning and end, and how much larger its steps could be."""
 
-import csv
 import math
 import os
-import statistics
-import time
-from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from support.common import checkpoint
-from support.common.files import read_json, write_json
 from support.common.hardware import device_name, peak_memory
 from support.common.paths import quote, script_path
-from support.distributed.collectives import (
-    all_gather_objects,
-    broadcast_object,
-    long_barrier,
-)
+from support.distributed.collectives import all_gather_objects
 from support.training.settings import flags_of, option
 
 # `run` is a Run (support/training/run.py), which imports this module.
@@ -98,7 +86,7 @@ def advice(run) -> str:
     size, _ = step_flags(args, 1)
     larger, lr = step_flags(args, growth)
     return (
-        f"\nthe GPUs reach {100 * mfu:.2g}% of their peak (MFU): {size} is small for them; "
+        f"the GPUs reach {100 * mfu:.2g}% of their peak (MFU): {size} is small for them; "
         f"try {larger} {lr}"
     )
 
@@ -115,96 +103,8 @@ def epoch_seconds(run, tokens_per_second: float) -> float:
     num_steps = min(run.epoch_steps, 200)
     total = 0
     for step in range(num_steps):
-        total += run.task.step_size(step).tokens
+        total += run.task.step_cost(step).tokens
     return total / tokens_per_second * (run.epoch_steps / num_steps)
-
-
-def finish(run, model: nn.Module) -> None:
-    """Scores the best weights on the test set, and writes summary.json. A collective.
-
-    `model` is left with the best weights.
-    """
-    run.say("scoring the best weights")
-    best, valid = choose_weights(run, model)
-    if run.keeps_log:
-        (run.folder / "best.pt").touch()  # translate.py takes the newest
-    test_metrics, text = run.task.score_and_report(model, run.data_rank, run.data_size, valid)
-    long_barrier()  # rank 0 has written the model's outputs
-    memory = all_gather_objects(peak_memory())
-    if not run.keeps_log:
-        return
-    seconds = time.perf_counter() - run.began
-    epochs = list(run.progress.epochs)
-    if run.progress.epoch["seconds"]:  # the last epoch is not whole
-        epochs.append(run.epoch_record(run.last_step))
-    content: dict[str, Any] = {
-        "steps": run.last_step,
-        "tokens": run.progress.tokens,
-        "wall_seconds": round(seconds, 1),
-        **median_speed(run.folder / "metrics.csv"),
-        "best_step": best["step"],
-        "averaged_checkpoints": best["averaged"],
-        **{f"valid_{name}": round(value, 4) for name, value in valid.items()},
-        **test_metrics,
-        "training_examples": len(run.task.batches.examples),
-        "peak_memory_mib": {
-            "largest_process": round(max(memory)),
-            "all_processes": round(sum(memory)),
-        },
-        "epochs": epochs,
-    }
-    profile = run.folder / "profile.json"
-    if profile.is_file():
-        content["profile"] = read_json(profile)
-    write_json(run.folder / "summary.json", content)
-    run.say(
-        f"\n{text}\n{clock(seconds)} in all; {run.folder}/ has the log, and in best.pt the "
-        f"weights."
-    )
-
-
-def choose_weights(run, model: nn.Module) -> tuple[dict, dict[str, float]]:
-    """Loads the weights that the run keeps, and returns their checkpoint and their metrics.
-
-    They are those of best.pt. If the mean of the last evaluations' weights has a lower
-    validation loss, it first replaces them in best.pt. The loss decides, because the highest of
-    many accuracies is partly luck. A collective: rank 0 reads the files.
-    """
-    from support.distributed.weights import load_full_state_dict
-
-    def load_and_evaluate(state: dict[str, Tensor] | None, final: bool) -> dict[str, float]:
-        load_full_state_dict(model, state)
-        return run.task.evaluate(model, "valid", run.data_rank, run.data_size, final)
-
-    paths = []
-    if run.args.average_checkpoints > 1:
-        paths = run.evaluation_checkpoints()[-run.args.average_checkpoints :]
-    if broadcast_object(len(paths)):
-        mean = checkpoint.average_weights(paths) if run.keeps_log else None
-        long_barrier()
-        # As during training: a longer run compares its evaluations with this one.
-        score = run.score(load_and_evaluate(mean, final=False))
-        if score[-1] > run.progress.best[-1]:  # of negative losses; never if it is not finite
-            run.progress.best = score
-            if run.keeps_log:
-                content = run.checkpoint_content(run.last_step, mean) | {"averaged": len(paths)}
-                checkpoint.save(run.folder / "best.pt", content)
-    best: dict = {"model": None}  # in the other ranks, to which rank 0 sends the weights
-    if run.keeps_log:
-        best = checkpoint.load(run.folder / "best.pt")
-    long_barrier()
-    return best, load_and_evaluate(best["model"], final=True)
-
-
-def median_speed(path: Path) -> dict[str, float]:
-    """Returns the medians of tokens/s and MFU over the rows of metrics.csv."""
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    medians = {}
-    for name in ("tokens_per_second", "mfu"):
-        values = [float(row[name]) for row in rows if row[name]]
-        medians[f"median_{name}"] = statistics.median(values or [0.0])
-    return medians
 
 
 def how_to_resume(run, step: int) -> str:
@@ -249,7 +149,7 @@ def print_benchmark(run) -> None:
     )
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Returns 90 seconds as 1:30, and 3,690 as 1:01:30."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)

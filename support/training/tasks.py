@@ -20,7 +20,7 @@ from support.common.paths import ROOT
 from support.training.settings import Settings, flags_of, option
 
 if TYPE_CHECKING:
-    from support.common.flops import StepSize
+    from support.common.flops import StepCost
 
 CONFIGS = ROOT / "configs"
 
@@ -46,10 +46,10 @@ class Task(Protocol):
     def make_batches(self) -> None:
         """Divides the training set into batches of the size that the flags say."""
 
-    def model(self) -> nn.Module:
+    def build_model(self) -> nn.Module:
         """Returns the model, not yet initialized: model(*batch) gives sums (loss, nll)."""
 
-    def step_size(self, step: int) -> "StepSize":
+    def step_cost(self, step: int) -> "StepCost":
         """Returns how much all ranks compute in a step."""
 
     def evaluate(
@@ -84,7 +84,7 @@ def prepare_task(args: Settings) -> Task:
     """
     task = make_task(args)
     if args.gpu_rate:
-        from support.training.step_size import enlarge_steps, find_growth
+        from support.training.larger_steps import enlarge_steps, find_growth
 
         growth = find_growth(task, args)
         if growth > 1:

@@ -46,7 +46,7 @@ def draw_attention(model: Transformer, bpe: BPE, text: str, beam: int, path: str
         )
     device = next(model.parameters()).device
     src = torch.tensor([[*ids, EOS]], device=device)
-    hypotheses = beam_search(model, src, beam)[0]  # of the only sentence, best first
+    hypotheses = beam_search([model], src, beam)[0]  # of the only sentence, best first
     _, translation = hypotheses[0]
     tgt_in = torch.tensor([[BOS, *translation]], device=device)
     weights = alignment(model, src, tgt_in)[0].float().cpu()  # (tgt, src)

@@ -1,13 +1,13 @@
 """Beam search with a KV cache.
 
-    hypotheses = beam_search(model, src, beam=4)  # of a batch of token ids
+    hypotheses = beam_search([model], src, beam=4)  # of a batch of token ids
 
 Shapes in comments: live, the sentences that are not finished; beam, the hypotheses of each,
 which are the target prefixes that the search continues.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -25,26 +25,24 @@ Hypothesis = tuple[float, list[int]]  # score, target ids without bos and eos
 
 @torch.inference_mode()
 def beam_search(
-    model: Transformer,
+    models: Sequence[Transformer],
     src: Tensor,
     beam: int = 1,
     n_best: int = 1,
     length_penalty: float = LENGTH_PENALTY,
-    others: Iterable[Transformer] = (),
 ) -> list[list[Hypothesis]]:
     """Translates a batch by beam search; with beam 1 it is greedy decoding.
 
-    src: (batch, src) ids, padded at the end. beam: at most half the vocabulary. others: models
-    with the same vocabulary, which form an ensemble with `model`: the probabilities of all are
-    averaged.
+    models: several, with the same vocabulary, form an ensemble: their probabilities are
+    averaged. src: (batch, src) ids, padded at the end. beam: at most half the vocabulary.
 
     Returns the `n_best` hypotheses of each sentence, best first, as (score, ids). The score is
     the log-probability in nats over length ** length_penalty, where eos counts, too. The length
     is at most 2 * source + 8, and at most max_length. The result for a sentence does not depend
     on the others of its batch.
     """
-    hypotheses = Hypotheses(src, model.config, beam, length_penalty)
-    decoders = [Decoder(each, src, beam) for each in (model, *others)]
+    hypotheses = Hypotheses(src, models[0].config, beam, length_penalty)
+    decoders = [Decoder(each, src, beam) for each in models]
     while hypotheses.live:
         last = hypotheses.ids[:, :, -1]  # (live, beam)
         log_p = mean_log_probability([decoder.step(last) for decoder in decoders])
@@ -113,7 +111,7 @@ class Hypotheses:
         at_limit = self.limit == length
         is_done = (ends | at_limit[:, None])[:, : self.beam]
         # A single copy from the device, for which the CPU waits.
-        values, done = np.array(torch.stack([totals[:, : self.beam], is_done]).tolist())
+        values, done = torch.stack([totals[:, : self.beam], is_done]).cpu().numpy()
         done_rows, columns = np.nonzero(done)
         if not len(done_rows):
             return
@@ -205,19 +203,19 @@ class Decoder:
 
 
 def translate_batch(
-    model: Transformer,
+    models: Sequence[Transformer],
     sentences: list[list[int]],
     beam: int,
     n_best: int = 1,
-    others: Iterable[Transformer] = (),
     dtype: torch.dtype | None = None,
 ) -> list[list[Hypothesis]]:
     """Returns `beam_search` of token ids, to which it adds eos and padding.
 
     dtype: that of autocast, if it is used.
     """
+    model = models[0]
     rows = [torch.tensor([*ids, model.config.eos]) for ids in sentences]
     src = pad_sequence(rows, batch_first=True, padding_value=model.config.pad)
     device = model.embedding.weight.device
     with torch.autocast(device.type, dtype, enabled=dtype is not None):
-        return beam_search(model, src.to(device), beam, n_best, others=others)
+        return beam_search(models, src.to(device), beam, n_best)

@@ -50,9 +50,9 @@ class Pool:
         """procs: processes on a CPU; device: "cpu" or "cuda"; dtype: autocast's, if any."""
         configure_backends()
         keep_freed_memory()  # now, so that forked processes inherit it
-        model, *others = (speed_up(model.to(device), device, dtype).eval() for model in models)
+        models = [speed_up(model.to(device), device, dtype).eval() for model in models]
         self.search_batch = partial(
-            translate_batch, model, beam=beam, n_best=n_best, others=others, dtype=dtype
+            translate_batch, models, beam=beam, n_best=n_best, dtype=dtype
         )
         self.procs = procs if device == "cpu" else 1
         if sys.platform == "win32":

@@ -4,6 +4,7 @@ The interface of a task is `Task` in support/training/tasks.py.
 """
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +20,7 @@ from model import ModelConfig, Transformer
 from support.common.checkpoint import check_corpus
 from support.common.errors import UserError, as_user_error
 from support.common.files import read_json, write_text
-from support.common.flops import StepSize, transformer_flops
+from support.common.flops import StepCost, transformer_flops
 from support.common.hardware import autocast_dtype
 from support.common.kernels import speed_up
 from support.common.paths import CACHE, script_path
@@ -112,15 +113,15 @@ class Translation:
             )
         return "\n".join(lines + warnings_of_parts(meta["parts"], "pairs", self.unit))
 
-    def step_size(self, step: int) -> StepSize:
+    def step_cost(self, step: int) -> StepCost:
         rows = self.batches.rows(step)
         lengths = self.batches.examples.lengths(rows)
         src_lengths, tgt_lengths = map(torch.from_numpy, lengths)
         tokens = int(src_lengths.sum() + tgt_lengths.sum())
         flops = transformer_flops(self.config, src_lengths, tgt_lengths)
-        return StepSize(len(rows), tokens, flops)
+        return StepCost(len(rows), tokens, flops)
 
-    def model(self) -> Transformer:
+    def build_model(self) -> Transformer:
         args = self.args
         dtype = autocast_dtype(args.precision)
         model = Transformer(self.config)
@@ -142,7 +143,7 @@ class Translation:
         metrics = {"loss": nll / targets, "token_accuracy": correct / targets}
         if not math.isfinite(nll):  # the run will end: translations would only take time
             return metrics
-        max_lines = math.inf if final else self.args.bleu_sentences
+        max_lines = sys.maxsize if final else self.args.bleu_sentences
         if max_lines:
             beam = BEAM if final else 1
             self.translations = self.translate_part(model, part, beam, max_lines)
@@ -184,7 +185,7 @@ class Translation:
         return nll, correct, targets
 
     def translate_part(
-        self, model: nn.Module, part: str, beam: int, max_lines: float
+        self, model: nn.Module, part: str, beam: int, max_lines: int
     ) -> dict[int, str]:
         """Returns translations by line number, of at most `max_lines` lines spread over a part.
 
@@ -202,7 +203,7 @@ class Translation:
             dtype = autocast_dtype(self.args.precision)
         sources = read_text(self.folder, part, "src")
         lines = [i for i, source in enumerate(sources) if source]
-        lines = lines[:: max(1, math.ceil(len(lines) / max_lines))]
+        lines = lines[:: math.ceil(len(lines) / max_lines)]
         hypotheses = translate_lines(
             self.bpe,
             [sources[i] for i in lines],
@@ -287,7 +288,7 @@ def shared_search(
             turn = batches[first : first + ranks]
             own = None
             if rank < len(turn):
-                own = translate_batch(model, turn[rank], beam, dtype=dtype)
+                own = translate_batch([model], turn[rank], beam, dtype=dtype)
             hypotheses += all_gather_objects(own)[: len(turn)]
         return hypotheses
 

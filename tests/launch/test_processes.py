@@ -296,7 +296,7 @@ from support.distributed.signals import Signals
 liveness.GRACE = liveness.PERIOD = 0.2
 store = connect(int(sys.argv[1]), timedelta(seconds=60))
 Signals.handle(Signals.note)
-with liveness.ended_with_others(store, 0, 2):
+with liveness.exit_if_another_dies(store, 0, 2):
     store.set("waiting", "")
     libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
     for _ in range(2):  # the second time never ends, as little as a wait for a lost GPU
@@ -341,7 +341,7 @@ def test_a_living_process_can_be_asked_any_number_of_times(monkeypatch):
     store = rendezvous.store_on_loopback()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setattr(liveness, "BACKLOG", 1)
-    with liveness.ended_with_others(store, 0, 2):
+    with liveness.exit_if_another_dies(store, 0, 2):
         assert not any(liveness.has_died(store, 0) for _ in range(10))
     store.delete_key("finished/0")
     assert liveness.has_died(store, 0)  # nobody listens now
@@ -364,10 +364,14 @@ def test_a_store_that_does_not_answer_is_not_taken_for_a_dead_process(monkeypatc
         raise dist.DistNetworkError("the connection was reset")
 
     monkeypatch.setattr(liveness, "has_died", has_died)
-    assert "the store of the run does not answer" in liveness.find_loss(dist.HashStore(), 1, 4)
+    assert "the store of the run does not answer" in liveness.describe_dead_processes(
+        dist.HashStore(), 1, 4
+    )
     monkeypatch.setattr(liveness, "has_died", lambda store, rank: rank > 1)
-    assert liveness.find_loss(dist.HashStore(), 1, 4) == "process 2, 3 of 4 has died"
-    assert liveness.find_loss(dist.HashStore(), 1, 2) == ""
+    assert (
+        liveness.describe_dead_processes(dist.HashStore(), 1, 4) == "process 2, 3 of 4 has died"
+    )
+    assert liveness.describe_dead_processes(dist.HashStore(), 1, 2) == ""
 
 
 def test_what_is_registered_later_is_called_before_a_process_ends(tmp_path):

@@ -147,7 +147,7 @@ def take_turns(name: str) -> None:
 
     def report(run: Run, step: int, *more) -> None:
         if run.rank == 0:
-            tokens = run.task.step_size(step - 1).tokens
+            tokens = run.task.step_cost(step - 1).tokens
             speed = tokens / (clock() - began)
             store.set(f"{name} {step - 1} speed", str(speed))
         record(run, step, *more)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from conftest import ROOT, SMALL, mathematics, read_metrics, write_pairs
 
 from support.common.errors import UserError
-from support.common.flops import StepSize
+from support.common.flops import StepCost
 from support.common.hardware import LAUNCH_SECONDS
 from support.corpora.task_type import CLASSIFICATION_CORPORA, TRANSLATION_CORPORA
 from support.distributed.rendezvous import store_on_loopback
@@ -22,9 +22,9 @@ from support.distributed.signals import Signals
 from support.distributed.trial import settle_length
 from support.training import command_line, summary, tasks
 from support.training.command_line import CommandLine, parse_arguments
+from support.training.larger_steps import find_growth
 from support.training.run import Progress, Run
 from support.training.settings import CpuSettings, Settings, defaults_of
-from support.training.step_size import find_growth
 from support.training.summary import LOW_MFU
 from support.training.tasks import prepare_task
 
@@ -160,7 +160,7 @@ def test_a_clock_has_hours_if_there_are_any():
 
 
 def test_a_forecast_counts_what_remains():
-    task = SimpleNamespace(step_size=lambda step: StepSize(8, 100 + step % 2, 0.0))
+    task = SimpleNamespace(step_cost=lambda step: StepCost(8, 100 + step % 2, 0.0))
     throughput = SimpleNamespace(speeds=[1.0, 100.5])
     progress = SimpleNamespace(last_evaluation=0, seconds=500.0)
     run = SimpleNamespace(
@@ -254,7 +254,7 @@ def test_more_micro_batches_make_larger_steps_worthwhile():
     task = SimpleNamespace(
         config=SimpleNamespace(total_layers=layers),
         batches=range(1_000_000),
-        step_size=lambda step: StepSize(1, 1, 0.9 * enough),
+        step_cost=lambda step: StepCost(1, 1, 0.9 * enough),
     )
     for accumulate, growth in [(1, 2), (2, 4), (4, 8)]:
         args = Settings(gpu_rate=rate, epochs=1, accumulate=accumulate)

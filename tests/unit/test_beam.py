@@ -85,7 +85,7 @@ def test_scores_are_the_models_own(src, beam, norm, fast):
     model = make_model(norm=norm)
     if fast:
         speed_up(model, "cpu").eval()
-    found = beam_search(model, src, beam, n_best=beam, length_penalty=1.0)
+    found = beam_search([model], src, beam, n_best=beam, length_penalty=1.0)
     ended = [len(ids) < limit(s) for s, hypotheses in zip(src, found) for _, ids in hypotheses]
     assert not all(ended) and (any(ended) or beam == 1)  # both kinds are looked at
     for sentence, hypotheses in zip(src, found):
@@ -103,10 +103,10 @@ def test_a_token_is_read_once_and_once_more_where_sentences_end(model, src, monk
     def noted(name, function):
         return lambda *args: events.append(name) or function(*args)
 
-    for name in ("tolist", "nonzero", "item"):
+    for name in ("tolist", "nonzero", "item", "cpu"):
         monkeypatch.setattr(torch.Tensor, name, noted("read", getattr(torch.Tensor, name)))
     monkeypatch.setattr(Decoder, "step", noted("step", Decoder.step))
-    beam_search(model, src, beam=1)
+    beam_search([model], src, beam=1)
     steps = " ".join(events).split("step")[1:]
     assert len(steps) > len(src) and {step.count("read") for step in steps} == {1, 2}
     assert sum(step.count("read") == 2 for step in steps) <= len(src)
@@ -122,13 +122,13 @@ def test_a_search_without_finite_scores_ends_at_the_limits(model, src, monkeypat
         return step(decoder, ids) * math.nan
 
     monkeypatch.setattr(Decoder, "step", diverged_step)
-    for sentence, hypotheses in zip(src, beam_search(model, src, beam, n_best=beam)):
+    for sentence, hypotheses in zip(src, beam_search([model], src, beam, n_best=beam)):
         assert len(hypotheses) == beam
         assert all(len(ids) <= limit(sentence) for _, ids in hypotheses)
 
 
 def test_the_length_penalty_divides_by_a_power_of_the_length(model, src):
-    plain, penalized = (beam_search(model, src, 4, 4, length_penalty=p) for p in (0.0, 1.5))
+    plain, penalized = (beam_search([model], src, 4, 4, length_penalty=p) for p in (0.0, 1.5))
     for sentence, a, b in zip(src, plain, penalized):
         assert sorted(ids for _, ids in a) == sorted(ids for _, ids in b)  # found alike
         scores = {tuple(ids): score for score, ids in a}
@@ -140,10 +140,10 @@ def test_the_length_penalty_divides_by_a_power_of_the_length(model, src):
 @pytest.mark.parametrize("beam", [1, 4])
 def test_a_result_does_not_depend_on_the_batch(src, beam):
     model = make_model()
-    together = beam_search(model, src, beam, n_best=beam)
-    backwards = beam_search(model, src.flip(0), beam, n_best=beam)[::-1]
+    together = beam_search([model], src, beam, n_best=beam)
+    backwards = beam_search([model], src.flip(0), beam, n_best=beam)[::-1]
     for sentence, found, other in zip(src, together, backwards):
-        alone = beam_search(model, sentence[sentence != PAD][None], beam, n_best=beam)[0]
+        alone = beam_search([model], sentence[sentence != PAD][None], beam, n_best=beam)[0]
         for result in (alone, other):
             assert [ids for _, ids in result] == [ids for _, ids in found]
             scores = [score for score, _ in found]
@@ -153,7 +153,7 @@ def test_a_result_does_not_depend_on_the_batch(src, beam):
 def test_with_beam_1_it_is_greedy(src):
     for seed in range(5):
         model = make_model(seed)
-        greedy, found = model.greedy(src).tolist(), beam_search(model, src)
+        greedy, found = model.greedy(src).tolist(), beam_search([model], src)
         for sentence, expected, [(_, ids)] in zip(src, greedy, found):
             expected = expected[: limit(sentence)]
             assert ids == (expected[: expected.index(EOS)] if EOS in expected else expected)
@@ -164,13 +164,13 @@ def test_pad_and_bos_are_never_produced(src):
     wanted = model.decode(torch.tensor([[BOS]]), *model.encode(src[:1]))[0, 0].detach()
     with torch.no_grad():
         model.embedding.weight[[PAD, BOS]] = wanted  # by far the most likely
-    for hypotheses in beam_search(model, src, beam=4, n_best=4):
+    for hypotheses in beam_search([model], src, beam=4, n_best=4):
         assert not any({PAD, BOS, EOS} & {*ids} for _, ids in hypotheses)
 
 
 @pytest.mark.parametrize("beam", [2, 5, 25])
 def test_n_best_are_sorted_and_distinct(model, src, beam):
-    for sentence, hypotheses in zip(src, beam_search(model, src, beam, n_best=beam)):
+    for sentence, hypotheses in zip(src, beam_search([model], src, beam, n_best=beam)):
         scores = [score for score, _ in hypotheses]
         assert len(hypotheses) == beam and scores == sorted(scores, reverse=True)
         assert all(math.isfinite(score) for score in scores)
@@ -189,7 +189,7 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds():
     log_p = F.linear(states, model.embedding.weight).log_softmax(-1)
     log_p = log_p.gather(2, targets[:, :, None])[:, :, 0].masked_fill(targets == PAD, 0)
     scores = log_p.sum(1) / (targets != PAD).sum(1)
-    score, ids = beam_search(model, src, beam=16, length_penalty=1.0)[0][0]
+    score, ids = beam_search([model], src, beam=16, length_penalty=1.0)[0][0]
     assert score == pytest.approx(scores.max().item(), rel=1e-4)
     assert ids == [i for i in targets[scores.argmax()].tolist() if i not in (EOS, PAD)]
 
@@ -197,7 +197,7 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds():
 def test_an_ensemble_searches_with_the_mean_of_the_probabilities(model, src):
     """The others may have another shape."""
     other = make_model(seed=3, layers=1, d_model=48, norm="post")
-    found = beam_search(model, src, beam=4, length_penalty=1.0, others=[other])
+    found = beam_search([model, other], src, beam=4, length_penalty=1.0)
     for sentence, [(score, ids)] in zip(src, found):
         target = with_eos(ids, sentence)
         states = [
@@ -348,6 +348,6 @@ def test_the_pieces_of_a_chinese_translation_are_joined_without_spaces():
 
 
 def test_a_batch_of_ids_gets_its_end_marks(model):
-    found = translate_batch(model, [[5, 6, 7], [8]], beam=2, n_best=2)
+    found = translate_batch([model], [[5, 6, 7], [8]], beam=2, n_best=2)
     src = torch.tensor([[5, 6, 7, EOS], [8, EOS, PAD, PAD]])
-    assert found == beam_search(model, src, beam=2, n_best=2)
+    assert found == beam_search([model], src, beam=2, n_best=2)

@@ -22,7 +22,7 @@ from support.common.errors import UserError
 from support.common.hardware import configure_backends, find_device
 from support.common.kernels import speed_up
 from support.distributed import weights
-from support.distributed.launch import report_full_memory
+from support.distributed.launch import report_out_of_memory
 from support.translation import task
 from support.translation.beam import Decoder
 
@@ -189,12 +189,12 @@ def test_a_gpu_that_cannot_be_used(monkeypatch, cuda, is_there, capability, mess
 
 def test_out_of_memory_is_one_line():
     message = "^process 3 is out of its GPU's memory.*--accumulate"
-    with pytest.raises(UserError, match=message), report_full_memory(3, "cuda"):
+    with pytest.raises(UserError, match=message), report_out_of_memory(3, "cuda"):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nand more")
     message = "^process 3 is out of the CPU's memory"
-    with pytest.raises(UserError, match=message), report_full_memory(3, "cpu"):
+    with pytest.raises(UserError, match=message), report_out_of_memory(3, "cpu"):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-    with pytest.raises(RuntimeError, match="another"), report_full_memory(3, "cpu"):
+    with pytest.raises(RuntimeError, match="another"), report_out_of_memory(3, "cpu"):
         raise RuntimeError("another")
 
 

@@ -709,7 +709,7 @@ def test_the_targets_of_a_step_are_those_of_all_its_shares(batches, world_size, 
         real = sum(
             int((tgt_out != data.PAD).sum()) for share in shares for _, _, tgt_out, _ in share
         )
-        assert batches.targets(step) == real > 0
+        assert batches.num_targets(step) == real > 0
         inputs = sum(
             int((tgt_in != data.PAD).sum()) for share in shares for _, tgt_in, *_ in share
         )

@@ -361,7 +361,7 @@ def test_a_plain_run_has_a_plain_model_and_stores_so(corpus_flags, monkeypatch):
     command = ["train_cpu.py", *corpus_flags, "--vocab-size", "300", "--plain"]
     monkeypatch.setattr("sys.argv", command)
     task = prepare_task(parse_arguments("", CpuSettings).complete())
-    assert task.model().loss is linear_cross_entropy
+    assert task.build_model().loss is linear_cross_entropy
     assert task.state()["config"]["plain"]
 
 

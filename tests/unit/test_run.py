@@ -25,7 +25,7 @@ from support.distributed import launch, weights
 from support.distributed.rendezvous import publish, store_on_loopback, wait_for_result
 from support.distributed.signals import STOPPING, Signals
 from support.studies.runs_table import read_run
-from support.training import summary as run_summary
+from support.training import final
 from support.training.command_line import parse_arguments
 from support.training.settings import CpuSettings, FsdpSettings, defaults_of
 from support.translation.task import Translation
@@ -314,7 +314,7 @@ def test_a_signal_while_a_run_is_scored_ends_it(train_here, monkeypatch, capfd):
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("it goes on")
 
-    monkeypatch.setattr(run_summary, "finish", finish)
+    monkeypatch.setattr(final, "score_run", finish)
     monkeypatch.setattr(os, "_exit", sys.exit)
     with pytest.raises(SystemExit) as stop:
         train_here("--steps", 4)

@@ -348,7 +348,7 @@ def test_ctranslate2_finds_what_beam_search_finds(copier, beam, compute_type):
     ]
     engine = Engine(copier, beam, min(beam, 2), 2, compute_type)
     for batch, found in zip(batches, engine.search(batches), strict=True):
-        expected = translate_batch(copier, batch, beam)
+        expected = translate_batch([copier], batch, beam)
         for ids, ours, theirs in zip(batch, expected, found, strict=True):
             assert theirs[0][1] == ours[0][1] == ids and len(theirs) == min(beam, 2)
             # Eight bits are coarse, on a CPU without instructions for them coarser still.
@@ -364,7 +364,7 @@ def test_ctranslate2_takes_models_with_post_norm():
     model = make_model(norm="post")
     batch = [[9, 8, 7, 6, 5], [3, 4, 5]]
     found = next(Engine(model, 1, 1, 1, "float32").search([batch]))
-    ours = translate_batch(model, batch, 1)
+    ours = translate_batch([model], batch, 1)
     assert [one[0][1] for one in found] == [one[0][1] for one in ours]
 
 

@@ -29,7 +29,7 @@ def find_growth(task, args: Settings) -> int:
     num_sampled = min(len(task.batches), 20)
     step_flops = 0.0  # on average
     for step in range(num_sampled):
-        step_flops += task.step_size(step).flops / num_sampled
+        step_flops += task.step_cost(step).flops / num_sampled
     # The CPU starts the kernels of each micro-batch.
     launch_seconds = args.accumulate * task.config.total_layers * LAUNCH_SECONDS
     mfu = step_flops / launch_seconds / args.gpu_rate
