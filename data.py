@@ -146,22 +146,24 @@ def encode_part(
     """Writes flat arrays, PATH.src.ids and PATH.src.offsets, the same for tgt.
 
     Each sentence ends with eos, which counts as a token. Pairs with an empty side, or with more
-    than `max_length` tokens or 100 times as many characters, are left out. The parts that are
-    translated and scored later, all but the training set, are kept as text too. There a pair
-    that is left out is a pair of empty lines: lines keep their numbers. Returns counts, and the
-    type of the ids.
+    than `max_length` tokens or CHARACTERS_PER_TOKEN times as many characters, are left out. The
+    parts that are translated and scored later, all but the training set, are kept as text too.
+    There a pair that is left out is a pair of empty lines: lines keep their numbers. Returns
+    counts, and the type of the ids.
     """
     dtype = np.dtype(np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32)
     counts = {"pairs": 0, "too_long": 0, "empty": 0, "tokens": 0}
-    most = CHARACTERS_PER_TOKEN * max_length
+    max_characters = CHARACTERS_PER_TOKEN * max_length
     while block := list(islice(pairs, ENCODED_AT_ONCE)):
-        # Of a document, which would need much memory, one character more than `most`.
-        sources, targets = ([text.strip()[: most + 1] for text in side] for side in zip(*block))
+        # Whole documents would need much memory. One character too many shows what they are.
+        sources, targets = (
+            [text.strip()[: max_characters + 1] for text in side] for side in zip(*block)
+        )
         kept = []
         encoded = zip(sources, targets, bpe.encode(sources), bpe.encode(targets))
         for row, (src, tgt, src_ids, tgt_ids) in enumerate(encoded):
             is_empty = not src_ids or not tgt_ids
-            is_document = max(len(src), len(tgt)) > most
+            is_document = max(len(src), len(tgt)) > max_characters
             if is_empty or is_document or max(len(src_ids), len(tgt_ids)) + 1 > max_length:
                 counts["empty" if is_empty else "too_long"] += 1
                 block[row] = ("", "")

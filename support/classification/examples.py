@@ -113,7 +113,7 @@ class ExampleBatches(Batches):
 
     def draw_offsets_and_flips(self, epoch: int) -> np.ndarray:
         """Returns (examples, 3): pixels down, pixels to the right, and 1 to mirror it."""
-        # No block of Batches has this number, so the draws differ from those that shuffle.
+        # No block of Batches has this number, so these draws differ from those that shuffle.
         rng = np.random.default_rng([self.seed, epoch, 1 << 20])
         shift = rng.integers(-self.crop, self.crop + 1, (len(self.examples), 2))
         mirror = rng.integers(0, 2 if self.flip else 1, (len(self.examples), 1))

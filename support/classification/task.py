@@ -86,7 +86,7 @@ class Classification:
     def make_batches(self) -> None:
         """Divides the training set into batches of the size that the flags set."""
         args = self.args
-        train = self.part("train")
+        train = self.examples_of("train")
         weights = np.ones(len(self.classes))
         if args.class_weights:  # all classes count as if they were equally frequent
             counts = np.bincount(train.labels, minlength=len(self.classes))
@@ -117,9 +117,14 @@ class Classification:
             check_corpus(self.checksum, state, args.data, args.folder)
         else:
             self.check_flags()
-        text_flags = (args.max_length, args.vocab_size, args.tokenizer)
         self.folder = prepare_labelled(
-            corpus, self.checksum, CACHE / "encoded", tokenizer, *text_flags
+            corpus,
+            self.checksum,
+            CACHE / "encoded",
+            tokenizer,
+            max_length=args.max_length,
+            vocab_size=args.vocab_size,
+            kind=args.tokenizer,
         )
         self.meta = read_json(self.folder / "meta.json")
         self.unit = f"{corpus.modality}s"
@@ -177,7 +182,7 @@ class Classification:
             **kwargs,
         )
 
-    def part(self, part: str) -> Texts | Images:
+    def examples_of(self, part: str) -> Texts | Images:
         """Returns the examples of train, valid or test, mapped from disk."""
         if not self.transform:
             return Texts(self.folder, part, self.config.pad)
@@ -207,9 +212,9 @@ class Classification:
     def notes(self) -> list[str]:
         """Returns what is remarkable about the corpus and the weights, a line for each."""
         lines = []
-        trained = np.unique(self.part("train").labels)
+        trained = np.unique(self.examples_of("train").labels)
         for part in self.meta["parts"]:
-            labels = self.part(part).labels
+            labels = self.examples_of(part).labels
             unknown = labels[~np.isin(labels, trained)]
             if len(unknown):
                 names = ", ".join(self.classes[label] for label in np.unique(unknown))
@@ -261,7 +266,7 @@ class Classification:
         """
         model.eval()
         device = next(model.parameters()).device
-        examples = self.part(part)
+        examples = self.examples_of(part)
         dtype = autocast_dtype(self.args.precision)
         num_classes = len(self.classes)
         # Counts, but `sum_over_data` divides them, which integers do not allow.
@@ -303,7 +308,7 @@ class Classification:
             metrics = self.evaluate(model, part, data_rank, data_size, final=True)
         if dist.get_rank() > 0:
             return {}, ""
-        labels = self.part(part).labels
+        labels = self.examples_of(part).labels
         self.write_predictions(Path(self.args.folder) / "predictions.csv", part)
         summary = {
             **{f"{part}_{name}": round(value, 6) for name, value in metrics.items()},
@@ -321,7 +326,7 @@ class Classification:
         It has the name of its file or its number, its class, the likeliest class, and all
         probabilities.
         """
-        labels = self.part(part).labels
+        labels = self.examples_of(part).labels
         files = self.folder / f"{part}.files.json"
         rows = read_json(files) if files.is_file() else range(len(labels))
         columns = ["file" if files.is_file() else "row", "label", "prediction"]

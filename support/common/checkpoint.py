@@ -190,10 +190,10 @@ def find_all(name: str) -> list[Path]:
     return list(paths.values())
 
 
-def load_run(folder: Path, sharded: bool) -> dict:
+def load_run(folder: Path, can_read_shards: bool) -> dict:
     """Returns the checkpoint FOLDER/last.pt from which a run is resumed.
 
-    sharded: whether the script can read sharded checkpoints. Raises UserError.
+    can_read_shards: whether the script can read sharded checkpoints. Raises UserError.
     """
     path = folder / "last.pt"
     if not path.is_file():
@@ -202,7 +202,7 @@ def load_run(folder: Path, sharded: bool) -> dict:
             run = LOGS / "RUN"
         raise UserError(f"{path}: no such file; --resume takes the folder of a run, {run}")
     checkpoint = load(path)
-    if "sharded" in checkpoint and not sharded:
+    if "sharded" in checkpoint and not can_read_shards:
         raise UserError(
             f"{path}: its weights are sharded, in {checkpoint['sharded']}/; resume it with "
             f"train_fsdp.py or train_tp.py, which without --sharded write a single file"

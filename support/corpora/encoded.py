@@ -14,7 +14,7 @@ from support.common.errors import UserError
 def encoded_folder(cache: Path, name: str, description: list, tokenizer: str) -> Path:
     """Returns the folder in `cache` that a corpus is encoded in, now or earlier.
 
-    description: all that decides what the files hold, except the tokenizer, which is
+    description: what decides the content of the files, besides the tokenizer. tokenizer:
     serialized, or "" if one is to be trained.
     """
     # A new run passes no tokenizer, and its folder is named without one. When the run is

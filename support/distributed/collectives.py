@@ -22,7 +22,7 @@ def broadcast_object(value: Any) -> Any:
 
 
 def long_barrier() -> None:
-    """A barrier at which ranks wait for others ten times --timeout.
+    """Waits for all ranks, for up to ten times --timeout.
 
     It follows what rank 0 does alone, such as writing a large file.
     """
@@ -37,8 +37,8 @@ def long_barrier() -> None:
 def sum_over_data(values: Tensor, data_size: int) -> None:
     """Replaces values by their sum over the ranks that have different data.
 
-    data_size: how many these are. With tensor parallelism several ranks have the same data, and
-    the same values.
+    data_size: how many these are. The ranks of a TP group have the same data and the same
+    values, which count once.
     """
     dist.all_reduce(values)
     values /= dist.get_world_size() // data_size

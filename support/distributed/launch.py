@@ -47,7 +47,7 @@ KILL_AFTER = 2  # seconds: a signal that long after the first one kills the proc
 
 
 class ThisProcess:
-    """The rank and the store of this process, which `rank_0_first` uses."""
+    """The rank and the store of this process, for `rank_0_first`, which gets no arguments."""
 
     rank = 0
     store: dist.Store  # of this start: see support/distributed/rendezvous.py
@@ -218,7 +218,7 @@ def spawn(train: Train, command_line: rendezvous.CommandLine) -> None:
         resource_tracker.ensure_running()  # now, because starting it unblocks signals
     block_signals()
     workers = mp.spawn(worker, (train, args, store.port, procs), nprocs=procs, join=False)
-    watch(workers, args.folder, early)
+    wait_for_workers(workers, args.folder, early)
 
 
 def number_of_processes(args, cores: int) -> int:
@@ -251,7 +251,7 @@ def worker(rank: int, train: Train, args, port: int, world_size: int) -> None:
         set_up_and_train(train, rank, world_size, store, args)
 
 
-def watch(workers: mp.ProcessContext, folder: str, early: list[int]) -> None:
+def wait_for_workers(workers: mp.ProcessContext, folder: str, early: list[int]) -> None:
     """Waits until all workers have ended, and exits with their status.
 
     early: signals that came while the workers were started.

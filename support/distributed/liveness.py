@@ -45,7 +45,7 @@ def exit_if_another_dies(store: dist.Store, rank: int, world_size: int) -> Itera
         writer.setblocking(False)
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         watcher = threading.Thread(
-            target=watch, args=(reader, store, rank, world_size), daemon=True
+            target=end_if_another_dies, args=(reader, store, rank, world_size), daemon=True
         )
         watcher.start()
         threading.Thread(target=take_connections, args=(listener,), daemon=True).start()
@@ -68,7 +68,9 @@ def take_connections(listener: socket.socket) -> None:
             connection.close()
 
 
-def watch(reader: socket.socket, store: dist.Store, rank: int, world_size: int) -> None:
+def end_if_another_dies(
+    reader: socket.socket, store: dist.Store, rank: int, world_size: int
+) -> None:
     """Waits for a signal; from then on, ends this process if another one has died."""
     with reader:
         if not reader.recv(1):  # the other end is closed

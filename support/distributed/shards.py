@@ -26,7 +26,10 @@ def load_shards(state: dict, folder: str) -> None:
 
 
 class Reader(dcp.FileSystemReader):
-    def read_metadata(self) -> Metadata:  # without **kwargs, PyTorch reads no other description
+    """Reads the description of the shards without running code."""
+
+    # With **kwargs in its signature, PyTorch would call it for other descriptions, too.
+    def read_metadata(self) -> Metadata:
         with Path(self.path, ".metadata").open("rb") as file:
             metadata = DescriptionUnpickler(file).load()
         if not isinstance(metadata, Metadata):
@@ -61,6 +64,8 @@ def member_of(kind: enum.EnumType, name: str) -> enum.Enum:
 
 
 class Planner(dcp.DefaultLoadPlanner):
+    """Refuses values other than tensors that may hold code."""
+
     def load_bytes(self, read_item, value):
         try:
             torch.load(value, weights_only=True)

@@ -14,9 +14,9 @@ STOPPING = [signal.Signals[name] for name in NAMES if hasattr(signal, name)]
 
 
 class Signals:
-    """The signals that ask this process to stop."""
+    """The signals that ask this process to stop. The class itself holds its state."""
 
-    received = 0  # the last one
+    received = 0  # the last one, or 0
     parent = 0  # the process that has started this one
     run_stopped = False  # whether all processes have agreed to stop
 

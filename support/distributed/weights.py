@@ -43,19 +43,19 @@ def restore(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     checkpoint: dict | None,
-    sharded: str = "",
+    shards_folder: str = "",
 ) -> None:
     """Loads a checkpoint into model and optimizer. Raises UserError if it does not fit.
 
-    checkpoint: what rank 0 has read, and sends to the others, which pass None. sharded: the
-    folder of a sharded checkpoint, if it is one; every process reads its shards from it.
+    checkpoint: what rank 0 has read, and sends to the others, which pass None.
+    shards_folder: that of a sharded checkpoint, if it is one; every process reads its shards.
     """
     try:
-        if sharded:
+        if shards_folder:
             from support.distributed.shards import load_shards
 
             weights, state = get_state_dict(model, optimizer, options=SHARDED)
-            load_shards({"model": weights, "optimizer": state}, sharded)
+            load_shards({"model": weights, "optimizer": state}, shards_folder)
             options = SHARDED
         else:
             content = checkpoint or {"model": {}, "optimizer": {}}
@@ -65,7 +65,7 @@ def restore(
         set_optimizer_state_dict(model, optimizer, state, options=options)
     except dcp.CheckpointException as problem:
         raise UserError(
-            f"{sharded}: not a whole checkpoint ({first_failure(problem)})"
+            f"{shards_folder}: not a whole checkpoint ({first_failure(problem)})"
         ) from problem
     except (RuntimeError, KeyError, ValueError) as problem:
         if is_communication_error(problem):  # not a fault of the checkpoint

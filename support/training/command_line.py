@@ -93,7 +93,7 @@ class CommandLine:
         return args
 
     def with_config_file(self) -> dict[str, Any]:
-        """Returns the given flags, with those of the --config file below them."""
+        """Returns the given flags and, of those that are not given, the --config file's."""
         given = self.given
         if not given.get("config"):
             return given
@@ -110,7 +110,7 @@ class CommandLine:
             is_there = folder != LOGS and (folder / "last.pt").is_file()
             if not is_there or given.get("benchmark"):
                 return None
-        return load_run(folder, sharded="sharded" in flags_of(self.settings_class))
+        return load_run(folder, "sharded" in flags_of(self.settings_class))
 
     def flags_of_resumed_run(
         self, given: dict[str, Any], stored: dict[str, Any]
@@ -137,12 +137,13 @@ class CommandLine:
             flags |= read_config(str(path), self.settings_class)
         flags |= overridden_by(given)
         if checkpoint:
-            settled = {"precision"}  # on another machine "auto" could select another one
+            # What the first start found out, and this one must not find out anew.
+            kept = {"precision"}
             if given.get("minutes"):
-                settled |= {"epochs", "steps"}
+                kept |= {"epochs", "steps"}
             if checkpoint["progress"].get("growth", 1) > 1:
-                settled |= SIZE_FLAGS
-            flags |= {name: checkpoint["flags"][name] for name in settled}
+                kept |= SIZE_FLAGS
+            flags |= {name: checkpoint["flags"][name] for name in kept}
         flags |= given
         if flags["pretrained"]:
             self.refuse_shape(given)
@@ -202,7 +203,10 @@ def add_flag(parser, field) -> None:
 
 
 def overridden_by(given: dict[str, Any]) -> dict[str, int]:
-    """Returns 0 for flags that would contradict one of `given`, if a file sets them."""
+    """Returns 0 for --steps if --epochs is given, and for --batch-size if --batch-tokens is.
+
+    Then the flag that is given counts, whatever a file sets.
+    """
     others = {"epochs": "steps", "batch_tokens": "batch_size"}
     return {other: 0 for name, other in others.items() if name in given}
 

@@ -34,8 +34,8 @@ def flag(
 
     What happens to its value when a run is resumed, or another begins with its config.json:
     remembered=False: --resume does not use the stored value. copied=False: --config does not
-    copy it from a config.json. changeable=True: a resumed run may have another value. It may
-    so, too, if the flag is not remembered or not copied.
+    copy it from a config.json. changeable=True: a resumed run may have another value. A flag
+    that is not remembered, or not copied, is changeable as well.
     """
     return dataclasses.field(
         default=default,

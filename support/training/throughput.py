@@ -65,7 +65,7 @@ def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
         f"{args.precision}, torch {torch.__version__}"
     )
     rates: dict[str, float] = {}
-    # There are none yet, or the file is damaged.
+    # No rates, if the file is missing or damaged.
     with contextlib.suppress(OSError, ValueError, TypeError):
         rates = dict(read_json(path))
     rate = world_size * known_rate(args) or rates.get(setup, 0.0)

@@ -134,9 +134,9 @@ class Translation:
         """Returns the loss and the metrics of a part; see `Task.evaluate`.
 
         loss: the negative log-likelihood per target token, in nats; token_accuracy: how often
-        the most likely token is the right one; bleu: of greedy translations of
-        --bleu-sentences, or if `final`, with chrf, of beam search over all. Pairs with an empty
-        side or more than --max-length tokens do not count.
+        the most likely token is the right one; bleu: of greedy translations of at most
+        --bleu-sentences pairs; if `final`, bleu and chrf: of beam search over all pairs. Pairs
+        with an empty side or more than --max-length tokens do not count.
         """
         model.eval()
         nll, correct, targets = self.sum_over_tokens(model, part, data_rank, data_size)

@@ -99,7 +99,7 @@ def test_who_was_killed_is_named(monkeypatch, tmp_path, killed, saved):
         (folder / "last.pt").touch()
     monkeypatch.setattr("sys.argv", ["a/train_cpu.py"])
     with pytest.raises(SystemExit) as ended:
-        processes.watch(Workers(), str(folder), early=[])
+        processes.wait_for_workers(Workers(), str(folder), early=[])
     assert ended.value.code == (
         f"error: process {killed} of 3 was killed (SIGKILL); "
         + (

@@ -190,5 +190,5 @@ def test_a_signal_that_ends_the_wait_on_windows_does_not_end_the_run(monkeypatch
 
     workers = Workers()
     monkeypatch.setattr(launch, "forward_signals", lambda workers, early: [])
-    launch.watch(workers, "", early=[])
+    launch.wait_for_workers(workers, "", early=[])
     assert next(workers.ends, None) is None
