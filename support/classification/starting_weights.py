@@ -63,6 +63,7 @@ def adapted_config(config: ClassifierConfig, args, num_classes: int) -> Classifi
         "dropout": args.dropout,
         "head_dropout": args.dropout,
         "label_smoothing": args.label_smoothing,
+        "plain": args.plain,
     }
     if not config.patch:
         kwargs["max_length"] = args.max_length

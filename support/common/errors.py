@@ -29,7 +29,7 @@ def as_user_error(message: str) -> Iterator[None]:
     """Turns exceptions of the block into UserErrors: `message` and the reason, in one line."""
     try:
         yield
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except PermissionError as problem:  # the file may be whole
         raise UserError(error_message(problem)) from problem

@@ -36,7 +36,7 @@ def speed_up(
     """Replaces parts of `model` by faster ones, unless its configuration is plain; returns it.
 
     In fp32 they compute the same, up to rounding and the random numbers of dropout. Under
-    autocast they also round the residual stream, as FSDP does.
+    autocast they also round the residual stream, as FSDP does (on a CPU, dropout does it).
 
     device: "cpu" or "cuda", where the model will run; dtype: that of autocast, if it is used;
     recompute: keep only the inputs of each layer for the backward pass, and compute the rest

@@ -61,8 +61,9 @@ def read_lines(path: File) -> Iterator[str]:
     with as_user_error(f"{path}: cannot be read"), open_bytes(path) as file:
         lines = list(islice(file, 1))
         if lines and is_utf_16(lines[0]):
+            content = lines[0] + file.read()
             with as_user_error(f"{path}: begins like a file in UTF-16, but is damaged"):
-                text = (lines[0] + file.read()).decode("utf-16")
+                text = content.decode("utf-16")
             lines = text.encode().removesuffix(b"\n").split(b"\n")
         elif lines and b"\r" in lines[0] and not lines[0].endswith(b"\n"):  # the whole file
             lines = lines[0].removesuffix(b"\r").split(b"\r")

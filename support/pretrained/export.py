@@ -21,6 +21,11 @@ def export(folder: Path, model: Classifier, state: dict[str, Any]) -> None:
     From texts that are too long, transformers cuts the end, and classify.py the middle.
     """
     config = model.config
+    if config.plain:
+        raise UserError(
+            f"{folder}: transformers computes the usual model; this one was trained with "
+            f"--plain, so perhaps with changes"
+        )
     classes = state["classes"]
     family = exportable_family(config)
     if not family:

@@ -40,7 +40,7 @@ def check(folder: Path, mode: str, kills: int, steps: int, seed: int, *flags: st
     for _ in range(kills):
         run = start("killed")
         wait_for_a_moment(run, killed / "last.pt", rng)
-        assert run.poll() is None, "the run ended by itself: use more steps"
+        assert run.poll() is None, f"it ended by itself: {run.communicate()[1]}"
         kill_some(run, rng)
     for name in ("killed", "calm"):
         run = start(name)

@@ -575,6 +575,21 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path, corpus_flags, mode):
 
 
 @pytest.mark.slow
+def test_two_runs_at_once_do_not_disturb_each_other(tmp_path, corpus_flags):
+    """All start at the same time in one folder without a name: each has a folder of its own."""
+    flags = [*corpus_flags, *SMALL, "--steps", "20", "--eval-every", "10"]
+    runs = [start(tmp_path, mode, 2, *flags) for mode in ("ddp", "ddp", "cpu")]
+    for run in runs:
+        _, errors = run.communicate(timeout=120)
+        assert run.returncode == 0, errors
+    folders = sorted(tmp_path.glob("logs/*"))
+    assert len(folders) == 3
+    one, *others = (read_metrics(folder) for folder in folders)
+    for other in others:
+        assert [row["tokens"] for row in other] == [row["tokens"] for row in one]
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(
     not NETWORK, reason="network namespaces need root, iproute2 and a kernel that has them"
 )

@@ -40,6 +40,7 @@ MODULES = {  # (what of it: all if none is named, tests)
     "support/common/kernels.py": (
         (
             "speed_up",
+            "replace_functions",
             "OneProductAttention",
             "in_low_precision",
             "put",

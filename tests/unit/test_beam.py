@@ -209,6 +209,15 @@ def test_an_ensemble_searches_with_the_mean_of_the_probabilities(model, src):
         )
 
 
+def test_in_bf16_the_search_is_nearly_the_same(src):
+    model = make_model(scale=1)
+    exact = beam_search([model], src, beam=4, length_penalty=1.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        near = beam_search([model], src, beam=4, length_penalty=1.0)
+    for a, b in zip(exact, near):
+        assert b[0][0] == pytest.approx(a[0][0], abs=0.05)  # nats a token
+
+
 @torch.inference_mode()
 def test_alignment_is_what_the_last_layer_attends_with(src):
     model = make_model(heads=1)

@@ -22,7 +22,7 @@ from test_data import content_of, damage
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from classify import Predictor
-from model import initialize
+from model import initialize, scaled_dot_product
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.corpus import classes_of
 from support.classification.encoding import encode_texts, hold_out_labelled, prepare_labelled
@@ -727,6 +727,15 @@ def test_what_the_weights_cannot_be_tuned_for(refusal, table, published, flags, 
     assert expected in refusal(
         *table, "--pretrained", published[0], "--max-length", "16", *flags
     )
+
+
+def test_pretrained_weights_run_in_a_plain_model_too(table, published, monkeypatch):
+    command = ["train_cpu.py", *table, "--pretrained", str(published[0]), "--plain"]
+    monkeypatch.setattr("sys.argv", [*command, "--max-length", "16"])
+    task = prepare_task(parse_arguments("", CpuSettings).complete())
+    assert task.config.plain
+    layer = task.build_model().layers()[0]
+    assert layer.attention.attend is scaled_dot_product
 
 
 @pytest.mark.slow

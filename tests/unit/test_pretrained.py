@@ -413,6 +413,12 @@ def test_what_is_exported_is_read_again(tmp_path):
         assert found.config == model.config
 
 
+def test_a_plain_model_may_have_been_changed_so_it_is_not_exported(tmp_path):
+    model = small("bert", plain=True)
+    with pytest.raises(UserError, match="trained with --plain"):
+        export(tmp_path, model, saved(model))
+
+
 @pytest.mark.parametrize("lower", [None, True, False])
 def test_vocab_txt_makes_a_tokenizer(folder, lower):
     (folder / "tokenizer.json").unlink()
