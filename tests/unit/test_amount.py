@@ -151,7 +151,7 @@ def test_a_trial_ends_when_its_time_is_over(monkeypatch):
 
 
 def test_a_clock_has_hours_if_there_are_any():
-    assert [summary.clock(s) for s in (5, 90.9, 3690, 97_203)] == [
+    assert [summary.format_duration(s) for s in (5, 90.9, 3690, 97_203)] == [
         "0:05",
         "1:30",
         "1:01:30",

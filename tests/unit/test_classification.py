@@ -247,7 +247,7 @@ def test_predictions_name_the_files_of_images(tmp_path):
     task = SimpleNamespace(
         folder=encoded,
         classes=["a", "b"],
-        part=lambda part: Images(encoded, part, 1),
+        examples_of=lambda part: Images(encoded, part, 1),
         probabilities=np.array([[0.75, 0.25], [0.5, 0.5]]),
     )
     Classification.write_predictions(task, tmp_path / "predictions.csv", "valid")
