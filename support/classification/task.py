@@ -5,11 +5,10 @@ The interface of a task is `Task` in support/training/tasks.py.
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from tokenizers import Tokenizer
 from tokenizers.models import Unigram, WordLevel
 from torch import Tensor, nn
@@ -39,6 +38,13 @@ EVALUATION_TOKENS = 4096  # in a batch of an evaluation
 FEW_EXAMPLES = 10_000  # training examples, up to which pretrained weights are advised
 MANY_PATCHES = 400  # of an image: attention takes the square of their number
 PRETRAINED_WEIGHTS = {"text": "a BERT of their language", "image": "a ViT or a DeiT"}
+
+
+class Outputs(NamedTuple):
+    """What a model made of a part."""
+
+    confusion: np.ndarray  # (classes, classes), counts: the row is the true class
+    probabilities: np.ndarray  # (examples, classes); () if they were not kept
 
 
 class Classification:
@@ -254,15 +260,28 @@ class Classification:
         dtype = autocast_dtype(args.precision)
         return speed_up(model, args.device, dtype, args.recompute, args.compile)
 
-    @torch.no_grad()  # FSDP cannot gather in inference mode
     def evaluate(
-        self, model: nn.Module, part: str, data_rank: int, data_size: int, final: bool = False
+        self, model: nn.Module, part: str, data_rank: int, data_size: int
     ) -> dict[str, float]:
-        """Returns the loss and the metrics of a part; see `Task.evaluate`.
+        """Returns the loss and the metrics of a part; see `Task.evaluate`."""
+        metrics, _ = self.classify(model, part, data_rank, data_size, keep=False)
+        return metrics
+
+    def final_evaluation(
+        self, model: nn.Module, part: str, data_rank: int, data_size: int
+    ) -> tuple[dict[str, float], Outputs]:
+        """Returns the same, and the outputs for `report`."""
+        return self.classify(model, part, data_rank, data_size, keep=True)
+
+    @torch.no_grad()  # FSDP cannot gather in inference mode
+    def classify(
+        self, model: nn.Module, part: str, data_rank: int, data_size: int, keep: bool
+    ) -> tuple[dict[str, float], Outputs]:
+        """Returns the loss and the metrics of a part, and its outputs.
 
         The ranks add up the loss and the confusion matrix. All other metrics follow from this
-        matrix, so they are the same for any number of processes. If `final`, it keeps all
-        probabilities, (examples, classes), for `score_and_report`.
+        matrix, so they are the same for any number of processes. keep: whether all
+        probabilities are kept.
         """
         model.eval()
         device = next(model.parameters()).device
@@ -273,7 +292,7 @@ class Classification:
         confusion = torch.zeros(num_classes**2, dtype=torch.float64, device=device)
         nll = torch.zeros(1, dtype=torch.float64, device=device)
         # Each row is filled in by the ranks that classify its example, and is 0 in all others.
-        probabilities = torch.zeros(len(examples) if final else 0, num_classes, device=device)
+        probabilities = torch.zeros(len(examples) if keep else 0, num_classes, device=device)
         batches = evaluation_batches(examples, EVALUATION_TOKENS, data_rank, data_size, device)
         for rows, (x, label, _) in batches:
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
@@ -283,44 +302,46 @@ class Classification:
             cells = label * num_classes + log_p.argmax(-1)
             confusion.index_add_(0, cells, torch.ones_like(cells, dtype=confusion.dtype))
             nll -= log_p.gather(1, label[:, None]).sum()
-            if final:
+            if keep:
                 probabilities[rows.tolist()] = log_p.exp()
         sum_over_data(confusion, data_size)
         sum_over_data(nll, data_size)
-        if final:
+        if keep:
             sum_over_data(probabilities, data_size)
         model.train()
-        self.confusion = confusion.round().long().view(num_classes, -1).cpu().numpy()
-        self.probabilities = probabilities.cpu().numpy()
-        return compute_metrics(self.confusion) | {"loss": float(nll) / len(examples)}
+        outputs = Outputs(
+            confusion.round().long().view(num_classes, -1).cpu().numpy(),
+            probabilities.cpu().numpy(),
+        )
+        metrics = compute_metrics(outputs.confusion) | {"loss": float(nll) / len(examples)}
+        return metrics, outputs
 
-    def score_and_report(
-        self, model: nn.Module, data_rank: int, data_size: int, valid: dict[str, float]
+    @property
+    def has_test_set(self) -> bool:
+        """Whether the corpus has a part "test"."""
+        return "test" in self.meta["parts"]
+
+    def report(
+        self, part: str, metrics: dict[str, float], outputs: Outputs
     ) -> tuple[dict[str, Any], str]:
-        """Scores the test set, or without one the validation set.
+        """Writes predictions.csv to the run's folder; see `Task.report`.
 
-        Writes predictions.csv to the run's folder; texts, and images of IDX files, are numbered
-        from 0 in the order of the part. Returns entries for summary.json and text to show.
+        Texts, and images of IDX files, are numbered from 0 in the order of the part.
         """
-        part = "test" if "test" in self.meta["parts"] else "valid"
-        metrics = valid
-        if part == "test":
-            metrics = self.evaluate(model, part, data_rank, data_size, final=True)
-        if dist.get_rank() > 0:
-            return {}, ""
         labels = self.examples_of(part).labels
-        self.write_predictions(Path(self.args.folder) / "predictions.csv", part)
+        path = Path(self.args.folder) / "predictions.csv"
+        self.write_predictions(path, part, outputs.probabilities)
         summary = {
             **{f"{part}_{name}": round(value, 6) for name, value in metrics.items()},
             "classes": self.classes,
-            "confusion": self.confusion.tolist(),
-            "per_class": per_class(self.confusion, self.classes),
+            "confusion": outputs.confusion.tolist(),
+            "per_class": per_class(outputs.confusion, self.classes),
         }
-        table = metrics_table(self.confusion, self.classes)
+        table = metrics_table(outputs.confusion, self.classes)
         text = f"the {part} set, {len(labels):,} examples:\n\n{table}\n\n"
         return summary, text + f"Now try it:\n\n  python {script_path('classify.py')}\n"
 
-    def write_predictions(self, path: Path, part: str) -> None:
+    def write_predictions(self, path: Path, part: str, probabilities: np.ndarray) -> None:
         """Writes a line for each example.
 
         It has the name of its file or its number, its class, the likeliest class, and all
@@ -331,7 +352,7 @@ class Classification:
         rows = read_json(files) if files.is_file() else range(len(labels))
         columns = ["file" if files.is_file() else "row", "label", "prediction"]
         table: list[list] = [[*columns, *(f"p({name})" for name in self.classes)]]
-        for row, label, values in zip(rows, labels, self.probabilities):
+        for row, label, values in zip(rows, labels, probabilities):
             line = [row, self.classes[label], self.classes[values.argmax()]]
             table.append([*line, *(f"{value:.6f}" for value in values)])
         write_csv(path, table)

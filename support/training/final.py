@@ -30,14 +30,19 @@ def score_run(run, model: nn.Module) -> None:
     run.say("scoring the best weights")
     keep_mean_if_better(run, model)
     best = load_best(run, model)
-    valid = run.task.evaluate(model, "valid", run.data_rank, run.data_size, final=True)
+    task = run.task
+    part = "valid"
+    valid, outputs = task.final_evaluation(model, part, run.data_rank, run.data_size)
+    metrics = valid
     if run.keeps_log:
         (run.folder / "best.pt").touch()  # translate.py takes the newest
-    report, text = run.task.score_and_report(model, run.data_rank, run.data_size, valid)
-    long_barrier()  # rank 0 has written the model's outputs
+    if task.has_test_set:
+        part = "test"
+        metrics, outputs = task.final_evaluation(model, part, run.data_rank, run.data_size)
     memory = all_gather_objects(peak_memory())
     if not run.keeps_log:
         return
+    report, text = task.report(part, metrics, outputs)
     seconds = time.perf_counter() - run.began
     epochs = list(run.progress.epochs)
     if run.progress.epoch["seconds"]:  # the last epoch is not whole
@@ -51,7 +56,7 @@ def score_run(run, model: nn.Module) -> None:
         "averaged_checkpoints": best["averaged"],
         **{f"valid_{name}": round(value, 4) for name, value in valid.items()},
         **report,
-        "training_examples": len(run.task.batches.examples),
+        "training_examples": len(task.batches.examples),
         "peak_memory_mib": {
             "largest_process": round(max(memory)),
             "all_processes": round(sum(memory)),

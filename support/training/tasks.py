@@ -52,25 +52,34 @@ class Task(Protocol):
     def step_cost(self, step: int) -> "StepCost":
         """Returns how much all ranks compute in a step."""
 
+    @property
+    def has_test_set(self) -> bool:
+        """Whether the corpus has a part "test"."""
+
     def evaluate(
-        self, model: nn.Module, part: str, data_rank: int, data_size: int, final: bool = False
+        self, model: nn.Module, part: str, data_rank: int, data_size: int
     ) -> dict[str, float]:
-        """Returns "loss", the nll per target, and the metrics of "valid" or "test".
+        """Returns "loss", the nll per target, and the metrics of "valid", during training.
 
         A collective; all ranks get the same. It computes no gradients, and leaves the model in
-        training mode, unless a loss that is not finite ends the run. data_rank, data_size: see
-        `evaluation_batches` in data.py. final: as at the end of the run.
+        training mode. data_rank, data_size: see `evaluation_batches` in data.py.
         """
 
-    def score_and_report(
-        self, model: nn.Module, data_rank: int, data_size: int, valid: dict[str, float]
-    ) -> tuple[dict[str, Any], str]:
-        """Evaluates the test set, if there is one, and reports the final scores. A collective.
+    def final_evaluation(
+        self, model: nn.Module, part: str, data_rank: int, data_size: int
+    ) -> tuple[dict[str, float], Any]:
+        """Returns the final metrics of "valid" or "test", and the outputs for `report`.
 
-        It has to follow the final evaluation of the validation set, whose metrics are `valid`:
-        without a test set, it reports the outputs that this evaluation has left in the task.
-        Returns entries of summary.json, among them `test_NAME` for each metric, and text to
-        show. Only what rank 0 returns is used. It may write files to the run's folder.
+        As `evaluate`, but more exact where that takes long. Raises UserError.
+        """
+
+    def report(
+        self, part: str, metrics: dict[str, float], outputs: Any
+    ) -> tuple[dict[str, Any], str]:
+        """Writes the outputs to the run's folder, in rank 0 alone.
+
+        part, metrics, outputs: of the last `final_evaluation`. Returns entries of summary.json,
+        among them PART_NAME for each metric, and text to show.
         """
 
     def state(self) -> dict[str, Any]:

@@ -5,10 +5,10 @@ The interface of a task is `Task` in support/training/tasks.py.
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -58,6 +58,14 @@ def load_translator(
     return model.eval(), bpe, state
 
 
+class Outputs(NamedTuple):
+    """What a model made of a part, and how good it is."""
+
+    translations: dict[int, str]  # by line number
+    bleu: Score
+    chrf: Score
+
+
 class Translation:
     """Sentence pairs, encoded on disk, and how a Transformer is trained on them and scored."""
 
@@ -80,11 +88,6 @@ class Translation:
         ids = {"vocab_size": self.bpe.vocab_size, "pad": PAD, "bos": BOS, "eos": EOS}
         self.config = make_config(ModelConfig, args, **ids)
         self.make_batches()
-        # What the last evaluation has left for `score_and_report`: in all ranks the
-        # translations, by line number; in rank 0 the scores.
-        self.translations: dict[int, str] = {}
-        self.bleu_score: Score
-        self.chrf_score: Score
 
     def make_batches(self) -> None:
         args = self.args
@@ -127,47 +130,76 @@ class Translation:
         model = Transformer(self.config)
         return speed_up(model, args.device, dtype, args.recompute, args.compile)
 
+    @property
+    def has_test_set(self) -> bool:
+        """Whether the corpus has a part "test"."""
+        return (self.folder / "test.src.txt").is_file()
+
     @torch.no_grad()  # FSDP cannot gather in inference mode
     def evaluate(
-        self, model: nn.Module, part: str, data_rank: int, data_size: int, final: bool = False
+        self, model: nn.Module, part: str, data_rank: int, data_size: int
     ) -> dict[str, float]:
         """Returns the loss and the metrics of a part; see `Task.evaluate`.
 
         loss: the negative log-likelihood per target token, in nats; token_accuracy: how often
         the most likely token is the right one; bleu: of greedy translations of at most
-        --bleu-sentences pairs; if `final`, bleu and chrf: of beam search over all pairs. Pairs
-        with an empty side or more than --max-length tokens do not count.
+        --bleu-sentences pairs. Pairs with an empty side or more than --max-length tokens do not
+        count.
         """
         model.eval()
-        nll, correct, targets = self.sum_over_tokens(model, part, data_rank, data_size)
-        metrics = {"loss": nll / targets, "token_accuracy": correct / targets}
-        if not math.isfinite(nll):  # the run will end: translations would only take time
-            return metrics
-        max_lines = sys.maxsize if final else self.args.bleu_sentences
+        metrics = self.metrics_of_tokens(model, part, data_rank, data_size)
+        max_lines = self.args.bleu_sentences
+        if not math.isfinite(metrics["loss"]):  # the run will end
+            max_lines = 0
         if max_lines:
-            beam = BEAM if final else 1
-            self.translations = self.translate_part(model, part, beam, max_lines)
-        if max_lines and dist.get_rank() == 0:
-            _, translations, references = zip(*self.scored_lines(part))
-            self.bleu_score = bleu(translations, references, self.args.tgt)
-            metrics["bleu"] = self.bleu_score.value
-            if final:
-                self.chrf_score = chrf(translations, references)
-                metrics["chrf"] = self.chrf_score.value
-        long_barrier()  # rank 0 has computed BLEU
+            translations = self.translate_part(model, part, 1, max_lines)
+            (score,) = self.compute_scores(part, translations, [self.bleu])
+            metrics["bleu"] = score.value
         model.train()
-        return broadcast_object(metrics)
+        return metrics
 
-    def scored_lines(self, part: str) -> list[tuple[str, str, str]]:
-        """Returns (source, translation, reference) of the pairs that were translated last."""
+    @torch.no_grad()
+    def final_evaluation(
+        self, model: nn.Module, part: str, data_rank: int, data_size: int
+    ) -> tuple[dict[str, float], Outputs]:
+        """Returns the same, with BLEU and chrF of beam search over all pairs, and the outputs.
+
+        Raises UserError if the loss is not finite.
+        """
+        model.eval()
+        metrics = self.metrics_of_tokens(model, part, data_rank, data_size)
+        if not math.isfinite(metrics["loss"]):
+            raise UserError(f"the loss on the {part} set is not finite; try --precision fp32")
+        translations = self.translate_part(model, part, BEAM, sys.maxsize)
+        scores = self.compute_scores(part, translations, [self.bleu, chrf])
+        outputs = Outputs(translations, *scores)
+        model.train()
+        return metrics | {"bleu": outputs.bleu.value, "chrf": outputs.chrf.value}, outputs
+
+    def bleu(self, translations: Sequence[str], references: Sequence[str]) -> Score:
+        return bleu(translations, references, self.args.tgt)
+
+    def compute_scores(
+        self, part: str, translations: dict[int, str], functions: Sequence[Callable[..., Score]]
+    ) -> list[Score]:
+        """Returns what each function says of translations by line number. A collective."""
+        scores = None
+        if dist.get_rank() == 0:
+            _, texts, references = zip(*self.lines_of(part, translations))
+            scores = [function(texts, references) for function in functions]
+        long_barrier()  # rank 0 has computed the scores
+        return broadcast_object(scores)
+
+    def lines_of(self, part: str, translations: dict[int, str]) -> list[tuple[str, str, str]]:
+        """Returns (source, translation, reference) of the pairs that were translated."""
         sources = read_text(self.folder, part, "src")
         references = read_text(self.folder, part, "tgt")
-        return [(sources[i], text, references[i]) for i, text in self.translations.items()]
+        return [(sources[i], text, references[i]) for i, text in translations.items()]
 
-    def sum_over_tokens(
+    def metrics_of_tokens(
         self, model: nn.Module, part: str, data_rank: int, data_size: int
-    ) -> tuple[float, float, float]:
-        """Returns nll, right tokens and targets of a part, each summed over all ranks."""
+    ) -> dict[str, float]:
+        """Returns "loss" and "token_accuracy" of a part, over all ranks."""
         pairs = Pairs(self.folder, part)
         device = next(model.parameters()).device
         dtype = autocast_dtype(self.args.precision)
@@ -182,7 +214,7 @@ class Translation:
             sums[2] += len(target)
         sum_over_data(sums, data_size)
         nll, correct, targets = sums.tolist()
-        return nll, correct, targets
+        return {"loss": nll / targets, "token_accuracy": correct / targets}
 
     def translate_part(
         self, model: nn.Module, part: str, beam: int, max_lines: int
@@ -216,32 +248,23 @@ class Translation:
         best = [best_first[0][1] for best_first in hypotheses]
         return dict(zip(lines, best))
 
-    def score_and_report(
-        self, model: nn.Module, data_rank: int, data_size: int, valid: dict[str, float]
+    def report(
+        self, part: str, metrics: dict[str, float], outputs: Outputs
     ) -> tuple[dict[str, Any], str]:
-        """Scores the test set, or without one the validation set, as translate.py translates.
+        """Writes translations.txt to the run's folder; see `Task.report`.
 
-        Writes translations.txt to the run's folder. The line of a pair that is not scored is
-        empty there. Returns entries for summary.json and text to show.
+        The line of a pair that is not scored is empty there.
         """
-        part = "test" if (self.folder / "test.src.txt").is_file() else "valid"
-        metrics = valid
-        if part == "test":
-            metrics = self.evaluate(model, part, data_rank, data_size, final=True)
-        if not math.isfinite(metrics["loss"]):
-            raise UserError(f"the loss on the {part} set is not finite; try --precision fp32")
-        if dist.get_rank() > 0:
-            return {}, ""
         count = len(read_text(self.folder, part, "src"))
-        text = "".join(self.translations.get(i, "") + "\n" for i in range(count))
+        text = "".join(outputs.translations.get(i, "") + "\n" for i in range(count))
         write_text(Path(self.args.folder) / "translations.txt", text)
-        scored = self.scored_lines(part)
+        scored = self.lines_of(part, outputs.translations)
         text = (
-            f"BLEU {self.bleu_score.value:.1f}, chrF {self.chrf_score.value:.1f} "
+            f"BLEU {outputs.bleu.value:.1f}, chrF {outputs.chrf.value:.1f} "
             f"on {len(scored):,} sentences of the {part} set, beam {BEAM}\n"
-            f"{self.bleu_score.note}"
-            f"BLEU's signature: {self.bleu_score.signature}\n"
-            f"chrF's signature: {self.chrf_score.signature}\n\n"
+            f"{outputs.bleu.note}"
+            f"BLEU's signature: {outputs.bleu.signature}\n"
+            f"chrF's signature: {outputs.chrf.signature}\n\n"
         )
         stride = math.ceil(len(scored) / EXAMPLES_SHOWN)
         for source, translation, reference in scored[::stride]:
@@ -253,10 +276,10 @@ class Translation:
         text += f"Now talk to it:\n\n  python {script_path('translate.py')}\n"
         summary = {
             "beam": BEAM,
-            f"{part}_bleu": round(self.bleu_score.value, 2),
-            "bleu_signature": self.bleu_score.signature,
-            f"{part}_chrf": round(self.chrf_score.value, 2),
-            "chrf_signature": self.chrf_score.signature,
+            f"{part}_bleu": round(outputs.bleu.value, 2),
+            "bleu_signature": outputs.bleu.signature,
+            f"{part}_chrf": round(outputs.chrf.value, 2),
+            "chrf_signature": outputs.chrf.signature,
         }
         return summary, text
 

@@ -248,9 +248,10 @@ def test_predictions_name_the_files_of_images(tmp_path):
         folder=encoded,
         classes=["a", "b"],
         examples_of=lambda part: Images(encoded, part, 1),
-        probabilities=np.array([[0.75, 0.25], [0.5, 0.5]]),
     )
-    Classification.write_predictions(task, tmp_path / "predictions.csv", "valid")
+    probabilities = np.array([[0.75, 0.25], [0.5, 0.5]])
+    path = tmp_path / "predictions.csv"
+    Classification.write_predictions(task, path, "valid", probabilities)
     assert (tmp_path / "predictions.csv").read_text().splitlines() == [
         "file,label,prediction,p(a),p(b)",
         "a/3.png,a,a,0.750000,0.250000",

@@ -114,23 +114,22 @@ def test_the_first_metric_chooses_the_best_weights_or_else_the_loss(
     )
     final = {"accuracy": 0.5, "loss": 4.0}  # also of the mean of the weights
     monkeypatch.setattr(Classification, "metrics", metrics)
-    monkeypatch.setattr(Classification, "evaluate", lambda *_, **__: next(evaluations, final))
-    monkeypatch.setattr(Classification, "score_and_report", lambda *_: ({}, ""))
+    monkeypatch.setattr(Classification, "evaluate", lambda *_: next(evaluations, final))
+    monkeypatch.setattr(Classification, "final_evaluation", lambda *_: (final, None))
+    monkeypatch.setattr(Classification, "report", lambda *_: ({}, ""))
     train_here("--steps", 2, "--eval-every", 1, "--average-checkpoints", averaged)
     assert best_step(tmp_path / "logs/r") == best
 
 
 def test_nothing_is_translated_where_the_loss_is_not_finite():
-    sums = (math.nan, 0.0, 8.0)
-    task = SimpleNamespace(sum_over_tokens=lambda *_: sums)  # it cannot translate
-    metrics = Translation.evaluate(task, torch.nn.Linear(1, 1), "valid", 0, 1)
-    assert math.isnan(metrics["loss"])
-
-
-def test_a_test_set_whose_loss_is_not_finite_is_not_scored():
-    task = SimpleNamespace(folder=Path("nowhere"))  # without a test set: it evaluates nothing
-    with pytest.raises(UserError, match="the loss on the valid set is not finite"):
-        Translation.score_and_report(task, torch.nn.Linear(1, 1), 0, 1, {"loss": math.inf})
+    task = SimpleNamespace(  # it cannot translate
+        metrics_of_tokens=lambda *_: {"loss": math.nan},
+        args=SimpleNamespace(bleu_sentences=2000),
+    )
+    model = torch.nn.Linear(1, 1)
+    assert math.isnan(Translation.evaluate(task, model, "valid", 0, 1)["loss"])
+    with pytest.raises(UserError, match="the loss on the test set is not finite"):
+        Translation.final_evaluation(task, model, "test", 0, 1)
 
 
 @pytest.fixture
@@ -262,8 +261,9 @@ def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
 
     average = checkpoint.average_weights
     monkeypatch.setattr(checkpoint, "average_weights", average_weights)
-    monkeypatch.setattr(Classification, "evaluate", lambda *_, **__: dict(metrics))
-    monkeypatch.setattr(Classification, "score_and_report", lambda *_: ({}, ""))
+    monkeypatch.setattr(Classification, "evaluate", lambda *_: dict(metrics))
+    monkeypatch.setattr(Classification, "final_evaluation", lambda *_: (dict(metrics), None))
+    monkeypatch.setattr(Classification, "report", lambda *_: ({}, ""))
     summary = train_here("--steps", 4, "--eval-every", 2, "--average-checkpoints", 2)
     best = checkpoint.load(tmp_path / "logs/r/best.pt")
     assert best["averaged"] == summary["averaged_checkpoints"] == averaged
@@ -283,8 +283,9 @@ def test_a_longer_run_keeps_the_mean_until_an_evaluation_is_better(
 
     average = checkpoint.average_weights
     monkeypatch.setattr(checkpoint, "average_weights", average_weights)
-    monkeypatch.setattr(Classification, "evaluate", lambda *_, **__: dict(metrics))
-    monkeypatch.setattr(Classification, "score_and_report", lambda *_: ({}, ""))
+    monkeypatch.setattr(Classification, "evaluate", lambda *_: dict(metrics))
+    monkeypatch.setattr(Classification, "final_evaluation", lambda *_: (dict(metrics), None))
+    monkeypatch.setattr(Classification, "report", lambda *_: ({}, ""))
     train_here("--steps", 4, "--eval-every", 2, "--average-checkpoints", 2)
     metrics.update(accuracy=0.8, loss=0.3)
     train_here("--resume", "logs/r", "--steps", 6, "--average-checkpoints", 1)
