@@ -130,6 +130,11 @@ def share_settings(
         with publish(store, "checked/0"):
             args = command_line.complete(restarted)
             torchrun_store.set("folder", args.folder)
+            if restarted and not args.task_state:  # perhaps another node has it
+                print(
+                    f"torchrun has started the run again: {restarted}/last.pt is not on this "
+                    f"machine, so it begins at step 0"
+                )
             # A tokenizer, which a resumed run has in them, may be larger than a store's value.
             send_text(store, "settings", json.dumps([own, dataclasses.asdict(args)]))
     else:

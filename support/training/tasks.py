@@ -142,8 +142,9 @@ def base_config(flags: dict[str, Any]) -> Path | None:
         from support.corpora.pairs import find_corpus
 
         pairs = find_corpus(args.data, args.valid, args.test, args.src, args.tgt)
-        if pairs.name in TRANSLATION_CORPORA:  # a user's corpus may have another file's name
-            return CONFIGS / f"{pairs.name}.yaml"
+        own = CONFIGS / f"{pairs.name}.yaml"
+        if pairs.name in TRANSLATION_CORPORA and own.is_file():  # no other corpus's file
+            return own
         return config_for_amount("pairs", pairs.parts["train"]())
     from support.classification.labelled import find_labelled
 

@@ -213,6 +213,20 @@ def test_a_node_that_has_fewer_gpus_than_rank_0s(monkeypatch, gpus):
             share_settings(parsed, store, store, 1, 2)
 
 
+def test_a_restart_without_the_checkpoint_says_that_it_begins_again(
+    tmp_path, corpus_flags, monkeypatch, capsys
+):
+    """As where `logs/` is not shared, and rank 0 is now on another node."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["train_ddp.py", *map(str, corpus_flags)])
+    store = dist.HashStore()
+    store.set("folder", "logs/own-1")
+    args = share_settings(parse_arguments("", Settings), store, dist.HashStore(), 0, 1)
+    assert args.folder == "logs/own-1"
+    said = "logs/own-1/last.pt is not on this machine, so it begins at step 0"
+    assert said in capsys.readouterr().out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode, number", [("ddp", signal.SIGTERM), ("fsdp", signal.SIGINT)])
 def test_a_signal_to_torchrun_saves_one_step_everywhere(tmp_path, corpus_flags, mode, number):
