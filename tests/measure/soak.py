@@ -93,8 +93,10 @@ STEP = re.compile(
     r"(?:, valid loss ([\d.]+), valid bleu ([\d.e-]+))?, [\d,]+ tokens/s, "
 )
 
-# Lines that depend on how long a run is and how long it takes.
-OF_LENGTH = re.compile(r" in all; logs/run/ has| of training here$|^epochs: ")
+# Lines that depend on how long a run is, how long it takes, and when it is killed.
+OF_LENGTH = re.compile(
+    r" in all; logs/run/ has| of training here$|^epochs: |, so it begins at step 0$"
+)
 
 
 class Soak:
