@@ -27,7 +27,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from support.common.errors import UserError
 from support.corpora.encoded import encoded_folder, in_order, make_once
-from support.corpora.held_out import count_in_training, hash_pair, hold_out_pairs
+from support.corpora.held_out import Leakage, hash_pair, hold_out_pairs
 
 PAD, BOS, EOS = 0, 1, 2
 FORMAT = 9  # of the encoded corpus: increase it when the same text is stored differently
@@ -114,11 +114,11 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> 
 
     Raises UserError if a part has no pair.
     """
+    # These two lines read every part, so that errors in a file come before the BPE is trained.
     num_pairs = sum(1 for _ in corpus.parts["train"]())
+    leakage = Leakage(corpus.parts, hash_pair)
     is_held_out = "valid" not in corpus.parts
     parts = hold_out_pairs(corpus.parts) if is_held_out else corpus.parts
-    # This reads every part, so that errors in a file come before the BPE is trained.
-    in_training = count_in_training(corpus.parts | {"train": parts["train"]}, hash_pair)
     stride = max(1, math.ceil(num_pairs / BPE_PAIRS))
     some_pairs = islice(parts["train"](), 0, None, stride)
     texts = (text.strip() for pair in some_pairs for text in pair)
@@ -126,7 +126,8 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> 
     (folder / "tokenizer.json").write_text(encoder.serialized, encoding="utf-8")
     meta: dict[str, Any] = {"name": corpus.name, "held_out": is_held_out, "parts": {}}
     for part in in_order(parts):
-        counts = encode_part(parts[part](), encoder, folder / part, max_length)
+        pairs = leakage.watch(part, parts[part]())
+        counts = encode_part(pairs, encoder, folder / part, max_length)
         if not counts["pairs"]:
             hint = ""
             if is_held_out and part == "valid":
@@ -136,7 +137,7 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> 
                 f"an empty side, {counts['too_long']:,} longer than --max-length {max_length}"
                 f"){hint}"
             )
-        meta["parts"][part] = counts | {"in_training": in_training.get(part, 0)}
+        meta["parts"][part] = counts | {"in_training": leakage.count(part)}
     return meta
 
 

@@ -18,7 +18,7 @@ from support.classification.text_tokenizers import train_tokenizer
 from support.common.errors import UserError
 from support.common.files import write_json
 from support.corpora.encoded import encoded_folder, in_order, make_once
-from support.corpora.held_out import choose_held_out, count_in_training, hash_text, hold_out
+from support.corpora.held_out import Leakage, choose_held_out, hash_text, hold_out
 
 FORMAT = 16  # version of the files; increase it when the same examples are stored differently
 BLOCK = 1000  # texts encoded at once; a long one takes about 5 KiB per token of max_length
@@ -65,20 +65,19 @@ def encode(
         tokenizer = Tokenizer.from_str(serialized)
         write = partial(write_texts, tokenizer=tokenizer, max_length=max_length)
     counts_of_parts = {}
-    in_training = {}
-    if corpus.modality == "text":  # images are not compared: it would take long to read them
-        compared = corpus.parts | {"train": parts["train"]}
-        in_training = count_in_training(compared, lambda labelled: hash_example(labelled[0]))
+    # Images are not compared: their files would be read once more.
+    compared = corpus.parts if corpus.modality == "text" else {}
+    leakage = Leakage(compared, lambda labelled: hash_example(labelled[0]))
     for part in in_order(parts):
-        source = f"{corpus.name}: the {part} set"
-        examples = with_numbers(parts[part](), numbers, source)
+        labelled = leakage.watch(part, parts[part]())
+        examples = with_numbers(labelled, numbers, f"{corpus.name}: the {part} set")
         counts = write(examples, folder / part)
         if not counts["examples"]:
             hint = ""
             if is_held_out and part == "valid":
                 hint = ": too few differ to hold some out of training; pass one with --valid"
             raise UserError(f"{corpus.name}: the {part} set has no example{hint}")
-        counts_of_parts[part] = counts | {"in_training": in_training.get(part, 0)}
+        counts_of_parts[part] = counts | {"in_training": leakage.count(part)}
     return {
         "name": corpus.name,
         "modality": corpus.modality,

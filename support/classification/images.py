@@ -155,14 +155,20 @@ def cut_centre(image, width: int, height: int):
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """Returns the bytes of an IDX file (.gz too), in its shape. Raises UserError."""
-    size = 4 + 4 * dimensions  # bytes of the header
-    content = read_bytes(path)
-    magic = bytes([0, 0, 8, dimensions])
-    if content[:4] != magic or len(content) < size:
-        raise UserError(f"{path}: not an IDX file of bytes in {dimensions} dimensions")
-    shape = np.frombuffer(content[4:size], ">u4")
+    shape = idx_shape(path, dimensions)
+    pixels = np.frombuffer(read_bytes(path), np.uint8, offset=4 + 4 * dimensions)
     with as_user_error(f"{path}: not a whole IDX file"):
-        return np.frombuffer(content, np.uint8, offset=size).reshape(shape)
+        return pixels.reshape(shape)
+
+
+def idx_shape(path: Path, dimensions: int) -> list[int]:
+    """Returns the shape in the header of an IDX file (.gz too). Raises UserError."""
+    size = 4 + 4 * dimensions  # bytes
+    header = read_bytes(path, size)
+    magic = bytes([0, 0, 8, dimensions])
+    if header[:4] != magic or len(header) < size:
+        raise UserError(f"{path}: not an IDX file of bytes in {dimensions} dimensions")
+    return np.frombuffer(header[4:], ">u4").tolist()
 
 
 def read_idx_pair(

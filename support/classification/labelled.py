@@ -97,7 +97,7 @@ def add_idx(corpus: Labelled, folder: Path) -> None:
             found = pixels or labels
             raise UserError(f"{found}: both images and labels are needed of the {part} set")
         if not corpus.transform:
-            side = corpus.size or images.read_idx(pixels, 3).shape[1]
+            side = corpus.size or images.idx_shape(pixels, 3)[1]
             corpus.transform = ImageTransform(side, channels=1, **normalization)
         read = partial(images.read_idx_pair, pixels, labels, corpus.classes)
         corpus.add(part, "image", read, [pixels, labels])

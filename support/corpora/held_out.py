@@ -2,11 +2,13 @@
 
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import compress
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
 
 FEW_VALID = 100  # examples, of which each is at least a point of accuracy
 MAX_SHARED = 0.1  # of a part; in many corpora a few short texts occur several times
@@ -78,22 +80,35 @@ def choose_held_out(hashes: np.ndarray, size: int) -> set[int]:
     return set(candidates[num_before < max(1, size)].tolist())
 
 
-def count_in_training(
-    parts: dict[str, Callable[[], Iterable]], hash_of: Callable[[Any], int]
-) -> dict[str, int]:
-    """Returns how many examples of each other part are in the training set as well.
+class Leakage:
+    """Counts the validation and test examples that are in the training set as well."""
 
-    hash_of: returns the hash of an example, or 0 if it does not count.
-    """
-    hashes = {
-        part: [code for code in map(hash_of, read()) if code]
-        for part, read in parts.items()
-        if part != "train"
-    }
-    found = set().union(*hashes.values())
-    if found:
-        found = found.intersection(map(hash_of, parts["train"]()))
-    return {part: sum(code in found for code in codes) for part, codes in hashes.items()}
+    def __init__(self, parts: dict[str, Callable[[], Iterable]], hash_of: Callable[[Any], int]):
+        """Reads all parts but "train".
+
+        hash_of: returns the hash of an example, or 0 if it does not count.
+        """
+        self.hash_of = hash_of
+        self.hashes = {
+            part: [code for code in map(hash_of, read()) if code]
+            for part, read in parts.items()
+            if part != "train"
+        }
+        self.others = set().union(*self.hashes.values())
+        self.found: set[int] = set()  # those of `others` that are in the training set
+
+    def watch(self, part: str, examples: Iterable[T]) -> Iterator[T]:
+        """Yields the examples of a part, and takes note of those of the training set."""
+        for example in examples:
+            if part == "train" and self.others:
+                code = self.hash_of(example)
+                if code in self.others:
+                    self.found.add(code)
+            yield example
+
+    def count(self, part: str) -> int:
+        """Returns how many examples of a part were seen in the training set."""
+        return sum(code in self.found for code in self.hashes.get(part, []))
 
 
 def warnings_of_parts(

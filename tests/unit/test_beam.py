@@ -143,7 +143,8 @@ def test_a_result_does_not_depend_on_the_batch(src, beam):
     together = beam_search([model], src, beam, n_best=beam)
     backwards = beam_search([model], src.flip(0), beam, n_best=beam)[::-1]
     for sentence, found, other in zip(src, together, backwards):
-        alone = beam_search([model], sentence[sentence != PAD][None], beam, n_best=beam)[0]
+        unpadded = sentence[sentence != PAD]
+        alone = beam_search([model], unpadded[None], beam, n_best=beam)[0]
         for result in (alone, other):
             assert [ids for _, ids in result] == [ids for _, ids in found]
             scores = [score for score, _ in found]

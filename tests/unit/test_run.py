@@ -248,15 +248,11 @@ def test_the_best_weights_of_steps_that_were_given_up_are_removed(tmp_path, trai
     assert summary["best_step"] == best_step(tmp_path / "logs/r") == steps
 
 
-@pytest.mark.parametrize(("loss_of_mean", "averaged"), [(0.2, 2), (0.4, 1)])
-def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
-    tmp_path, train_here, monkeypatch, loss_of_mean, averaged
-):
-    """Its accuracy is lower in both cases: the loss decides."""
-    metrics = {"accuracy": 0.9, "loss": 0.3}
+def pretend_metrics(monkeypatch, metrics: dict, of_mean: dict) -> None:
+    """Makes all evaluations return `metrics`, which become `of_mean` with the mean weights."""
 
     def average_weights(paths):
-        metrics.update(accuracy=0.8, loss=loss_of_mean)
+        metrics.update(of_mean)
         return average(paths)
 
     average = checkpoint.average_weights
@@ -264,6 +260,17 @@ def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
     monkeypatch.setattr(Classification, "evaluate", lambda *_: dict(metrics))
     monkeypatch.setattr(Classification, "final_evaluation", lambda *_: (dict(metrics), None))
     monkeypatch.setattr(Classification, "report", lambda *_: ({}, ""))
+
+
+@pytest.mark.parametrize(("loss_of_mean", "averaged"), [(0.2, 2), (0.4, 1)])
+def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
+    tmp_path, train_here, monkeypatch, loss_of_mean, averaged
+):
+    """Its accuracy is lower in both cases: the loss decides."""
+    metrics = {"accuracy": 0.9, "loss": 0.3}
+
+    average = checkpoint.average_weights
+    pretend_metrics(monkeypatch, metrics, of_mean={"accuracy": 0.8, "loss": loss_of_mean})
     summary = train_here("--steps", 4, "--eval-every", 2, "--average-checkpoints", 2)
     best = checkpoint.load(tmp_path / "logs/r/best.pt")
     assert best["averaged"] == summary["averaged_checkpoints"] == averaged
@@ -277,15 +284,7 @@ def test_a_longer_run_keeps_the_mean_until_an_evaluation_is_better(
     """The mean is better than the evaluation after it, which is better than those before."""
     metrics = {"accuracy": 0.7, "loss": 0.4}
 
-    def average_weights(paths):
-        metrics.update(accuracy=0.9, loss=0.1)
-        return average(paths)
-
-    average = checkpoint.average_weights
-    monkeypatch.setattr(checkpoint, "average_weights", average_weights)
-    monkeypatch.setattr(Classification, "evaluate", lambda *_: dict(metrics))
-    monkeypatch.setattr(Classification, "final_evaluation", lambda *_: (dict(metrics), None))
-    monkeypatch.setattr(Classification, "report", lambda *_: ({}, ""))
+    pretend_metrics(monkeypatch, metrics, of_mean={"accuracy": 0.9, "loss": 0.1})
     train_here("--steps", 4, "--eval-every", 2, "--average-checkpoints", 2)
     metrics.update(accuracy=0.8, loss=0.3)
     train_here("--resume", "logs/r", "--steps", 6, "--average-checkpoints", 1)
