@@ -91,9 +91,8 @@ def run_trial(train: Callable, rank: int, world_size: int, store: dist.Store, ar
     # A port of its own: the keys of a group stay in its store, where the next would find them.
     with new_port(dist.PrefixStore("trial", store), rank):
         try:
-            if (
-                rank == 0
-            ):  # it writes there; with --sharded, PyTorch makes the other nodes' folders
+            # Rank 0 writes there; with --sharded, PyTorch makes the other nodes' folders.
+            if rank == 0:
                 folder.mkdir(parents=True, exist_ok=True)
             with contextlib.redirect_stdout(io.StringIO()):
                 train(rank, world_size, trial_args)
