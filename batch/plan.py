@@ -31,9 +31,8 @@ from support.planning.estimate import MAX_GPUS, MODE_NAMES, Estimate, best, can_
 from support.planning.footprint import TrainingStep
 from support.planning.machines import HARDWARE, Hardware
 from support.training.command_line import add_flag
-from support.training.config_file import read_config
+from support.training.config_file import CONFIGS, read_config
 from support.training.settings import Settings, check_limits, flag, flags_of, option
-from support.training.tasks import CONFIGS
 
 # Flags of the training scripts that decide what a step costs.
 SHAPE = ("layers", "d_model", "heads", "d_ff", "dropout", "norm", "vocab_size", "max_length")

@@ -233,7 +233,7 @@ class Classification:
         lines += warnings_of_classes(self.classes, examples)
         lines += warnings_of_parts(self.meta["parts"], "examples", self.unit)
         lines += filter(None, [self.left_out_line, self.summary_of_weights])
-        is_new = not (self.args.pretrained or self.args.task_state)
+        is_new = not (self.args.pretrained or self.args.is_resumed)
         if is_new and examples <= FEW_EXAMPLES:
             lines.append(
                 f"few {self.unit}: pretrained weights would do better, such as "

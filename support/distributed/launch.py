@@ -77,7 +77,7 @@ def set_up_and_train(train: Train, rank: int, world_size: int, store: dist.Store
             from support.distributed.delay import delayed_collectives
 
             stack.enter_context(delayed_collectives(args.delay_ms / 1000))
-        if args.minutes and not args.task_state:
+        if args.minutes and not args.is_resumed:
             settle_length(train, rank, world_size, store, args)
         with rendezvous.new_port(store, rank):
             train(rank, world_size, args)

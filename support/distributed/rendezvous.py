@@ -130,7 +130,7 @@ def share_settings(
         with publish(store, "checked/0"):
             args = command_line.complete(restarted)
             torchrun_store.set("folder", args.folder)
-            if restarted and not args.task_state:  # perhaps another node has it
+            if restarted and not args.is_resumed:  # perhaps another node has it
                 print(
                     f"torchrun has started the run again: {restarted}/last.pt is not on this "
                     f"machine, so it begins at step 0"

@@ -26,7 +26,7 @@ from support.common.hardware import (
 from support.common.paths import LOGS
 from support.common.run_folder import check_name, make_folder
 from support.common.streams import prepare_streams, readable
-from support.training.config_file import read_config
+from support.training.config_file import base_config, read_config
 from support.training.settings import (
     Settings,
     check_limits,
@@ -34,7 +34,7 @@ from support.training.settings import (
     flags_of,
     option,
 )
-from support.training.tasks import base_config, check_task
+from support.training.tasks import check_task
 from support.training.throughput import known_rate
 
 METAVARS = {str: "TEXT", int: "N", float: "X"}

@@ -137,11 +137,11 @@ class Run:
         content = json.dumps(self.task.state(), sort_keys=True)
         check_same_data(hashlib.sha256(content.encode()).hexdigest()[:12])
         if self.keeps_log:
-            self.lock = lock_folder(self.folder, is_new=not self.args.task_state)
+            self.lock = lock_folder(self.folder, is_new=not self.args.is_resumed)
         if scaler:
             self.scaler = scaler
         step = 0
-        if self.args.task_state:
+        if self.args.is_resumed:
             step = self.restore_checkpoint(model, optimizer)
             end = ", its last: nothing is left to train" if step == self.last_step else ""
             self.say(f"resumed {self.folder} at step {step:,}{end}")
@@ -397,11 +397,7 @@ class Run:
             self.end_diverged_run(step, "validation loss")
         self.finish_writing()  # so that main memory holds one copy at a time
         state = weights.full_state_dict(model)
-        in_log = ("loss", *self.task.metrics)
-        self.progress.evaluated = {
-            f"valid_{name}" if name in in_log else name: value
-            for name, value in metrics.items()
-        }
+        self.progress.evaluated = {f"valid_{name}": value for name, value in metrics.items()}
         self.write_row(self.progress.evaluated)
         self.end_epoch(step)
         score = self.score(metrics)

@@ -294,7 +294,7 @@ class Settings(RunSettings, SpeedSettings, OptimizerSettings, ModelSettings, Cor
     SCALES_LOSS: ClassVar[bool] = True  # whether the script can train in fp16
 
     folder: str = ""  # of the run; none with --benchmark
-    task_state: dict | None = None  # Task.state() of the checkpoint that the run resumes from
+    task_state: dict | None = None  # Task.state() of the checkpoint that a resumed run has
     base_config: str = ""  # the file in configs/ that the run began with
     threads: int = 1  # of this process
     gpu_rate: float = 0.0  # FLOP/s of all GPUs together, if steps may be enlarged for them
@@ -306,6 +306,11 @@ class Settings(RunSettings, SpeedSettings, OptimizerSettings, ModelSettings, Cor
     sharded = False
     replicas = 1
     tensor = 1
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the run goes on from a checkpoint."""
+        return self.task_state is not None
 
     def flags(self) -> dict[str, Any]:
         """Returns the flags by name, as config.json and checkpoints hold them."""

@@ -46,7 +46,7 @@ def beginning(run) -> str:
             f"warning: --tensor {run.tp_size}, but a node has {node_size} processes, so the "
             f"parts of a layer are added up over the network; --tensor {node_size} would not"
         )
-    if args.warmup > run.last_step and not (args.task_state or args.benchmark):
+    if args.warmup > run.last_step and not (args.is_resumed or args.benchmark):
         lines.append(
             f"warning: the run has {steps}, fewer than --warmup {args.warmup}: "
             f"the learning rate stays low; --warmup 0 takes a tenth of the run"

@@ -5,10 +5,6 @@ implementations, such as support/translation/task.py, are imported only when the
 them. CONTRIBUTING.md says how to add one.
 """
 
-from collections.abc import Iterable
-from itertools import islice
-from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
@@ -16,13 +12,10 @@ from torch import Tensor, nn
 from data import Batches
 from model import LayerConfig
 from support.common.errors import UserError
-from support.common.paths import ROOT
 from support.training.settings import Settings, flags_of, option
 
 if TYPE_CHECKING:
     from support.common.flops import StepCost
-
-CONFIGS = ROOT / "configs"
 
 
 class Task(Protocol):
@@ -122,63 +115,16 @@ def make_task(args: Settings) -> Task:
     from support.classification.task import Classification
 
     pretrained = None
-    if args.pretrained and not args.task_state:
+    if args.pretrained and not args.is_resumed:
         from support.pretrained.load import load_pretrained
 
         pretrained = load_pretrained(args.pretrained, image_size=args.image_size)
     return Classification(args, pretrained)
 
 
-def base_config(flags: dict[str, Any]) -> Path | None:
-    """Returns the file in configs/ that a new run begins with, if any. Raises UserError.
-
-    It is the corpus's own, NAME.yaml or pretrained-NAME.yaml, or else the one for its kind and
-    amount of data.
-    """
-    from support.corpora.task_type import CLASSIFICATION_CORPORA, TRANSLATION_CORPORA, task_type
-
-    args = SimpleNamespace(**flags)
-    if task_type(args.data, args.label) == "translation":
-        from support.corpora.pairs import find_corpus
-
-        pairs = find_corpus(args.data, args.valid, args.test, args.src, args.tgt)
-        own = CONFIGS / f"{pairs.name}.yaml"
-        if pairs.name in TRANSLATION_CORPORA and own.is_file():  # no other corpus's file
-            return own
-        return config_for_amount("pairs", pairs.parts["train"]())
-    from support.classification.labelled import find_labelled
-
-    corpus = find_labelled(
-        args.data, args.valid, args.test, args.text, args.label, args.image_size
-    )
-    prefix = "pretrained-" if args.pretrained else ""
-    own = CONFIGS / f"{prefix}{corpus.name}.yaml"
-    if corpus.name in CLASSIFICATION_CORPORA and own.is_file():
-        return own
-    kind = f"{prefix}{corpus.modality}s"
-    has_examples = "train" in corpus.parts  # else there will be an error that says so
-    return config_for_amount(kind, corpus.names_of("train") if has_examples else ())
-
-
-def config_for_amount(kind: str, examples: Iterable) -> Path | None:
-    """Returns the file for so many examples: KIND-to-N.yaml with the smallest N, or KIND.yaml.
-
-    kind: pairs, texts, images, pretrained-texts or pretrained-images. examples: the training
-    set, of which at most one more than the largest N is read.
-    """
-    prefix = f"{kind}-to-"
-    limits = [int(path.stem.removeprefix(prefix)) for path in CONFIGS.glob(f"{prefix}*.yaml")]
-    count = sum(1 for _ in islice(examples, max(limits, default=0) + 1))
-    for limit in sorted(limits):
-        if count <= limit:
-            return CONFIGS / f"{prefix}{limit}.yaml"
-    path = CONFIGS / f"{kind}.yaml"
-    return path if path.is_file() else None
-
-
 def check_task(args: Settings) -> None:
     """Raises UserError for flags that the task has no use for, and for an impossible model."""
-    if args.task_state:
+    if args.is_resumed:
         return
     from support.corpora.task_type import task_type
 

@@ -20,7 +20,7 @@ from support.corpora.task_type import CLASSIFICATION_CORPORA, TRANSLATION_CORPOR
 from support.distributed.rendezvous import store_on_loopback
 from support.distributed.signals import Signals
 from support.distributed.trial import settle_length
-from support.training import command_line, summary, tasks
+from support.training import command_line, config_file, summary
 from support.training.command_line import CommandLine, parse_arguments
 from support.training.larger_steps import find_growth
 from support.training.run import Progress, Run
@@ -36,37 +36,37 @@ from support.training.tasks import prepare_task
 def test_the_file_is_the_smallest_that_is_enough(tmp_path, monkeypatch, examples, expected):
     for name in ("texts-to-200", "texts-to-10", "texts", "pretrained-texts-to-10", "images"):
         (tmp_path / f"{name}.yaml").write_text("")
-    monkeypatch.setattr(tasks, "CONFIGS", tmp_path)
-    assert tasks.config_for_amount("texts", iter(range(examples))).stem == expected
+    monkeypatch.setattr(config_file, "CONFIGS", tmp_path)
+    assert config_file.config_for_amount("texts", iter(range(examples))).stem == expected
 
 
 def test_a_large_corpus_is_not_counted_to_its_end(tmp_path, monkeypatch):
     for name in ("pairs-to-5", "pairs"):
         (tmp_path / f"{name}.yaml").write_text("")
-    monkeypatch.setattr(tasks, "CONFIGS", tmp_path)
+    monkeypatch.setattr(config_file, "CONFIGS", tmp_path)
     examples = iter(range(1000))
-    assert tasks.config_for_amount("pairs", examples).stem == "pairs"
+    assert config_file.config_for_amount("pairs", examples).stem == "pairs"
     assert next(examples) == 6
 
 
 def test_epochs_on_the_command_line_override_the_steps_of_a_file(tmp_path, monkeypatch):
     (tmp_path / "phrasebook.yaml").write_text("steps: 500")
-    monkeypatch.setattr(tasks, "CONFIGS", tmp_path)
+    monkeypatch.setattr(config_file, "CONFIGS", tmp_path)
     given = {"epochs": 3}
     flags, _ = CommandLine(CpuSettings, given).flags_of_new_run(given, None)
     assert (flags["epochs"], flags["steps"]) == (3, 0)
 
 
 def test_every_file_can_be_chosen():
-    for path in tasks.CONFIGS.glob("*-to-*.yaml"):
+    for path in config_file.CONFIGS.glob("*-to-*.yaml"):
         kind, _, limit = path.stem.rpartition("-to-")
-        assert (tasks.CONFIGS / f"{kind}.yaml").is_file(), f"{kind} has no file for more"
-        assert tasks.config_for_amount(kind, range(int(limit))) == path
+        assert (config_file.CONFIGS / f"{kind}.yaml").is_file(), f"{kind} has no file for more"
+        assert config_file.config_for_amount(kind, range(int(limit))) == path
 
 
 def test_every_corpus_with_a_name_has_its_own_file():
     for name in (*CLASSIFICATION_CORPORA, *TRANSLATION_CORPORA):
-        assert (tasks.CONFIGS / f"{name}.yaml").is_file(), name
+        assert (config_file.CONFIGS / f"{name}.yaml").is_file(), name
 
 
 def test_published_weights_have_settings_by_amount_too(tmp_path):
@@ -75,7 +75,7 @@ def test_published_weights_have_settings_by_amount_too(tmp_path):
         table = tmp_path / f"{examples}.csv"
         table.write_text("text,label\n" + "a,1\n" * examples)
         flags = {"data": str(table), "label": "label", "pretrained": "FOLDER"}
-        names.append(tasks.base_config(defaults_of(CpuSettings) | flags).name)
+        names.append(config_file.base_config(defaults_of(CpuSettings) | flags).name)
     assert names == ["pretrained-texts-to-1000.yaml", "pretrained-texts.yaml"]
 
 

@@ -35,9 +35,9 @@ from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError
 from support.pretrained.export import export
 from support.training.command_line import parse_arguments
-from support.training.config_file import read_config
+from support.training.config_file import base_config, read_config
 from support.training.settings import CpuSettings
-from support.training.tasks import base_config, prepare_task
+from support.training.tasks import prepare_task
 
 SHAPE = shlex.split(
     "--layers 1 --d-model 32 --heads 2 --d-ff 64 --vocab-size 300 "

@@ -24,7 +24,7 @@ from support.corpora.class_folders import find_class_folders
 from support.corpora.download import sha256
 from support.corpora.pairs import find_corpus
 from support.corpora.task_type import task_type
-from support.training.tasks import CONFIGS
+from support.training.config_file import CONFIGS
 
 NEWS = (
     '"3","Oil, up","Prices ""rise"""\n"1","","A vote\\nin\\Rome\nnow"\n"4","Chips","Faster"\n'
