@@ -78,7 +78,8 @@ def parse_arguments() -> argparse.Namespace:
         help="precision of matrix products [auto: bf16 on a GPU, or fp16 on one that has no "
         "bf16; fp32 on a CPU]",
     )
-    args = parser.parse_intermixed_args()
+    # After "--" come words alone. `parse_intermixed_args` does not know it.
+    args = parser.parse_args() if "--" in sys.argv else parser.parse_intermixed_args()
     args.text = " ".join(args.words) if args.words else None
     check_arguments(args)
     devices = ("cpu",) if args.engine == "ctranslate2" else ("cpu", "cuda")

@@ -10,9 +10,11 @@ import hashlib
 import json
 import re
 import shlex
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -171,6 +173,14 @@ def check_classes(corpus: Labelled) -> None:
         )
 
 
+def normalize_name(name: str) -> str:
+    """Returns what names of classes have in common if they look alike or are equal numbers."""
+    if NUMBER.fullmatch(name):  # pandas writes 1 as 1.0 if a value of the column is missing
+        return str(Decimal(name).normalize())
+    shown = [character for character in name if unicodedata.category(character) != "Cf"]
+    return "".join(shown).casefold().strip(" .")
+
+
 def warnings_of_classes(classes: list[str], examples: int) -> list[str]:
     """Returns warnings of names that are perhaps no classes. examples: of the training set."""
     warnings = []
@@ -179,7 +189,7 @@ def warnings_of_classes(classes: list[str], examples: int) -> list[str]:
         warnings.append(f"{', '.join(missing)}: if that means no label, remove the examples")
     spellings: dict[str, list[str]] = {}
     for name in classes:
-        spellings.setdefault(name.casefold().strip(" ."), []).append(name)
+        spellings.setdefault(normalize_name(name), []).append(name)
     doubles = [", ".join(names) for names in spellings.values() if len(names) > 1]
     if doubles:
         warnings.append(f"{'; '.join(doubles)[:120]}: each spelling is a class of its own")

@@ -123,8 +123,11 @@ def to_array(image, transform: ImageTransform) -> np.ndarray:
         # Pillow's convert() would clip all values over 255.
         pixels = np.asarray(image)
         bits = transform.grey_bits or int(pixels.max()).bit_length()
-        pixels = (pixels >> max(0, bits - 8)).clip(max=255)
-        image = image_module.fromarray(pixels.astype(np.uint8))
+        grey = (pixels >> max(0, bits - 8)).clip(max=255)
+        transparent = image.info.get("transparency")  # a value of the pixels
+        if transparent is not None:
+            grey[pixels == transparent] = 255
+        image = image_module.fromarray(grey.astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = image_module.new("RGBA", image.size, "white")

@@ -97,8 +97,8 @@ def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
             if any(find_file(f"{folder / name}.{language}") for language in (src, tgt)):
                 add_part(corpus, part, str(folder / name), src, tgt)
                 break
-    if not corpus.parts:
-        for part, table in find_part_tables(folder).items():
+    for part, table in find_part_tables(folder).items():
+        if part not in corpus.parts:
             add_part(corpus, part, str(table), src, tgt)
     if "train" not in corpus.parts:
         hint = what_is_in(folder)
@@ -116,11 +116,12 @@ def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
 
 
 def find_part_tables(folder: Path) -> dict[str, Path]:
-    """Returns the table of each part in a folder, such as train.tsv, dev.tsv and test.tsv."""
+    """Returns the table of each part in a folder, such as train.tsv or Test.csv.gz."""
+    files = {path.name.lower(): path for path in visible(folder) if path.is_file()}
     tables: dict[str, Path] = {}
     for part, names in PARTS.items():
-        for name, suffix in product(names, TABLES):
-            table = find_file(f"{folder / name}{suffix}")
+        for name, suffix, packed in product(names, TABLES, ("", ".gz")):
+            table = files.get(f"{name}{suffix}{packed}")
             if table:
                 tables.setdefault(part, table)
     return tables
@@ -133,7 +134,7 @@ def own_name(path: Path, built_in: tuple[str, ...]) -> str:
     """
     path = path.resolve()
     name, _, _ = path.name.partition(".")
-    if name in PARTS["train"]:
+    if name.lower() in PARTS["train"]:
         name = path.parent.name or name
     if name in built_in:
         name += "-file"

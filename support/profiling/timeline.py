@@ -291,12 +291,12 @@ def find_transport(
 def fsdp_layer(calling: list[str]) -> str:
     """Returns the layer that FSDP works on inside these events, or "" outside of FSDP.
 
-    For parameters that are in no layer, it is "all else".
+    For parameters that are in no layer, it is "root".
     """
     for name in reversed(calling):
         match = re.fullmatch(r"FSDP::\w+(?: \((.+)\))?", name)
         if match:
-            return match[1] or "all else"
+            return match[1] or "root"
     return ""
 
 

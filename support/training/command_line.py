@@ -41,6 +41,9 @@ METAVARS = {str: "TEXT", int: "N", float: "X"}
 # Larger steps for GPUs change these flags, unless one of them is given (larger_steps.py).
 SIZE_FLAGS = {"batch_tokens", "batch_size", "lr", "head_lr", "warmup"}
 
+LENGTHS = ("minutes", "steps", "epochs")  # of a run: only one of them can count
+NOT_MINUTES = "--minutes is for a new run: --epochs says how long this one is"
+
 
 @dataclass
 class CommandLine:
@@ -66,6 +69,7 @@ class CommandLine:
         for name, value in self.given.items():  # no file of the run could hold other text
             if isinstance(value, str) and readable(value) != value:
                 raise UserError(f"{option(name)} {value!r}: not UTF-8")
+        refuse_two_lengths(self.given)
         given = self.with_config_file()
         folder = find_folder(given, restarted)
         checkpoint = self.read_checkpoint(folder, given)
@@ -117,7 +121,7 @@ class CommandLine:
     ) -> dict[str, Any]:
         """Returns all flags of a resumed run. stored: those it began with."""
         if given.get("minutes"):
-            raise UserError("--minutes is for a new run: --epochs says how long this one is")
+            raise UserError(NOT_MINUTES)
         kept = {
             name: stored[name]
             for name, field in flags_of(self.settings_class).items()
@@ -140,6 +144,8 @@ class CommandLine:
             # What the first start found out, and this one must not find out anew.
             kept = {"precision"}
             if given.get("minutes"):
+                if given["minutes"] != checkpoint["flags"]["minutes"]:
+                    raise UserError(NOT_MINUTES)
                 kept |= {"epochs", "steps"}
             if checkpoint["progress"].get("growth", 1) > 1:
                 kept |= SIZE_FLAGS
@@ -200,6 +206,13 @@ def add_flag(parser, field) -> None:
     if field.type is not bool and field.default != "":
         kwargs["help"] += f" [{field.default}]"
     parser.add_argument(option(field.name), **kwargs)
+
+
+def refuse_two_lengths(given: dict[str, Any]) -> None:
+    """Raises UserError if the command line says twice how long the run is."""
+    lengths = [option(name) for name in LENGTHS if given.get(name)]
+    if len(lengths) > 1:
+        raise UserError(f"{' and '.join(lengths)}: pass only one of them")
 
 
 def overridden_by(given: dict[str, Any]) -> dict[str, int]:

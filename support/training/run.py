@@ -143,8 +143,6 @@ class Run:
         step = 0
         if self.args.is_resumed:
             step = self.restore_checkpoint(model, optimizer)
-            end = ", its last: nothing is left to train" if step == self.last_step else ""
-            self.say(f"resumed {self.folder} at step {step:,}{end}")
             if self.progress.scaler and self.scaler.is_enabled():  # then and now in fp16
                 self.scaler.load_state_dict(self.progress.scaler)
         elif self.task.pretrained_weights:
@@ -194,7 +192,29 @@ class Run:
         self.progress = Progress(**progress)
         weights.restore(model, optimizer, loaded, shards)
         self.stop_if_patience_is_over(step)
+        if loaded:
+            self.say_resumed(step, loaded["flags"])
         return step
+
+    def say_resumed(self, step: int, flags: dict[str, Any]) -> None:
+        """Says where the run goes on, and whether its learning rate jumps there.
+
+        flags: those of the checkpoint. With other --epochs or --steps the schedule is another.
+        """
+        if step == self.last_step:
+            self.say(
+                f"resumed {self.folder} at step {step:,}, its last: nothing is left to train"
+            )
+            return
+        self.say(f"resumed {self.folder} at step {step:,}")
+        last_step = flags["steps"] or flags["epochs"] * self.epoch_steps
+        before = learning_rate(step, self.args, last_step)
+        after = learning_rate(step, self.args, self.last_step)
+        if not math.isclose(before, after, rel_tol=0.1):
+            self.say(
+                f"warning: the schedule is now of {self.last_step:,} steps instead of "
+                f"{last_step:,}: the learning rate changes from {before:.1e} to {after:.1e}"
+            )
 
     def discard_newer_best(self, step: int) -> dict[str, Any]:
         """Removes best.pt if it is of a step after `step`, where the run is resumed.

@@ -300,10 +300,13 @@ def test_minutes_are_for_a_new_run(monkeypatch, trained):
     with pytest.raises(UserError, match="--minutes is for a new run"):
         parse_arguments("", CpuSettings).complete()
     command_line = CommandLine(CpuSettings, {"name": "first", "minutes": 3.0})
-    stored = defaults_of(CpuSettings) | {"epochs": 4, "steps": 30}
+    stored = defaults_of(CpuSettings) | {"epochs": 4, "steps": 30, "minutes": 3.0}
     checkpoint = {"flags": stored, "progress": {"growth": 1}}
     flags, _ = command_line.flags_of_new_run(command_line.given, checkpoint)
     assert (flags["epochs"], flags["steps"]) == (4, 30)
+    stored["minutes"] = 2.0
+    with pytest.raises(UserError, match="--minutes is for a new run"):
+        command_line.flags_of_new_run(command_line.given, checkpoint)
 
 
 @pytest.mark.slow

@@ -551,6 +551,11 @@ def test_few_examples_call_for_published_weights(
     [
         (("a", "b", "NaN"), "classes named NaN: if that means no label, remove the examples"),
         (("yes", "Yes", "no."), "classes named Yes, yes: each spelling is a class of its own"),
+        (("0", "1", "1.0", "01"), "classes named 01, 1, 1.0: each spelling is a class of its"),
+        (
+            ("pos", "neg", "pos\u200b"),
+            "classes named pos, pos\u200b: each spelling is a class of",
+        ),
         ([f"{i / 10}" for i in range(30)], "classes named 0.0 to 2.9: each number is a class"),
         ([f"{i / 10}" for i in range(30)], "a class has 2.0 training examples on average: few"),
     ],

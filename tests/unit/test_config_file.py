@@ -158,7 +158,6 @@ def test_the_command_line_goes_before_the_file_also_in_other_words(tmp_path, mon
         ([], (20, 32)),
         (["--epochs", "2"], (0, 32)),
         (["--batch-tokens", "512"], (20, 0)),
-        (["--epochs", "2", "--steps", "9"], (9, 32)),
     ):
         monkeypatch.setattr(sys, "argv", ["train_cpu.py", "--config", "a.yaml", *flags])
         args = parse_arguments("", CpuSettings).complete()
@@ -166,6 +165,16 @@ def test_the_command_line_goes_before_the_file_also_in_other_words(tmp_path, mon
             1.0,
             "logs/mine",
         )
+
+
+@pytest.mark.parametrize(
+    "flags", ["--minutes 3 --steps 9", "--minutes 3 --epochs 2", "--steps 9 --epochs 2"]
+)
+def test_a_run_has_one_length(monkeypatch, flags):
+    first, _, second, _ = flags.split()
+    monkeypatch.setattr(sys, "argv", ["train_cpu.py", *flags.split()])
+    with pytest.raises(UserError, match=f"{first} and {second}: pass only one of them"):
+        parse_arguments("", CpuSettings).complete()
 
 
 def test_the_flags_of_the_shape_reach_the_model():

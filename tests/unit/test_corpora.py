@@ -202,6 +202,15 @@ def test_pairs_in_inner_objects_and_in_a_folder_of_tables(tmp_path):
     assert list(corpus.parts["valid"]()) == [("Ja.", "Yes, validation.")]
 
 
+def test_tables_beside_parallel_files_are_the_other_parts(tmp_path):
+    for side in ("de", "en"):
+        (tmp_path / f"train.{side}").write_text("Ja.\n")
+    (tmp_path / "Valid.tsv").write_text("de\ten\nNein.\tNo.\n")
+    corpus = find_corpus(str(tmp_path))
+    assert list(corpus.parts["train"]()) == [("Ja.", "Ja.")]
+    assert list(corpus.parts["valid"]()) == [("Nein.", "No.")]
+
+
 def test_a_part_in_anothers_place_is_another_corpus(tmp_path):
     """The same files as --valid and as --test: what is made of one does not serve the other."""
     for name in ("train", "val", "test", "other"):

@@ -330,9 +330,10 @@ def test_a_folder_of_tables(tmp_path):
     corpus = find_labelled(str(tmp_path / "all"), label="label")
     assert read(corpus) == [("train", "1"), ("b", "2")]
     assert read(corpus, "valid") == [("dev", "1"), ("b", "2")]
-    header = {"news/train.csv": "text,label\na,1\n", "news/test.csv": "text,label\nb,1\n"}
+    header = {"news/Train.csv": "text,label\na,1\n", "news/TEST.CSV": "text,label\nb,1\n"}
     write_tree(tmp_path, header)
-    assert read(find_labelled(str(tmp_path / "news"), label="label"), "test") == [("b", "1")]
+    corpus = find_labelled(str(tmp_path / "news"), label="label")
+    assert (corpus.name, read(corpus, "test")) == ("news", [("b", "1")])
     assert not is_labelled(str(tmp_path / "news"))  # they may have sentence pairs
 
 
@@ -1103,6 +1104,14 @@ def test_what_is_transparent_is_white(tmp_path, image, mode):
     pixels = read_image(tmp_path / "a.png", ImageTransform(4))
     expected = 255 - (alpha > 99) * 255 if mode == "P" else 255 - alpha
     assert (abs(pixels - expected.astype(int)) <= 1).all()
+
+
+@pytest.mark.optional
+def test_a_transparent_grey_of_16_bits_is_white(tmp_path, image):
+    grey = np.array([[1000, 40_000], [65_535, 1000]], np.uint16)
+    image.fromarray(grey).save(tmp_path / "a.png", transparency=1000)
+    pixels = read_image(tmp_path / "a.png", ImageTransform(2, 1))
+    assert pixels[0].tolist() == [[255, 156], [255, 255]]
 
 
 @pytest.mark.optional

@@ -470,7 +470,7 @@ def test_real_runs(tmp_path, corpus_flags, mode, flags):
     assert agree
     sent = {span.unit for span in spans if span.lane == "network" and span.bytes > 1000}
     layers = {"encoder.0"} if "kinds" in flags else {"encoder.0", "decoder.0"}
-    sharded = {"all else", *layers}
+    sharded = {"root", *layers}
     expected = {
         "cpu": {""},
         "ddp": {"bucket 1"},

@@ -184,6 +184,17 @@ def test_a_file_that_cannot_be_written_in_the_background_ends_the_run(
         train_here("--steps", 20, "--eval-every", 4)
 
 
+@pytest.mark.parametrize("schedule", ["linear", "noam"])
+def test_a_learning_rate_that_jumps_is_said(train_here, capsys, schedule):
+    """That of a longer run may rise again, but noam depends on the warm-up alone."""
+    train_here("--steps", 10, "--schedule", schedule, "--warmup", 2, "--lr", "1e-3")
+    train_here("--resume", "logs/r", "--steps", 20)
+    warning = "the schedule is now of 20 steps instead of 10: the learning rate changes from "
+    out = capsys.readouterr().out
+    assert (f"warning: {warning}1.1e-04 to 5.8e-04" in out) == (schedule == "linear")
+    assert (warning in out) == (schedule == "linear")
+
+
 def test_the_writer_has_one_job_at_a_time():
     """Each keeps a copy of the weights."""
     writer = checkpoint.Writer(in_background=True)
