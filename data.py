@@ -30,7 +30,7 @@ from support.corpora.encoded import encoded_folder, in_order, make_once
 from support.corpora.held_out import Leakage, hash_pair, hold_out_pairs
 
 PAD, BOS, EOS = 0, 1, 2
-FORMAT = 9  # of the encoded corpus: increase it when the same text is stored differently
+FORMAT = 10  # of the encoded corpus: increase it when the same text is stored differently
 ENCODED_AT_ONCE = 2_000  # pairs, so that memory does not grow with the corpus
 CHARACTERS_PER_TOKEN = 100  # hardly any token has more than a dozen
 BPE_PAIRS = 1_000_000  # enough to learn a BPE from
@@ -128,7 +128,7 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> 
     for part in in_order(parts):
         pairs = leakage.watch(part, parts[part]())
         counts = encode_part(pairs, encoder, folder / part, max_length)
-        if not counts["pairs"]:
+        if not counts["examples"]:
             hint = ""
             if is_held_out and part == "valid":
                 hint = "; too few sources differ to hold some out of training: pass --valid"
@@ -153,7 +153,7 @@ def encode_part(
     counts, and the type of the ids.
     """
     dtype = np.dtype(np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32)
-    counts = {"pairs": 0, "too_long": 0, "empty": 0, "tokens": 0}
+    counts = {"examples": 0, "too_long": 0, "empty": 0, "tokens": 0}
     max_characters = CHARACTERS_PER_TOKEN * max_length
     while block := list(islice(pairs, ENCODED_AT_ONCE)):
         # Whole documents would need much memory. One character too many shows what they are.
@@ -170,7 +170,7 @@ def encode_part(
                 block[row] = ("", "")
             else:
                 kept.append(([*src_ids, EOS], [*tgt_ids, EOS]))
-        counts["pairs"] += len(kept)
+        counts["examples"] += len(kept)
         for i, side in enumerate(SIDES):
             sentences = [pair[i] for pair in kept]
             counts["tokens"] += append_ids(f"{path}.{side}", sentences, dtype)

@@ -231,7 +231,7 @@ class Classification:
                 )
         examples = self.meta["parts"]["train"]["examples"]
         lines += warnings_of_classes(self.classes, examples)
-        lines += warnings_of_parts(self.meta["parts"], "examples", self.unit)
+        lines += warnings_of_parts(self.meta["parts"], self.unit)
         lines += filter(None, [self.left_out_line, self.summary_of_weights])
         is_new = not (self.args.pretrained or self.args.is_resumed)
         if is_new and examples <= FEW_EXAMPLES:

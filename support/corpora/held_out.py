@@ -111,26 +111,24 @@ class Leakage:
         return sum(code in self.found for code in self.hashes.get(part, []))
 
 
-def warnings_of_parts(
-    counts_of_parts: dict[str, dict[str, Any]], counted: str, unit: str
-) -> list[str]:
+def warnings_of_parts(counts_of_parts: dict[str, dict[str, Any]], unit: str) -> list[str]:
     """Returns warnings of a small validation set, and of parts that share training examples.
 
-    counts_of_parts: from meta.json; counted: the name there of the number of examples; unit:
-    what these are.
+    counts_of_parts: from meta.json; unit: what the examples are.
     """
     lines = []
-    valid = counts_of_parts["valid"][counted]
+    valid = counts_of_parts["valid"]["examples"]
     if valid < FEW_VALID:
         lines.append(
             f"warning: the valid set has only {valid:,} {unit}, so its scores are rough; "
             f"--valid names a larger one"
         )
     for part, counts in counts_of_parts.items():
-        shared = min(counts["in_training"], counts[counted])  # some may be too long
-        if shared > MAX_SHARED * counts[counted]:
+        examples = counts["examples"]
+        shared = min(counts["in_training"], examples)  # some may be too long
+        if shared > MAX_SHARED * examples:
             lines.append(
-                f"warning: {shared:,} of the {counts[counted]:,} {unit} of the {part} set are "
+                f"warning: {shared:,} of the {examples:,} {unit} of the {part} set are "
                 f"in the training set, too: its scores do not tell how good the model is"
             )
     return lines

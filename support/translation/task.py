@@ -98,7 +98,7 @@ class Translation:
         meta = read_json(self.folder / "meta.json")
         lines = []
         for part, counts in meta["parts"].items():
-            line = f"{meta['name']}, {part}: {counts['pairs']:,} pairs"
+            line = f"{meta['name']}, {part}: {counts['examples']:,} pairs"
             line += f", {counts['tokens']:,} tokens"
             if counts["too_long"]:
                 line += f"; left out: {counts['too_long']:,} over {self.args.max_length} tokens"
@@ -109,12 +109,12 @@ class Translation:
             lines.append(line)
         pairs = [read_text(self.folder, "valid", side) for side in ("src", "tgt")]
         equal = sum(source == target != "" for source, target in zip(*pairs))
-        if equal > meta["parts"]["valid"]["pairs"] / 2:
+        if equal > meta["parts"]["valid"]["examples"] / 2:
             lines.append(
                 f"warning: {equal:,} pairs of the valid set have equal sides; perhaps both "
                 f"sides are of one language"
             )
-        return "\n".join(lines + warnings_of_parts(meta["parts"], "pairs", self.unit))
+        return "\n".join(lines + warnings_of_parts(meta["parts"], self.unit))
 
     def step_cost(self, step: int) -> StepCost:
         rows = self.batches.rows(step)

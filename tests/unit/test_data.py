@@ -362,7 +362,7 @@ def test_pairs_left_out_are_counted(tmp_path):
     corpus = find_corpus(str(tmp_path / "a"), valid=str(tmp_path / "v"))
     folder = prepare(corpus, tmp_path, 300, max_length=64)
     counts = json.loads((folder / "meta.json").read_text())["parts"]["train"]
-    assert (counts["pairs"], counts["empty"], counts["too_long"]) == (90, 2, 1)
+    assert (counts["examples"], counts["empty"], counts["too_long"]) == (90, 2, 1)
 
 
 def test_of_a_document_no_more_is_encoded_than_shows_that_it_is_too_long(tmp_path, monkeypatch):
@@ -381,7 +381,7 @@ def test_of_a_document_no_more_is_encoded_than_shows_that_it_is_too_long(tmp_pat
     corpus = find_corpus(str(tmp_path / "a"), valid=str(tmp_path / "v"))
     folder = prepare(corpus, tmp_path, 300, max_length=64)
     counts = json.loads((folder / "meta.json").read_text())["parts"]["train"]
-    assert (counts["pairs"], counts["too_long"], max(lengths)) == (91, 2, 6401)
+    assert (counts["examples"], counts["too_long"], max(lengths)) == (91, 2, 6401)
 
 
 def test_the_longest_sentence_is_kept_with_its_end_mark(tmp_path):
@@ -469,7 +469,7 @@ def test_pairs_of_the_training_set_that_are_scored_are_warned_of(tmp_path):
     folder = prepare(find_corpus(str(tmp_path / "a"), **how), tmp_path, 300)
     parts = json.loads((folder / "meta.json").read_text())["parts"]
     assert [counts["in_training"] for counts in parts.values()] == [0, 6, 0]
-    _, warning = warnings_of_parts(parts, "pairs", "pairs")
+    _, warning = warnings_of_parts(parts, "pairs")
     assert warning.startswith("warning: 6 of the 50 pairs of the valid set are in the training")
 
 
