@@ -147,13 +147,10 @@ with OnMeta():
 """
 
 
-@pytest.mark.parametrize("accumulate", ["1", "3"])
-def test_no_value_is_read_from_a_gpu_between_rows_of_the_log(
-    tmp_path, corpus_flags, accumulate
-):
-    flags = [*corpus_flags, *SMALL, "--device", "cpu", "--hardware-tflops", "1"]
+@pytest.mark.parametrize("flags", ["--accumulate 1", "--accumulate 3", "--plain"])
+def test_no_value_is_read_from_a_gpu_between_rows_of_the_log(tmp_path, corpus_flags, flags):
+    flags = [*corpus_flags, *SMALL, "--device", "cpu", "--hardware-tflops", "1", *flags.split()]
     flags += ["--steps", "9", "--log-every", "4", "--eval-every", "9", "--name", "meta"]
-    flags += ["--accumulate", accumulate]
     run = subprocess.run(
         [sys.executable, "-c", ON_META, *flags],
         cwd=tmp_path,
