@@ -129,7 +129,9 @@ def draw_lines(axes: Axes, lines: Lines, labels: list[str]) -> None:
         axes.plot(list(points), list(points.values()), **style)
 
 
-def set_scales(axes: Axes, x: str, y: str, lines: Lines, loss_unit: str) -> None:
+def set_scales(
+    axes: Axes, x: str, y: str, lines: Lines, loss_unit: str, batch_unit: str = ""
+) -> None:
     """Sets the labels, scales and ticks of the axes.
 
     Quantities in POSITIVE are logarithmic, but those in FROM_0 only over processes.
@@ -137,9 +139,14 @@ def set_scales(axes: Axes, x: str, y: str, lines: Lines, loss_unit: str) -> None
     log_x = x in POSITIVE
     log_y = y in POSITIVE and (y not in FROM_0 or x == "processes")
     y_label = AXES.get(y) or f"{metric_name(y)} (validation)"
+    if y.startswith("valid") and x not in ("step", "minutes"):
+        y_label = f"best {y_label}"
     if y.endswith("loss"):
         y_label += f" ({loss_unit})"
-    axes.set(xlabel=AXES[x], ylabel=y_label)
+    x_label = AXES[x]
+    if x == "batch_tokens" and batch_unit:
+        x_label += f" ({batch_unit})"
+    axes.set(xlabel=x_label, ylabel=y_label)
     if y in FROM_0 | {"efficiency"} and not log_y:
         axes.set_ylim(0, 1.08 * max(max(points.values()) for points in lines.values()))
     axes.locator_params(nbins=5, steps=(1, 2, 5, 10))  # round numbers
@@ -168,7 +175,7 @@ def ticks_for(ratio: float) -> tuple[float, ...]:
     return (1,)
 
 
-def draw_figure(panels: list[Panel], path: Path, loss_unit: str) -> None:
+def draw_figure(panels: list[Panel], path: Path, loss_unit: str, batch_unit: str) -> None:
     """Draws panels into a PNG file, with one legend below all of them."""
     labels = list(dict.fromkeys(label for _, _, lines in panels for label in lines))
     over_both = len({x for x, _, _ in panels}) == 2  # over steps, and beside it over time
@@ -185,7 +192,7 @@ def draw_figure(panels: list[Panel], path: Path, loss_unit: str) -> None:
         grid = figure.subplots(rows, columns, sharex=share, squeeze=False)
         for axes, (x, y, lines) in zip(grid.flat, panels):
             draw_lines(axes, lines, labels)
-            set_scales(axes, x, y, lines, loss_unit)
+            set_scales(axes, x, y, lines, loss_unit, batch_unit)
             if over_both:
                 axes.label_outer()
         handles = grid[0, 0].lines
@@ -200,6 +207,11 @@ def draw_figure(panels: list[Panel], path: Path, loss_unit: str) -> None:
 # --- The table in the terminal
 
 
+def is_shown(test: str, valid_metrics: list[str]) -> bool:
+    """Returns whether the table has a metric of the test set. runs.csv has all of them."""
+    return test == "test_chrf" or test.replace("test", "valid", 1) in valid_metrics
+
+
 def show_table(runs: list[Row]) -> None:
     """Prints settings, speed and metrics of the runs."""
     speed = runs_table.speed_column(runs)
@@ -208,12 +220,19 @@ def show_table(runs: list[Row]) -> None:
         ("processes", "processes", "g"),
         ("batch size", "batch_tokens", ",.0f"),
         ("lr", "lr", "g"),
+        ("accumulate", "accumulate", "g"),
+        ("delay (ms)", "delay_ms", "g"),
         ("epoch (s)", "epoch_seconds", ",.1f"),
         (AXES[speed], speed, speed_digits),
     ]
-    for part, title in (("valid", "best valid"), ("test", "test")):
-        for name in metric_columns(runs, part):
-            digits = ".1f" if name.endswith("bleu") else ".4f"
+    for name in ("accumulate", "delay_ms"):
+        if len({run[name] for run in runs}) == 1:
+            columns = [column for column in columns if column[1] != name]
+    metrics = metric_columns(runs, "valid")
+    tested = [name for name in metric_columns(runs, "test") if is_shown(name, metrics)]
+    for title, names in (("best valid", metrics), ("test", tested)):
+        for name in names:
+            digits = ".1f" if name.endswith(("bleu", "chrf")) else ".4f"
             columns.append((f"{title} {metric_name(name)}", name, digits))
     rows = [["run", *(title for title, _, _ in columns)]]
     for run in runs:
@@ -272,7 +291,7 @@ def main() -> None:
     # Only a translator's loss is known to be a mean over tokens.
     loss_unit = "nats/token" if runs_table.all_translate(runs) else "nats"
     for name, panels in figures.items():
-        draw_figure(panels, out / name, loss_unit)
+        draw_figure(panels, out / name, loss_unit, runs_table.batch_unit(runs))
     if len(runs) == 1 and "confusion" in summary:
         draw_confusion(summary["confusion"], summary["classes"], out / "confusion.png")
     if curves and len(runs) > 1:

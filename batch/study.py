@@ -6,8 +6,8 @@
     python batch/study.py delay --help               # what a study does, and its flags
 
 Flags that a study does not know are passed on to the training script. The runs are kept in
-logs/NAME/, with the table runs.csv and the plots. Ctrl-C, a failure or a time limit ends a
-study. The same command then resumes it where it stopped, without repeating finished runs.
+logs/NAME/, with the table runs.csv and the plots. Ctrl-C or a time limit ends a study. The
+same command then resumes it where it stopped, without repeating finished runs.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.common.errors import ArgumentParser, UserError, run_main
-from support.common.files import write_text
+from support.common.files import read_json, write_text
 from support.common.paths import LOGS
 from support.common.run_folder import check_name
 from support.distributed.signals import Signals
@@ -87,16 +87,20 @@ def study_batch_size(args: argparse.Namespace) -> Iterator[StudyRun]:
 
     if args.pretrained or task_type(args.data, args.label) == "classification":
         unit = "size"
-        total = args.examples
+        total = args.examples or 16_000
+        unused = "tokens"
         sizes = [2, 8, 16, 32, 128]
         reference_lr = 0.001  # the peak learning rate for a step of the reference size
         reference_size = 64
     else:
         unit = "tokens"
-        total = args.tokens
+        total = args.tokens or 160_000
+        unused = "examples"
         sizes = [32, 96, 384, 1024, 4096]
         reference_lr = 0.004
         reference_size = 4096
+    if getattr(args, unused):
+        raise UserError(f"--{unused} is for a study of another task; see --help")
     if args.pretrained:
         reference_lr = 0.00005
         reference_size = 32
@@ -120,9 +124,8 @@ def study_learning_rate(args: argparse.Namespace) -> Iterator[StudyRun]:
     rates = ["0.0003", "0.002", "0.01", "0.05"]
     if args.pretrained:
         rates = ["0.00002", "0.00005", "0.0001", "0.0003"]
-    flags = (
-        f"--epochs {args.epochs} --warmup 100 --batch-tokens 2048 {shape(args, 1, 128, 256)}"
-    )
+    # --warmup 0: a tenth of the run.
+    flags = f"--epochs {args.epochs} --warmup 0 --batch-tokens 2048 {shape(args, 1, 128, 256)}"
     for rate in args.rates or rates:
         yield StudyRun(f"lr-{rate}", args.mode, args.processes, f"--lr {rate} {flags}")
 
@@ -145,7 +148,7 @@ def study_delay(args: argparse.Namespace) -> Iterator[StudyRun]:
         steps = math.ceil(args.steps / accumulate)
         flags = (
             f"--delay-ms {delay} --accumulate {accumulate} --steps {steps} "
-            f"--batch-tokens {2048 * accumulate} --log-every {8 // accumulate} "
+            f"--batch-tokens {args.batch_tokens * accumulate} --log-every {8 // accumulate} "
             f"{shape(args, 2, 128, 512)}"
         )
         prefix = ""
@@ -161,6 +164,13 @@ STUDIES = {
     "batch-size": study_batch_size,
     "learning-rate": study_learning_rate,
     "delay": study_delay,
+}
+# The flags of the training script that a study sets, and so does not pass on.
+OWN = {
+    "processes": ("--epochs",),
+    "batch-size": ("--batch-tokens", "--batch-size", "--steps", "--epochs"),
+    "learning-rate": ("--lr", "--steps"),
+    "delay": ("--delay-ms", "--accumulate", "--batch-size", "--epochs"),
 }
 
 
@@ -188,10 +198,21 @@ def read_flags() -> argparse.Namespace:
         subparser = subparsers.add_parser(name, help=title, description=doc, **parser_settings)
         add_flags(subparser, name)
     args, passed_on = parser.parse_known_args()
+    refuse_own(args.study, passed_on)
     args.passed_on = passed_on
     args.name = check_name(args.name)
     args.mode = "ddp" if args.device == "cuda" else "cpu"
     return args
+
+
+def refuse_own(study: str, passed_on: list[str]) -> None:
+    """Raises UserError for flags that would make the runs of a study others than it says."""
+    flags = {argument.partition("=")[0] for argument in passed_on}
+    if "--config" in flags:
+        raise UserError("--config: a study sets the corpus and the model; pass single flags")
+    for flag in OWN[study]:
+        if flag in flags:
+            raise UserError(f"{flag}: the study {study} sets it; --help lists its own flags")
 
 
 def add_flags(parser: argparse.ArgumentParser, study: str) -> None:
@@ -210,17 +231,20 @@ def add_flags(parser: argparse.ArgumentParser, study: str) -> None:
         return
     add("--processes", type=positive, default=2, help="of each run [2]")
     if study == "batch-size":
-        add("--batches", **numbers, help="sizes, in tokens or examples")
-        add("--tokens", type=positive, default=160_000, help="of each run [160000]")
-        add("--examples", type=positive, default=16_000, help="of each run [16000]")
+        sizes = "[32 96 384 1024 4096 tokens, or 2 8 16 32 128 examples]"
+        add("--batches", **numbers, help=f"sizes of a step {sizes}")
+        add("--tokens", type=positive, help="of each run of a translator [160000]")
+        add("--examples", type=positive, help="of each run of a classifier [16000]")
     elif study == "learning-rate":
-        add("--rates", type=decimal, nargs="+", metavar="LR", help="peak learning rates")
+        rates = "[0.0003 0.002 0.01 0.05; with --pretrained 0.00002 to 0.0003]"
+        add("--rates", type=decimal, nargs="+", metavar="LR", help=f"peak rates {rates}")
         add("--epochs", type=positive, default=5, help="of each run [5]")
     else:
         delays = ["0", "1", "10", "50", "100"]
         milliseconds: dict[str, Any] = {"type": decimal, "nargs": "+", "metavar": "MS"}
         add("--delays", **milliseconds, default=delays, help="[0 1 10 50 100]")
         add("--steps", type=positive, default=80, help="micro-batches of each run [80]")
+        add("--batch-tokens", type=positive, default=2048, help="of a micro-batch [2048]")
         add("--no-netem", dest="netem", action="store_false", help="use --delay-ms")
 
 
@@ -276,18 +300,13 @@ def call(command: list[str]) -> int:
         raise
 
 
-def train(args: argparse.Namespace, run: StudyRun) -> None:
-    """Trains or resumes a run. Raises UserError if it fails."""
+def train(args: argparse.Namespace, run: StudyRun) -> int:
+    """Trains or resumes a run, and returns its exit status."""
     run.folder.mkdir(parents=True, exist_ok=True)
     write_text(run.folder / "command", f"{run.command}\n")
     command = f"{run.prefix} {run.command}".strip()
     print(f"\n{args.name}: {command}", flush=True)
-    status = call(shlex.split(command))
-    if status:
-        raise UserError(
-            f"{run.folder} ended with status {status}; to resume {args.name}, start it again "
-            f"with the same flags"
-        )
+    return call(shlex.split(command))
 
 
 def check_same_flags(run: StudyRun) -> None:
@@ -302,25 +321,46 @@ def check_same_flags(run: StudyRun) -> None:
 def train_and_plot(args: argparse.Namespace, runs: list[StudyRun], task: int | None) -> None:
     """Trains unfinished runs. Once all are finished, writes the table and the plots.
 
-    task: the number of the only run to train, from 1; None: all runs.
+    task: the number of the only run to train, from 1; None: all runs. If a run fails, the
+    others are trained and plotted without it. Then it raises UserError.
     """
     for run in runs:
         check_same_flags(run)
+    failures = []
     for run in [runs[task - 1]] if task else runs:
-        if not run.is_finished():
-            train(args, run)
+        status = 0 if run.is_finished() else train(args, run)
+        if status:
+            failures.append(f"{run.folder} ended with status {status}")
     # Other tasks of the array may have finished some, too.
     unfinished = [number for number, run in enumerate(runs, 1) if not run.is_finished()]
-    if unfinished:
+    if unfinished and not failures:
         finished = len(runs) - len(unfinished)
         print(f"{args.name}: {finished} of {len(runs)} runs are finished; the last one plots")
         last_task = int(os.environ.get("SLURM_ARRAY_TASK_MAX", len(runs)))
         if unfinished[-1] > last_task:
             print(f"no task of this array trains the others: sbatch --array=1-{len(runs)}")
         return
-    folders = [str(run.folder) for run in runs]
-    if call(["python", "plot.py", "--out", str(LOGS / args.name), *folders]):
+    finished_runs = [run for run in runs if run.is_finished()]
+    warn_of_other_data(finished_runs)
+    folders = [str(run.folder) for run in finished_runs]
+    plots = not failures or (len(folders) > 1 and not task)
+    if plots and call(["python", "plot.py", "--out", str(LOGS / args.name), *folders]):
         raise UserError(f"plot.py failed; to repeat it, start {args.name} again")
+    if failures:
+        raise UserError(
+            f"{'; '.join(failures)}; to resume {args.name}, start it again with the same flags"
+        )
+
+
+def warn_of_other_data(runs: list[StudyRun]) -> None:
+    """Prints a warning if finished runs had different numbers of training examples."""
+    counts = {read_json(run.folder / "summary.json").get("training_examples") for run in runs}
+    if len(counts) > 1:
+        numbers = ", ".join(f"{count:,}" for count in sorted(counts))
+        print(
+            f"warning: the runs had {numbers} training examples: the corpus has changed since "
+            f"the study began"
+        )
 
 
 def main() -> None:

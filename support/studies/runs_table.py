@@ -2,8 +2,9 @@
 
 A table of runs is a list of rows, one per run: dicts with the columns of a study's runs.csv.
 These are TEXTS, NUMBERS, RESULTS (the median speed, the duration of an epoch at this speed, the
-last training loss as a running mean, and the best validation loss), and the task's metrics as
-valid_* and test_*, such as valid_bleu. A value that was not measured is NaN.
+last training loss as a running mean, and the lowest validation loss), the highest of the task's
+metrics in validation as valid_*, such as valid_bleu, and if all runs have ended OF_SUMMARY and
+test_*, of the weights that were kept. A value that was not measured is NaN.
 """
 
 import csv
@@ -20,27 +21,30 @@ TEXTS = ["study", "run", "mode"]
 NUMBERS = ["processes", "batch_tokens", "accumulate", "lr", "delay_ms"]
 SPEEDS = ["samples_per_second", "epoch_seconds", "tokens_per_second"]
 RESULTS = [*SPEEDS, "train_loss", "valid_loss"]
+OF_SUMMARY = ["seed", "wall_seconds", "peak_memory_mib"]  # the memory of the largest process
 # How the legend of a figure writes a setting in which runs differ.
 SETTINGS = {
     "mode": "{}",
     "study": "{}",
     "processes": "{:g} processes",
-    "batch_tokens": "{:,.0f} a step",
+    "batch_tokens": "batch size {:,.0f}",
     "accumulate": "accumulate {:g}",
     "lr": "learning rate {:g}",
     "delay_ms": "delay {:g} ms",
 }
 # Other flags that affect speed and loss. Runs that differ in one of them belong to different
-# studies. (Not --warmup and --tensor: they may grow with what a study compares, the batch size
-# and the processes.)
+# studies. (Not --steps, --warmup and --tensor: they may change with what a study compares, the
+# batch size and the processes.)
 DATA = ("src", "tgt", "text", "label", "tokenizer", "max_length", "image_size")
 MODEL = ("heads", "dropout", "norm", "patch", "stem_channels", "pretrained", "pool", "freeze")
-RATES = ("schedule", "head_lr", "weight_decay", "class_weights")
+RATES = ("epochs", "schedule", "head_lr", "weight_decay", "class_weights")
 REGULARIZATION = ("token_dropout", "crop", "flip", "label_smoothing", "clip")
 SPEED = ("replicas", "precision", "compile", "recompute", "plain", "netem")
 STUDY_FLAGS = DATA + MODEL + RATES + REGULARIZATION + SPEED
 # Quantities that are always above 0, and so can be drawn on a logarithmic scale.
 POSITIVE = {"processes", "batch_tokens", "lr", "speed_up", *RESULTS, "loss"}
+
+STEPS_OF_EXAMPLES = "steps of examples"  # in the name of a study, with --batch-size
 
 Row = dict[str, Any]  # texts and numbers, by column
 Lines = dict[str, dict[float, float]]  # {label: {x: y}}
@@ -66,6 +70,12 @@ def metric_columns(rows: list[Row], part: str) -> list[str]:
 def all_translate(runs: list[Row]) -> bool:
     """Returns whether all runs train translators."""
     return "valid_bleu" in metric_columns(runs, "valid")
+
+
+def batch_unit(runs: list[Row]) -> str:
+    """Returns what the runs' batch sizes count, or "" if that differs."""
+    units = {"examples" if STEPS_OF_EXAMPLES in run["study"] else "tokens" for run in runs}
+    return units.pop() if len(units) == 1 else ""
 
 
 def speed_column(runs: list[Row]) -> str:
@@ -115,7 +125,9 @@ def read_study(path: Path) -> list[Row]:
 
 def write_study(runs: list[Row], path: Path) -> None:
     """Writes runs as a study's table."""
-    names = [*NUMBERS, *metric_columns(runs, "test"), *RESULTS, *metric_columns(runs, "valid")]
+    of_summary = [name for name in OF_SUMMARY if all(name in run for run in runs)]
+    metrics = [*metric_columns(runs, "test"), *RESULTS, *metric_columns(runs, "valid")]
+    names = [*NUMBERS, *of_summary, *metrics]
     rows = [[*TEXTS, *names]]
     for run in runs:
         texts = [run[name] for name in TEXTS]
@@ -144,7 +156,8 @@ def read_run(
     name = folder.resolve().name
     speed = median(values_of(curve, "tokens_per_second") or [math.nan])
     train_losses = values_of(curve, "train_loss")
-    samples_per_second = speed * examples_per_token(summary)
+    # --steps may end in an epoch, so that its examples are not those that were trained on.
+    epoch_seconds = number(summary.get("epoch_tokens")) / speed
     row = {
         "study": study_of(flags, defaults, config["parameters"]),
         "run": str(folder) if name in names else name,
@@ -154,8 +167,8 @@ def read_run(
         "accumulate": number(flags.get("accumulate")),
         "lr": number(flags.get("lr")),
         "delay_ms": number(flags.get("delay_ms", 0)),
-        "samples_per_second": samples_per_second,
-        "epoch_seconds": number(summary.get("training_examples")) / samples_per_second,
+        "samples_per_second": number(summary.get("training_examples")) / epoch_seconds,
+        "epoch_seconds": epoch_seconds,
         "tokens_per_second": speed,
         "train_loss": train_losses[-1] if train_losses else math.nan,
         "valid_loss": min(values_of(curve, "valid_loss"), default=math.nan),
@@ -166,8 +179,24 @@ def read_run(
         final = number(summary.get(valid))
         row[valid] = max([*values_of(curve, valid), final])  # a NaN at the end loses
     if "test_bleu" in row:  # chrF is computed at the end alone
-        row["test_chrf"] = number(summary.get("test_chrf"))
+        row["test_chrf"] = math.nan
+    if summary:
+        row |= values_at_the_end(flags, summary)
     return row, curve, summary
+
+
+def values_at_the_end(flags: dict[str, Any], summary: dict[str, Any]) -> dict[str, float]:
+    """Returns OF_SUMMARY, and all metrics of the test set."""
+    metrics = {
+        name: float(value)
+        for name, value in summary.items()
+        if name.startswith("test_") and isinstance(value, int | float)
+    }
+    return metrics | {
+        "seed": number(flags.get("seed")),
+        "wall_seconds": number(summary.get("wall_seconds")),
+        "peak_memory_mib": number(summary.get("peak_memory_mib", {}).get("largest_process")),
+    }
 
 
 def read_curve(path: Path) -> list[Row]:
@@ -182,7 +211,7 @@ def read_curve(path: Path) -> list[Row]:
     # The mean over some rows to each side: over fewer at the start, where the loss is steep,
     # and at the end, where there are no more.
     sums = list(accumulate((row["train_loss"] for row in with_loss), initial=0.0))
-    reach = len(curve) // 40
+    reach = max(1, len(curve) // 40)
     for i, row in enumerate(with_loss):
         near = min(reach, i)
         first, end = i - near, min(i + near + 1, len(with_loss))
@@ -201,21 +230,12 @@ def study_of(flags: dict, defaults: dict, parameters: int) -> str:
     """Returns what comparable runs have in common, in words: data, model size, other flags."""
     words = [str(flags.get("data")), f"{parameters / 1e6:.1f}M parameters"]
     if flags.get("batch_size"):
-        words.append("steps of examples")
+        words.append(STEPS_OF_EXAMPLES)
     for name in STUDY_FLAGS:
         value = flags.get(name, defaults[name])
         if value != defaults[name]:
             words.append(f"{name} {value}")
     return ", ".join(words)
-
-
-def examples_per_token(summary: dict) -> float:
-    """Returns the mean number of examples per token; NaN if the run has not ended."""
-    epochs = summary.get("epochs", [])
-    if not epochs:
-        return math.nan
-    tokens = sum(number(epoch.get("tokens")) for epoch in epochs)
-    return sum(number(epoch.get("examples")) for epoch in epochs) / tokens
 
 
 # --- Lines to draw

@@ -17,7 +17,7 @@ from support.distributed.collectives import (
     long_barrier,
 )
 from support.distributed.weights import load_full_state_dict
-from support.training.summary import format_duration
+from support.training.summary import epoch_tokens, format_duration
 
 # `run` is a Run (support/training/run.py), which imports this module.
 
@@ -57,6 +57,7 @@ def score_run(run, model: nn.Module) -> None:
         **{f"valid_{name}": round(value, 4) for name, value in valid.items()},
         **report,
         "training_examples": len(task.batches.examples),
+        "epoch_tokens": round(epoch_tokens(run)),
         "peak_memory_mib": {
             "largest_process": round(max(memory)),
             "all_processes": round(sum(memory)),

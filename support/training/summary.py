@@ -99,12 +99,15 @@ def step_flags(args, growth: int) -> tuple[str, str]:
 
 
 def epoch_seconds(run, tokens_per_second: float) -> float:
-    """Returns how long the steps of an epoch take; up to 200 of them tell its tokens."""
+    """Returns how long the steps of an epoch take."""
+    return epoch_tokens(run) / tokens_per_second
+
+
+def epoch_tokens(run) -> float:
+    """Returns how many tokens an epoch has, which up to 200 of its steps tell."""
     num_steps = min(run.epoch_steps, 200)
-    total = 0
-    for step in range(num_steps):
-        total += run.task.step_cost(step).tokens
-    return total / tokens_per_second * (run.epoch_steps / num_steps)
+    tokens = sum(run.task.step_cost(step).tokens for step in range(num_steps))
+    return tokens * (run.epoch_steps / num_steps)
 
 
 def how_to_resume(run, step: int) -> str:

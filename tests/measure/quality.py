@@ -5,8 +5,8 @@
 
 All other flags are those of train_cpu.py. The runs are logs/NAME/1, logs/NAME/2 and so on, one
 after the other. The same command resumes where it was stopped, and does not train a finished
-run again. Prints a table with means and standard deviations: BLEU with a beam of 4, the best of
-the validation set, and that of the test set, by the run itself and by translate.py --score.
+run again. Prints a table with means and standard deviations, of the validation and the test
+set: BLEU with a beam of 4, of the test set also by translate.py --score, or accuracy and F1.
 """
 
 import json
@@ -20,10 +20,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from support.common.errors import UserError, make_parser, run_main
+from support.common.errors import make_parser, run_main
 from support.corpora.pairs import find_corpus
 from support.training.command_line import parse_arguments
 from support.training.settings import CpuSettings
+
+TITLES = {
+    f"{part}_{metric}": f"{title} {name}"
+    for part, title in (("valid", "validation"), ("test", "test"))
+    for metric, name in (("bleu", "BLEU"), ("accuracy", "accuracy"), ("f1", "F1"))
+}
 
 
 def given_flags(flags: list[str]) -> dict:
@@ -56,8 +62,6 @@ def score(run: Path, flags: dict) -> float:
     """BLEU of the test set as translate.py gives it."""
     names = ("data", "valid", "test", "src", "tgt")
     corpus = find_corpus(*(flags[name] for name in names))
-    if "test" not in corpus.parts:
-        raise UserError(f"{corpus.name} has no test set: name one with --test")
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, side) for side in ("src", "tgt")]
         for path, sentences in zip(paths, zip(*corpus.parts["test"]())):
@@ -85,30 +89,27 @@ def main() -> None:
     if not {"data", "config"} & given_flags(flags).keys():
         flags = ["--data", "multi30k", *flags]
     rows = []
+    columns: list[str] = []
     for seed in range(1, args.seeds + 1):
         run = train(args.name, seed, flags)
         summary, config = (
             json.loads((run / f"{name}.json").read_text()) for name in ("summary", "config")
         )
-        rows.append(
-            [
-                summary["valid_bleu"],
-                summary.get("test_bleu", float("nan")),
-                score(run, config["flags"]),
-                summary["wall_seconds"] / 60,
-            ]
-        )
-        print(f"seed {seed}: validation {rows[-1][0]:.2f}, test {rows[-1][1]:.2f}", flush=True)
-    print(
-        "\n| seed | best validation BLEU | test BLEU | test BLEU, `translate.py --score` "
-        "| minutes |\n|" + " --- |" * 5
-    )
-    table = dict(enumerate(rows, 1))
+        values = {title: summary[name] for name, title in TITLES.items() if name in summary}
+        if "test_bleu" in summary:
+            values["test BLEU, `translate.py --score`"] = score(run, config["flags"])
+        values["minutes"] = summary["wall_seconds"] / 60
+        columns = [*values]
+        rows.append([*values.values()])
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        print(f"seed {seed}: {shown}", flush=True)
+    print("\n| seed |", " | ".join(columns), "|\n|" + " --- |" * (1 + len(columns)))
+    table: dict[int | str, list[float]] = dict(enumerate(rows, 1))
     if len(rows) > 1:
         table["mean"] = list(map(statistics.mean, zip(*rows)))
         table["standard deviation"] = list(map(statistics.stdev, zip(*rows)))
-    for name, (*bleus, minutes) in table.items():
-        print("|", name, *(f"| {value:.2f}" for value in bleus), f"| {minutes:.0f} |")
+    for name, values_of_row in table.items():
+        print("|", name, *(f"| {value:.4g}" for value in values_of_row), "|")
 
 
 if __name__ == "__main__":

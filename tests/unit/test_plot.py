@@ -64,10 +64,8 @@ def write_run(
         lines.append(",".join(cell if cell == "" else f"{cell:.6f}" for cell in row))
     (folder / "metrics.csv").write_text("\n".join(lines) + end)
     summary = {f"test_{name}": 39.5 for name in figures if evaluated}
-    summary["epochs"] = [
-        {"epoch": i, "examples": 100 * i, "tokens": 1000 * i} for i in (1, 2, 3)
-    ]
-    more = {"steps": 10 * rows, "training_examples": 2500}
+    more = {"steps": 10 * rows, "training_examples": 2500, "epoch_tokens": 25_000}
+    more |= {"wall_seconds": 90, "peak_memory_mib": {"largest_process": 300}}
     (folder / "summary.json").write_text(json.dumps(more | summary))
     return folder
 
@@ -305,10 +303,10 @@ def test_classifiers(tmp_path):
     ]
     head, row, _ = (tmp_path / "runs.csv").read_text().splitlines()
     assert head.endswith(
-        ",test_accuracy,test_f1,samples_per_second,epoch_seconds,"
+        ",seed,wall_seconds,peak_memory_mib,test_accuracy,test_f1,samples_per_second,epoch_seconds,"
         "tokens_per_second,train_loss,valid_loss,valid_accuracy,valid_f1"
     )
-    assert ",39.5,39.5,100,25,1000," in row  # as many examples as 1,000 tokens are
+    assert ",,90,300,39.5,39.5,100,25,1000," in row  # as many examples as 1,000 tokens are
     again, output_again = draw("--out", "again", "runs.csv", cwd=tmp_path)
     assert again == {"again/learning_rate.png": pictures["learning_rate.png"]}
     assert output_again.split("\n\n")[-1] == output.split("\n\n")[-1]

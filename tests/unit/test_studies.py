@@ -55,7 +55,7 @@ def study(tmp_path, monkeypatch, capsys):
             commands.append(shlex.join(command))
             if "--name" in command:
                 name = command[command.index("--name") + 1]
-                (tmp_path / "logs" / name / "summary.json").touch()
+                (tmp_path / "logs" / name / "summary.json").write_text("{}")
             return 0
 
         with monkeypatch.context() as patch:
@@ -262,12 +262,40 @@ def test_a_stopped_study_goes_on(folder, corpus_flags):
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_ends_the_study(folder):
-    status, _, errors = finish(start(folder, "learning-rate", "--heads", "3"))
+def test_the_other_runs_of_a_study_are_trained_if_one_fails(folder, corpus_flags):
+    """As a learning rate does with which the loss is not finite."""
+    flags = [*corpus_flags, *SMALL, "--epochs", "2", "--clip", "0"]
+    rates = ["--rates", "0.002", "1e30", "0.004"]
+    status, output, errors = finish(start(folder, "learning-rate", *flags, *rates))
     assert status == 2 and "Traceback" not in errors
-    assert "logs/study-learning-rate/lr-0.0003 ended with status 2; to resume" in errors
-    study = folder / "logs" / "study-learning-rate"
-    assert [path.name for path in study.iterdir()] == ["lr-0.0003"]
+    study = "logs/study-learning-rate"
+    assert f"{study}/lr-1e30 ended with status 2; to resume" in errors
+    assert f"{study}/runs.csv: 2 runs" in output
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("delay --accumulate 2", "--accumulate: the study delay sets it"),
+        ("batch-size --batch-size=8", "--batch-size: the study batch-size sets it"),
+        ("learning-rate --lr 1", "--lr: the study learning-rate sets it"),
+        ("processes --config a.yaml", "--config: a study sets the corpus and the model"),
+        ("batch-size --examples 9", "--examples is for a study of another task"),
+        ("batch-size --data kinds --tokens 9", "--tokens is for a study of another task"),
+    ],
+)
+def test_what_a_study_sets_is_not_passed_on(study, flags, message):
+    status, _, errors, commands = study(flags)
+    assert (status, commands) == (2, []) and message in errors
+
+
+def test_a_corpus_that_has_changed_since_is_warned_of(study, tmp_path):
+    study("learning-rate --rates 1 2")
+    for rate in "12":
+        summary = tmp_path / f"logs/study-learning-rate/lr-{rate}/summary.json"
+        summary.write_text(json.dumps({"training_examples": 1000 * int(rate)}))
+    _, output, _, _ = study("learning-rate --rates 1 2")
+    assert "warning: the runs had 1,000, 2,000 training examples" in output
 
 
 def test_an_array_with_too_few_tasks_says_so(study):
