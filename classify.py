@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from support.classification.classifier import Classifier, ClassifierConfig
-from support.classification.corpus import MAX_CLASSES, Labelled, Reader
+from support.classification.corpus import MAX_CLASSES, Labelled, Reader, normalize_name
 from support.classification.encoding import encode_texts, hold_out_labelled
 from support.classification.images import ImageTransform, read_image
 from support.classification.labelled import find_labelled
@@ -37,6 +37,7 @@ from support.common.prompt import prompt, warn_if_path
 from support.common.streams import readable
 from support.common.text_table import pad_right, text_width
 from support.corpora.archives import PARTS
+from support.corpora.class_folders import IMAGES
 from support.corpora.encoded import in_order
 from support.corpora.pairs import find_part_tables
 from support.corpora.tables import blocks, decode_lines, find_table
@@ -73,7 +74,8 @@ def parse_arguments() -> argparse.Namespace:
         "--export",
         type=Path,
         metavar="FOLDER",
-        help="write for Hugging Face's transformers, which cuts the end of long texts",
+        help="write a model trained with --pretrained for Hugging Face's transformers, which "
+        "cuts the end of long texts",
     )
     add(
         "--checkpoint",
@@ -164,7 +166,8 @@ def read_example(predictor: Predictor, line: str) -> str | np.ndarray:
     """Returns the line or, if the model is for images, the image whose path it is."""
     if predictor.transform:
         # A terminal puts quotes around the name of a file that is dragged into it.
-        return read_image(Path(line.strip().strip("'\"")), predictor.transform)
+        path = Path(line.strip().strip("'\"")).expanduser()
+        return read_image(path, predictor.transform)
     return line
 
 
@@ -268,6 +271,13 @@ def score(args: argparse.Namespace, predictor: Predictor) -> None:
             f"not know, and count as wrong: {', '.join(classes[num_known:])[:120]}",
             file=sys.stderr,
         )
+        known = {normalize_name(name): name for name in predictor.classes}
+        for name in classes[num_known:]:
+            if normalize_name(name) in known:
+                print(
+                    f"warning: is {name!r} the model's {known[normalize_name(name)]!r}?",
+                    file=sys.stderr,
+                )
 
 
 def classify_labelled(
@@ -305,7 +315,14 @@ def classify_labelled(
 
 def classify_line(predictor: Predictor, line: str) -> None:
     """Prints the classes of a text, or of the image whose path it is."""
+    if not line.strip():
+        raise UserError("the text is empty")
     if predictor.modality == "text":
+        if Path(line).suffix.lower() in IMAGES:
+            raise UserError(
+                f"{line}: an image, but {predictor.path} is a model of texts; --checkpoint "
+                f"names one of images"
+            )
         warn_if_path(line)
     print(bar_chart(predictor, readable(line)))
 
@@ -314,9 +331,10 @@ def classify_files(predictor: Predictor, paths: list[str]) -> None:
     """Prints a line for each image: its path, the likeliest class, and the probability."""
     if predictor.modality == "text":
         raise UserError("pass one text, in quotes, or several as lines of standard input")
-    for block in blocks(paths, BLOCK):
-        images = [read_example(predictor, path) for path in block]
-        for path, line in zip(block, label_lines(predictor, images)):
+    examples = ((path, read_example(predictor, path)) for path in paths)
+    for block in blocks(examples, BLOCK):  # also those before one that cannot be read
+        names, images = zip(*block)
+        for path, line in zip(names, label_lines(predictor, images)):
             print(f"{path}\t{line}")
 
 

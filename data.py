@@ -76,13 +76,18 @@ class BPE:
         return BPE(tokenizer.to_str())
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the token ids of each text, without bos and eos, and without outer spaces."""
-        encodings = self.tokenizer.encode_batch_fast([text.strip() for text in texts])
+        """Returns the token ids of each text, without bos and eos, and with single spaces."""
+        encodings = self.tokenizer.encode_batch_fast([with_spaces(text) for text in texts])
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: list[int]) -> str:
         """Returns the text of token ids, on one line."""
         return " ".join(self.tokenizer.decode(ids).split())
+
+
+def with_spaces(text: str) -> str:
+    """Returns a text with one space between words, instead of tabs, line ends and others."""
+    return " ".join(text.split())
 
 
 def without_long_words(text: str) -> str:
@@ -121,7 +126,7 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> 
     parts = hold_out_pairs(corpus.parts) if is_held_out else corpus.parts
     stride = max(1, math.ceil(num_pairs / BPE_PAIRS))
     some_pairs = islice(parts["train"](), 0, None, stride)
-    texts = (text.strip() for pair in some_pairs for text in pair)
+    texts = (with_spaces(text) for pair in some_pairs for text in pair)
     encoder = BPE(bpe) if bpe else BPE.train(texts, vocab_size)
     (folder / "tokenizer.json").write_text(encoder.serialized, encoding="utf-8")
     meta: dict[str, Any] = {"name": corpus.name, "held_out": is_held_out, "parts": {}}

@@ -29,6 +29,7 @@ from support.translation.pool import Pool
 from support.translation.scores import bleu, chrf
 from support.translation.task import load_translator
 
+FIGURES = (".png", ".svg", ".pdf")
 LINES_AT_ONCE = 20_000  # of a file: the memory that it takes does not grow with its size
 
 
@@ -62,7 +63,11 @@ def parse_arguments() -> argparse.Namespace:
         metavar=("SRC", "REF"),
         help="translate SRC and score it against REF",
     )
-    add("--attention", metavar="FILE", help="plot what each word of the translation attends to")
+    add(
+        "--attention",
+        metavar="FILE",
+        help="plot what each word of the translation attends to [.png, .svg, .pdf]",
+    )
     add(
         "--engine",
         choices=("own", "ctranslate2"),
@@ -104,8 +109,10 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise UserError("--score translates a file: leave out the sentence")
     if args.score and args.n_best > 1:
         raise UserError("--score takes the best translation: leave out --n-best")
-    if args.attention and not args.text:
-        raise UserError("--attention needs a sentence to translate: add it to the command")
+    if args.attention is not None:
+        check_figure(args.attention)
+        if not args.text or args.text.isspace():
+            raise UserError("--attention needs a sentence to translate: add it to the command")
     if args.attention and (args.score or args.n_best > 1 or is_ensemble):
         raise UserError(
             "--attention plots the best translation of one model: "
@@ -118,6 +125,13 @@ def check_arguments(args: argparse.Namespace) -> None:
             "--engine ctranslate2 decodes with one --checkpoint, in int8 on the CPU: "
             "leave out --attention, --precision and --device cuda"
         )
+
+
+def check_figure(name: str) -> None:
+    """Raises UserError unless a figure can be written under this name."""
+    is_device = name.startswith("/dev/")  # such as /dev/stdout
+    if not is_device and Path(name).suffix.lower() not in FIGURES:
+        raise UserError(f"--attention {name!r}: the name must end in {', '.join(FIGURES)}")
 
 
 # --- The translator ---------------------------------------------------------------------------
@@ -172,6 +186,11 @@ class Translator:
         outputs = []
         for texts in answers:
             if len(texts) == 1:  # of a blank line, or one that was translated in pieces
+                if texts[0][1]:
+                    print(
+                        "warning: a line in pieces has one translation, repeated for --n-best",
+                        file=sys.stderr,
+                    )
                 texts = texts * self.n_best
             outputs.append("\n".join(f"{score:.3f}\t{text}" for score, text in texts))
         return outputs

@@ -3,7 +3,7 @@
 Example:
     train = Texts(folder, "train")                     # or Images; encoded by encoding.py
     x, label, weight = train.batch(rows)               # images as bytes, a quarter of fp32
-    batches = ExampleBatches(train, batch_tokens, seed, batch_size, weights=np.ones(4))
+    batches = ExampleBatches(train, batch_tokens, seed, batch_size, weights=np.ones(8))
 """
 
 from functools import lru_cache

@@ -146,6 +146,8 @@ def find_checkpoint(path: Path | None, task_type: str) -> tuple[Path, dict]:
     if path is None:
         return newest_checkpoint(task_type)
     if path.is_dir():
+        if not (path / "best.pt").is_file():
+            raise UserError(f"{path}: no best.pt, which a run has after its first evaluation")
         path = path / "best.pt"
     checkpoint = load(path)
     if "sharded" in checkpoint:

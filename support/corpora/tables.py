@@ -83,8 +83,8 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
     """
     for number, line in enumerate(lines, 1):
         try:
-            # A file may begin with a byte order mark.
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            # A file may begin with a byte order mark, and so may each of several joined ones.
+            yield line.decode().removeprefix("\ufeff").rstrip("\r\n")
         except UnicodeDecodeError as problem:
             raise UserError(f"{name}, line {number}: {NOT_UTF_8}") from problem
 

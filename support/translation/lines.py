@@ -82,7 +82,7 @@ def split_line(bpe: BPE, line: str, max_tokens: int) -> list[Ids]:
 def halve(bpe: BPE, text: str, max_tokens: int) -> list[Ids]:
     """Halves a text until each piece has at most `max_tokens`; returns the pieces' ids.
 
-    It is cut between words, or a long word between characters.
+    It is cut between words, or a long word between characters, or a character between tokens.
     """
     ids = bpe.encode([text])[0]
     if len(ids) <= max_tokens:
@@ -91,7 +91,7 @@ def halve(bpe: BPE, text: str, max_tokens: int) -> list[Ids]:
     if not cuts:
         cuts = [character.start() for character in regex.finditer(r"\X", text)][1:]
     if not cuts:
-        return [ids[:max_tokens]]
+        return [ids[i : i + max_tokens] for i in range(0, len(ids), max_tokens)]
     cut = min(cuts, key=lambda i: abs(i - len(text) // 2))
     halves = text[:cut].strip(), text[cut:].strip()
     return [piece for half in halves for piece in halve(bpe, half, max_tokens)]

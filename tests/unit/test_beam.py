@@ -345,6 +345,13 @@ def test_what_readers_see_as_one_character_is_not_cut(bytes_alone, whole):
     assert len(texts) > 1 and all(text == whole * (len(text) // len(whole)) for text in texts)
 
 
+def test_a_character_of_many_tokens_is_translated_whole(bytes_alone):
+    text = "a" + "\u034f" * 30
+    pieces = split_line(bytes_alone, text, max_tokens=8)
+    assert max(map(len, pieces)) <= 8
+    assert sum(pieces, []) == bytes_alone.encode([text])[0]
+
+
 def test_a_long_sentence_is_cut_between_words(bytes_alone):
     words = [f"wort{i}" for i in range(40)]
     pieces = split_line(bytes_alone, " ".join(words), max_tokens=30)

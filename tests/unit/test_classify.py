@@ -315,6 +315,20 @@ def test_of_a_folder_with_parts_the_one_to_test_on_is_scored(answer, tmp_path):
         answer("--score", tmp_path / "all", "--label", "kind")
 
 
+def test_a_class_in_another_spelling_is_pointed_out(answer, tmp_path):
+    write_table(tmp_path / "new.csv", [("rain", CLASSES[0].upper())])
+    assert (
+        f"is {CLASSES[0].upper()!r} the model's {CLASSES[0]!r}?"
+        in answer("--score", tmp_path / "new.csv").err
+    )
+
+
+def test_an_image_and_an_empty_text_are_no_texts(answer):
+    for text, message in (("a.jpg", "a.jpg: an image, but"), (" ", "the text is empty")):
+        with pytest.raises(UserError, match=message):
+            answer(text)
+
+
 def test_a_class_that_the_model_does_not_know_counts_as_wrong(answer, folder, tmp_path):
     rows = [("rain", "weather"), ("dog", "animal"), ("red", "colour"), ("snow", "weather")]
     write_table(tmp_path / "new.csv", rows)
@@ -387,7 +401,7 @@ def test_what_does_not_go_together_is_refused(folder, tmp_path, answer):
     torch.save(content | {"task": content["task"] | {"config": config}}, tmp_path / "shape.pt")
     for flags, expected in [
         (["dog", "--checkpoint", "no.pt"], "no.pt"),
-        (["dog", "--checkpoint", tmp_path], "best.pt: no such file"),
+        (["dog", "--checkpoint", tmp_path], ": no best.pt, which a run has after its first"),
         (["dog", "--checkpoint", tmp_path / "zero.pt"], "zero.pt: not a whole checkpoint"),
         (
             ["dog", "--checkpoint", tmp_path / "shape.pt"],
@@ -470,13 +484,16 @@ def images(tmp_path, monkeypatch):
 
 
 @pytest.mark.optional
-def test_images_are_named_by_their_paths(images, answer, monkeypatch):
+def test_images_are_named_by_their_paths(images, answer, monkeypatch, capsys):
     folder, name, p = images
     monkeypatch.chdir(folder)
     assert answer("red.png").out.split()[:2] == [name, f"{p:.1%}"]
     assert (
         answer(lines=b"red.png\n\n red.png \n").out == f"{name}\t{p:.4f}\n\n{name}\t{p:.4f}\n"
     )
+    with pytest.raises(UserError, match="no.png"):
+        answer("red.png", "no.png")
+    assert capsys.readouterr().out == f"red.png\t{name}\t{p:.4f}\n"
     assert answer("red.png", "'red.png'").out == (
         f"red.png\t{name}\t{p:.4f}\n'red.png'\t{name}\t{p:.4f}\n"
     )

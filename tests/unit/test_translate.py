@@ -231,7 +231,7 @@ def test_what_does_not_go_together_is_refused(trained, tmp_path, answer):
     for flags, expected in [
         (["Hallo", "--beam", "many"], "--help lists the flags"),
         (["Hallo", "--checkpoint", "no.pt"], "no.pt"),
-        (["Hallo", "--checkpoint", "logs"], "logs/best.pt: no such file"),
+        (["Hallo", "--checkpoint", "logs"], "logs: no best.pt, which a run has after"),
         (["Hallo", "--checkpoint", tmp_path / "zero.pt"], "zero.pt: not a whole checkpoint"),
         (
             ["Hallo", "--checkpoint", best, "--checkpoint", tmp_path / "other.pt"],
@@ -275,13 +275,23 @@ def test_the_name_of_a_file_is_no_sentence(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_all_white_space_is_a_space(trained, answer):
+    words = SENTENCE.split()
+    expected = answer(" ".join(words))
+    for space in ("\t", "\n", "\u00a0", "  "):
+        assert answer(space.join(words)) == expected
+    lines = f"\ufeff{SENTENCE}\n\ufeff{SENTENCE}\n"  # two files, each with a byte order mark
+    assert answer(lines=lines) == 2 * expected
+
+
 def test_a_picture_of_what_each_word_attends_to(trained, answer):
     assert answer("--attention", "out.png", SENTENCE).startswith("out.png: ")
     picture = (trained / "out.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) > 5_000
     answer("--attention", "out.pdf", SENTENCE)
     assert (trained / "out.pdf").read_bytes().startswith(b"%PDF")
-    for wrong in (["out.png"], ["out.png", "Hund " * 500]):
+    wrong_flags = (["out.png"], ["out.png", "Hund " * 500], ["out.png", " "], ["", "Ja."])
+    for wrong in (*wrong_flags, ["in.de", "Ja."]):  # the last one may be a text
         with pytest.raises(UserError, match="--attention"):
             answer("--attention", *wrong)
 
