@@ -40,7 +40,7 @@ from support.corpora.archives import PARTS
 from support.corpora.class_folders import IMAGES
 from support.corpora.encoded import in_order
 from support.corpora.pairs import find_part_tables
-from support.corpora.tables import blocks, decode_lines, find_table
+from support.corpora.tables import blocks, find_table, lines_of
 from support.pretrained.export import export
 
 BATCH_SIZES = {"cpu": 32, "cuda": 512}  # examples; a GPU needs more of them to be busy
@@ -347,7 +347,7 @@ def classify_at_prompt(predictor: Predictor) -> None:
 
 def classify_stdin(predictor: Predictor) -> None:
     """Classifies the lines of standard input; an empty line stays empty."""
-    lines = decode_lines(sys.stdin.buffer, "standard input")
+    lines = lines_of(sys.stdin.buffer, "standard input")
     examples = (read_example(predictor, line) if line.strip() else None for line in lines)
     for block in blocks(examples, BLOCK):
         print("\n".join(label_lines(predictor, block)), flush=True)

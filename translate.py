@@ -23,7 +23,7 @@ from support.common.hardware import autocast_dtype, available_cores, fast_precis
 from support.common.prompt import prompt, warn_if_path
 from support.common.streams import readable
 from support.corpora.pairs import read_parallel
-from support.corpora.tables import blocks, decode_lines
+from support.corpora.tables import blocks, lines_of
 from support.translation.lines import translate_lines
 from support.translation.pool import Pool
 from support.translation.scores import bleu, chrf
@@ -254,7 +254,7 @@ def main() -> None:
     elif sys.stdin.isatty():
         start_prompt(translator)
     else:
-        lines = decode_lines(sys.stdin.buffer, "standard input")
+        lines = lines_of(sys.stdin.buffer, "standard input")
         for block in blocks(lines, LINES_AT_ONCE):
             print("\n".join(translator(block)), flush=True)
 

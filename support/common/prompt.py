@@ -19,6 +19,7 @@ def prompt(greeting: str, question: str, answer: Callable[[str], str]) -> None:
     The arrow keys edit the line and recall earlier ones, also those of earlier prompts.
     """
     readline = load_history()
+    num_earlier = readline.get_current_history_length() if readline else 0
     print(greeting)
     if isinstance(sys.stdin, io.TextIOWrapper):  # `readable` replaces what is not UTF-8
         sys.stdin.reconfigure(errors="surrogateescape")
@@ -37,9 +38,7 @@ def prompt(greeting: str, question: str, answer: Callable[[str], str]) -> None:
         print()
     finally:
         if readline:
-            with suppress(OSError):
-                HISTORY.parent.mkdir(parents=True, exist_ok=True)
-                readline.write_history_file(HISTORY)
+            save_history(readline, num_earlier)
 
 
 def warn_if_path(line: str) -> None:
@@ -51,6 +50,21 @@ def warn_if_path(line: str) -> None:
                 f"< {line}",
                 file=sys.stderr,
             )
+
+
+def save_history(readline, num_earlier: int) -> None:
+    """Adds this prompt's lines to the file, which other prompts may have changed meanwhile.
+
+    num_earlier: the lines of earlier prompts that were loaded.
+    """
+    with suppress(OSError):
+        HISTORY.parent.mkdir(parents=True, exist_ok=True)
+        if hasattr(readline, "append_history_file"):  # not with every library
+            HISTORY.touch()
+            count = readline.get_current_history_length() - num_earlier
+            readline.append_history_file(count, HISTORY)
+        else:
+            readline.write_history_file(HISTORY)
 
 
 def load_history():

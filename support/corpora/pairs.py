@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import product, zip_longest
+from itertools import chain, product, zip_longest
 from pathlib import Path
 
 from support.common.errors import UserError
@@ -231,9 +231,10 @@ def read_table(table: File, src: str, tgt: str) -> Iterator[Pair]:
 
 def read_parallel(src: File, tgt: File) -> Iterator[Pair]:
     """Yields line N of one file with line N of the other. Raises UserError."""
-    for source, target in zip_longest(read_lines(src), read_lines(tgt)):
+    sides = read_lines(src), read_lines(tgt)
+    for number, (source, target) in enumerate(zip_longest(*sides)):
         if source is None or target is None:
-            src_lines = sum(1 for _ in read_lines(src))
-            tgt_lines = sum(1 for _ in read_lines(tgt))
+            longer = number + 1 + sum(1 for _ in chain(*sides))  # one of them has no more
+            src_lines, tgt_lines = (number, longer) if source is None else (longer, number)
             raise UserError(f"{src} has {src_lines:,} lines, but {tgt} has {tgt_lines:,}")
         yield source, target

@@ -11,9 +11,10 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from gzip import GzipFile
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from support.common.errors import UserError, as_user_error
 from support.corpora.archives import File, open_bytes, read_bytes, zip_members
@@ -53,21 +54,27 @@ QUOTED = re.compile(r'\A"((?:[^"]|"")*)"\Z')
 
 
 def read_lines(path: File) -> Iterator[str]:
-    """Yields the lines of a text file (.gz too), without line ends. Raises UserError.
+    """Yields the lines of a text file (.gz too), without line ends. Raises UserError."""
+    with as_user_error(f"{path}: cannot be read"), open_bytes(path) as file:
+        yield from lines_of(file, str(path))
+
+
+def lines_of(file: GzipFile | IO[bytes], name: str) -> Iterator[str]:
+    """Yields the lines of an open binary file, without line ends. Raises UserError.
 
     Two formats that Excel offers are read, too: UTF-16, which it calls Unicode text, and the
-    Macintosh's, without line feeds, where carriage returns end the lines.
+    Macintosh's, without line feeds, where carriage returns end the lines. name: of the file,
+    for messages.
     """
-    with as_user_error(f"{path}: cannot be read"), open_bytes(path) as file:
-        lines = list(islice(file, 1))
-        if lines and is_utf_16(lines[0]):
-            content = lines[0] + file.read()
-            with as_user_error(f"{path}: begins like a file in UTF-16, but is damaged"):
-                text = content.decode("utf-16")
-            lines = text.encode().removesuffix(b"\n").split(b"\n")
-        elif lines and b"\r" in lines[0] and not lines[0].endswith(b"\n"):  # the whole file
-            lines = lines[0].removesuffix(b"\r").split(b"\r")
-        yield from decode_lines(chain(lines, file), str(path))
+    lines = list(islice(file, 1))
+    if lines and is_utf_16(lines[0]):
+        content = lines[0] + file.read()
+        with as_user_error(f"{name}: begins like a file in UTF-16, but is damaged"):
+            text = content.decode("utf-16")
+        lines = text.encode().removesuffix(b"\n").split(b"\n")
+    elif lines and b"\r" in lines[0] and not lines[0].endswith(b"\n"):  # the whole file
+        lines = lines[0].removesuffix(b"\r").split(b"\r")
+    yield from decode_lines(chain(lines, file), name)
 
 
 def is_utf_16(content: bytes) -> bool:
@@ -76,7 +83,7 @@ def is_utf_16(content: bytes) -> bool:
 
 
 def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
-    """Yields lines of an open binary file as text, without line ends. Raises UserError.
+    """Yields lines as text, without line ends. Raises UserError.
 
     A line ends at a line feed and nowhere else, not at other characters that Unicode calls line
     separators, so that line N stays line N. name: of the file, for messages.
