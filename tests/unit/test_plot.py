@@ -303,13 +303,38 @@ def test_classifiers(tmp_path):
     ]
     head, row, _ = (tmp_path / "runs.csv").read_text().splitlines()
     assert head.endswith(
-        ",seed,wall_seconds,peak_memory_mib,test_accuracy,test_f1,samples_per_second,epoch_seconds,"
-        "tokens_per_second,train_loss,valid_loss,valid_accuracy,valid_f1"
+        ",seed,wall_seconds,peak_memory_mib,test_accuracy,test_f1,samples_per_second,"
+        "epoch_seconds,tokens_per_second,train_loss,valid_loss,valid_accuracy,valid_f1"
     )
     assert ",,90,300,39.5,39.5,100,25,1000," in row  # as many examples as 1,000 tokens are
     again, output_again = draw("--out", "again", "runs.csv", cwd=tmp_path)
     assert again == {"again/learning_rate.png": pictures["learning_rate.png"]}
     assert output_again.split("\n\n")[-1] == output.split("\n\n")[-1]
+
+
+def test_a_table_has_what_a_paper_needs(tmp_path):
+    """Seeds, all metrics of the test set, and what the batch sizes count."""
+    runs = []
+    for seed in (1, 2):
+        run = write_run(
+            tmp_path / f"seed-{seed}", figures=("accuracy",), seed=seed, batch_size=64
+        )
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps(summary | {"test_precision": 40 + seed}))
+        runs.append(run)
+    table = table_of(*runs)
+    assert runs_table.batch_unit(table) == "examples"
+    assert runs_table.batch_unit(table_of(write_run(tmp_path / "tokens"))) == "tokens"
+    runs_table.write_study(table, tmp_path / "runs.csv")
+    rows = runs_table.read_study(tmp_path / "runs.csv")
+    assert [(row["seed"], row["test_precision"]) for row in rows] == [(1, 41), (2, 42)]
+
+
+def test_the_table_shows_delays_and_accumulation_where_they_differ(tmp_path):
+    runs = [write_run(tmp_path / f"delay-{ms}", delay_ms=ms) for ms in (0, 20)]
+    _, output = draw("--out", ".", *runs, cwd=tmp_path)
+    title, *_ = output.split("\n\n")[-1].splitlines()
+    assert "delay (ms)" in title and "accumulate" not in title
 
 
 def test_a_confusion_matrix_is_drawn_of_one_classifier(tmp_path):
