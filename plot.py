@@ -139,7 +139,7 @@ def set_scales(
     log_x = x in POSITIVE
     log_y = y in POSITIVE and (y not in FROM_0 or x == "processes")
     y_label = AXES.get(y) or f"{metric_name(y)} (validation)"
-    if y.startswith("valid") and x not in ("step", "minutes"):
+    if y not in AXES and x not in ("step", "minutes"):
         y_label = f"best {y_label}"
     if y.endswith("loss"):
         y_label += f" ({loss_unit})"

@@ -24,7 +24,7 @@ RESULTS = [*SPEEDS, "train_loss", "valid_loss"]
 OF_SUMMARY = ["seed", "wall_seconds", "peak_memory_mib"]  # the memory of the largest process
 # How the legend of a figure writes a setting in which runs differ.
 SETTINGS = {
-    "mode": "{}",
+    "mode": "train_{}.py",
     "study": "{}",
     "processes": "{:g} processes",
     "batch_tokens": "batch size {:,.0f}",
@@ -259,6 +259,11 @@ def curve_lines(curves: dict[str, list[Row]], x: str, y: str) -> Lines:
     return lines
 
 
+def setting_text(run: Row, name: str) -> str:
+    """Returns how a legend writes a setting of a run; "" if the table has none."""
+    return "" if run[name] == "" else SETTINGS[name].format(run[name])
+
+
 def comparable_groups(runs: list[Row], x: str, settings: list[str]) -> dict[str, list[Row]]:
     """Returns groups of runs that differ in x but in no other setting.
 
@@ -267,14 +272,14 @@ def comparable_groups(runs: list[Row], x: str, settings: list[str]) -> dict[str,
     others = [name for name in settings if name != x]
     groups: dict[tuple[str, ...], list[Row]] = {}
     for run in sorted(measured(runs, x), key=lambda run: [run[name] for name in others]):
-        texts = tuple(SETTINGS[name].format(run[name]) for name in others)
+        texts = tuple(setting_text(run, name) for name in others)
         groups.setdefault(texts, []).append(run)
     kept = {key: group for key, group in groups.items() if len({run[x] for run in group}) > 1}
     differ = [len(set(texts)) > 1 for texts in zip(*kept)]  # in each setting
     named = {}
     for texts, group in kept.items():
         label = ", ".join(text for text, differs in zip(texts, differ) if differs and text)
-        named[label or group[0]["mode"] or "measured"] = group
+        named[label or setting_text(group[0], "mode") or "measured"] = group
     return named
 
 

@@ -436,20 +436,20 @@ def test_lines_of_a_comparison(tmp_path):
     )
     lines = runs_table.compare(runs, "processes", "tokens_per_second")
     assert lines == {
-        "cpu": {1: 1000, 2: 1800},
-        "ddp": {2: 2000, 4: 3000},
-        "fsdp": {1: 1000, 4: 3200},
+        "train_cpu.py": {1: 1000, 2: 1800},
+        "train_ddp.py": {2: 2000, 4: 3000},
+        "train_fsdp.py": {1: 1000, 4: 3200},
     }
     lines = runs_table.compare(runs, "processes", "speed_up")
     assert lines == {
-        "cpu": {1: 1, 2: 1.8},
+        "train_cpu.py": {1: 1, 2: 1.8},
         "ideal, from 1": {1: 1, 2: 2, 4: 4},
-        "ddp": {2: 1, 4: 1.5},
+        "train_ddp.py": {2: 1, 4: 1.5},
         "ideal, from 2": {2: 1, 4: 2},
-        "fsdp": {1: 1, 4: 3.2},
+        "train_fsdp.py": {1: 1, 4: 3.2},
     }
     efficiency = runs_table.compare(runs, "processes", "efficiency")
-    assert efficiency["ddp"] == {2: 100, 4: 75}
+    assert efficiency["train_ddp.py"] == {2: 100, 4: 75}
     assert efficiency["ideal, from 2"] == {2: 100, 4: 100}
     assert runs_table.compare(runs, "lr", "valid_loss") == {}
 
@@ -473,7 +473,7 @@ def test_a_line_joins_runs_alike_in_all_else(tmp_path):
         *[write_run(tmp_path / f"weak-{n}", processes=n, batch_tokens=1024 * n) for n in (1, 2)]
     )
     lines = runs_table.compare(weak, "processes", "tokens_per_second")
-    assert lines == {"cpu": {1: 1000, 2: 1000}}
+    assert lines == {"train_cpu.py": {1: 1000, 2: 1000}}
     weak[1]["study"] = "other"
     assert runs_table.compare(weak, "processes", "tokens_per_second") == {}
 
