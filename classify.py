@@ -10,9 +10,11 @@ Examples:
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -166,9 +168,22 @@ def read_example(predictor: Predictor, line: str) -> str | np.ndarray:
     """Returns the line or, if the model is for images, the image whose path it is."""
     if predictor.transform:
         # A terminal puts quotes around the name of a file that is dragged into it.
-        path = Path(line.strip().strip("'\"")).expanduser()
-        return read_image(path, predictor.transform)
+        path = os.path.expanduser(line.strip().strip("'\""))
+        return read_image(Path(path), predictor.transform)
+    if is_image_file(line):
+        raise UserError(
+            f"{line}: an image, but {predictor.path} is a model of texts; --checkpoint names "
+            f"one of images"
+        )
     return line
+
+
+def is_image_file(line: str) -> bool:
+    """Returns whether a line is the name of an image, and not a text."""
+    path = Path(line.strip())
+    with suppress(OSError, ValueError):  # too long for a name, or with a NUL
+        return path.suffix.lower() in IMAGES and path.is_file()
+    return False
 
 
 def label_lines(predictor: Predictor, examples: Sequence[str | np.ndarray | None]) -> list[str]:
@@ -316,15 +331,11 @@ def classify_labelled(
 def classify_line(predictor: Predictor, line: str) -> None:
     """Prints the classes of a text, or of the image whose path it is."""
     if not line.strip():
-        raise UserError("the text is empty")
+        raise UserError("the argument is empty")
+    chart = bar_chart(predictor, readable(line))
     if predictor.modality == "text":
-        if Path(line).suffix.lower() in IMAGES:
-            raise UserError(
-                f"{line}: an image, but {predictor.path} is a model of texts; --checkpoint "
-                f"names one of images"
-            )
         warn_if_path(line)
-    print(bar_chart(predictor, readable(line)))
+    print(chart)
 
 
 def classify_files(predictor: Predictor, paths: list[str]) -> None:

@@ -14,6 +14,7 @@ There a line joins runs that differ in nothing else; a point is the median of eq
 
 import csv
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,11 @@ def read_sources(sources: list[Path]) -> tuple[list[Row], dict[str, list[Row]], 
                 continue
             names = [known["run"] for known in runs]
             run, curve, summary = runs_table.read_run(path, names, DEFAULTS)
+        except runs_table.NothingLoggedError as problem:
+            if len(sources) == 1:
+                raise UserError(f"{path}: {problem}") from problem
+            print(f"warning: {path} is left out: {problem}", file=sys.stderr)
+            continue
         except (ValueError, TypeError, KeyError, csv.Error) as error:
             raise UserError(f"{path}: not a run or a study, or cut short ({error})") from error
         runs.append(run)

@@ -13,6 +13,7 @@ Examples:
 import argparse
 import sys
 import time
+from itertools import takewhile
 from pathlib import Path
 
 import torch
@@ -56,7 +57,13 @@ def parse_arguments() -> argparse.Namespace:
         "[best.pt of the newest translator in logs/]",
     )
     add("--beam", type=int, default=4, help="hypotheses in beam search; 1 is greedy [4]")
-    add("--n-best", type=int, default=1, help="translations of each line, with scores [1]")
+    add(
+        "--n-best",
+        type=int,
+        default=1,
+        help="translations of each line, with scores; of a line in "
+        "several pieces only one, N times [1]",
+    )
     add(
         "--score",
         nargs=2,
@@ -84,7 +91,9 @@ def parse_arguments() -> argparse.Namespace:
         "bf16; fp32 on a CPU]",
     )
     # After "--" come words alone. `parse_intermixed_args` does not know it.
-    args = parser.parse_args() if "--" in sys.argv else parser.parse_intermixed_args()
+    flags = list(takewhile(lambda argument: argument != "--", sys.argv[1:]))
+    args = parser.parse_intermixed_args(flags)
+    args.words += sys.argv[len(flags) + 2 :]
     args.text = " ".join(args.words) if args.words else None
     check_arguments(args)
     devices = ("cpu",) if args.engine == "ctranslate2" else ("cpu", "cuda")
@@ -186,11 +195,6 @@ class Translator:
         outputs = []
         for texts in answers:
             if len(texts) == 1:  # of a blank line, or one that was translated in pieces
-                if texts[0][1]:
-                    print(
-                        "warning: a line in pieces has one translation, repeated for --n-best",
-                        file=sys.stderr,
-                    )
                 texts = texts * self.n_best
             outputs.append("\n".join(f"{score:.3f}\t{text}" for score, text in texts))
         return outputs

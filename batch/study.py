@@ -172,6 +172,7 @@ OWN = {
     "learning-rate": ("--lr", "--steps"),
     "delay": ("--delay-ms", "--accumulate", "--batch-size", "--epochs"),
 }
+OWN_OF_ALL = ("--config", "--minutes", "--procs", "--resume")
 
 
 def shape(args: argparse.Namespace, layers: int, d_model: int, d_ff: int) -> str:
@@ -208,9 +209,7 @@ def read_flags() -> argparse.Namespace:
 def refuse_own(study: str, passed_on: list[str]) -> None:
     """Raises UserError for flags that would make the runs of a study others than it says."""
     flags = {argument.partition("=")[0] for argument in passed_on}
-    if "--config" in flags:
-        raise UserError("--config: a study sets the corpus and the model; pass single flags")
-    for flag in OWN[study]:
+    for flag in (*OWN[study], *OWN_OF_ALL):
         if flag in flags:
             raise UserError(f"{flag}: the study {study} sets it; --help lists its own flags")
 
@@ -321,8 +320,8 @@ def check_same_flags(run: StudyRun) -> None:
 def train_and_plot(args: argparse.Namespace, runs: list[StudyRun], task: int | None) -> None:
     """Trains unfinished runs. Once all are finished, writes the table and the plots.
 
-    task: the number of the only run to train, from 1; None: all runs. If a run fails, the
-    others are trained and plotted without it. Then it raises UserError.
+    task: the number of the only run to train, from 1; None: all runs. If one of these fails,
+    the others are trained and plotted without it. Raises UserError for runs that failed.
     """
     for run in runs:
         check_same_flags(run)
@@ -345,7 +344,7 @@ def train_and_plot(args: argparse.Namespace, runs: list[StudyRun], task: int | N
     folders = [str(run.folder) for run in finished_runs]
     plots = not failures or (len(folders) > 1 and not task)
     if plots and call(["python", "plot.py", "--out", str(LOGS / args.name), *folders]):
-        raise UserError(f"plot.py failed; to repeat it, start {args.name} again")
+        failures.append("plot.py failed")
     if failures:
         raise UserError(
             f"{'; '.join(failures)}; to resume {args.name}, start it again with the same flags"

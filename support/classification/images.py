@@ -96,8 +96,18 @@ def bits_in_use(paths: list[Path]) -> int:
             header = file.read(26)
         if header.startswith(b"\x89PNG") and header.endswith(GREY_16):
             with open_image(path) as image:
-                largest = max(largest, int(np.asarray(image).max()))
+                largest = max(largest, largest_value(image))
     return max(8, largest.bit_length()) if largest else 0
+
+
+def largest_value(image) -> int:
+    """Returns the largest value that the pixels of a grey Pillow image have.
+
+    A value that stands for transparent pixels is left out.
+    """
+    pixels = np.asarray(image)
+    transparent = image.info.get("transparency", -1)
+    return int(pixels.max(initial=0, where=pixels != transparent))
 
 
 def load_pillow():
@@ -122,9 +132,9 @@ def to_array(image, transform: ImageTransform) -> np.ndarray:
     if image.mode.startswith("I"):
         # Pillow's convert() would clip all values over 255.
         pixels = np.asarray(image)
-        bits = transform.grey_bits or int(pixels.max()).bit_length()
+        bits = transform.grey_bits or largest_value(image).bit_length()
         grey = (pixels >> max(0, bits - 8)).clip(max=255)
-        transparent = image.info.get("transparency")  # a value of the pixels
+        transparent = image.info.get("transparency")
         if transparent is not None:
             grey[pixels == transparent] = 255
         image = image_module.fromarray(grey.astype(np.uint8))

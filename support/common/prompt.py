@@ -60,7 +60,7 @@ def save_history(readline, num_earlier: int) -> None:
     with suppress(OSError):
         HISTORY.parent.mkdir(parents=True, exist_ok=True)
         if hasattr(readline, "append_history_file"):  # not with every library
-            HISTORY.touch()
+            HISTORY.touch(mode=0o600)
             count = readline.get_current_history_length() - num_earlier
             readline.append_history_file(count, HISTORY)
         else:

@@ -3,8 +3,8 @@
 A table of runs is a list of rows, one per run: dicts with the columns of a study's runs.csv.
 These are TEXTS, NUMBERS, RESULTS (the median speed, the duration of an epoch at this speed, the
 last training loss as a running mean, and the lowest validation loss), the highest of the task's
-metrics in validation as valid_*, such as valid_bleu, and if all runs have ended OF_SUMMARY and
-test_*, of the weights that were kept. A value that was not measured is NaN.
+metrics in validation as valid_*, such as valid_bleu, the metrics of the test set as test_*, and
+LATER. A value that was not measured is NaN.
 """
 
 import csv
@@ -21,7 +21,8 @@ TEXTS = ["study", "run", "mode"]
 NUMBERS = ["processes", "batch_tokens", "accumulate", "lr", "delay_ms"]
 SPEEDS = ["samples_per_second", "epoch_seconds", "tokens_per_second"]
 RESULTS = [*SPEEDS, "train_loss", "valid_loss"]
-OF_SUMMARY = ["seed", "wall_seconds", "peak_memory_mib"]  # the memory of the largest process
+# Of the largest process; tables of earlier versions lack these columns.
+LATER = ["seed", "wall_seconds", "peak_memory_mib"]
 # How the legend of a figure writes a setting in which runs differ.
 SETTINGS = {
     "mode": "train_{}.py",
@@ -33,11 +34,11 @@ SETTINGS = {
     "delay_ms": "delay {:g} ms",
 }
 # Other flags that affect speed and loss. Runs that differ in one of them belong to different
-# studies. (Not --steps, --warmup and --tensor: they may change with what a study compares, the
-# batch size and the processes.)
+# studies. (Not the length, --warmup and --tensor: they may change with what a study compares,
+# the batch size and the processes.)
 DATA = ("src", "tgt", "text", "label", "tokenizer", "max_length", "image_size")
 MODEL = ("heads", "dropout", "norm", "patch", "stem_channels", "pretrained", "pool", "freeze")
-RATES = ("epochs", "schedule", "head_lr", "weight_decay", "class_weights")
+RATES = ("schedule", "head_lr", "weight_decay", "class_weights")
 REGULARIZATION = ("token_dropout", "crop", "flip", "label_smoothing", "clip")
 SPEED = ("replicas", "precision", "compile", "recompute", "plain", "netem")
 STUDY_FLAGS = DATA + MODEL + RATES + REGULARIZATION + SPEED
@@ -45,6 +46,11 @@ STUDY_FLAGS = DATA + MODEL + RATES + REGULARIZATION + SPEED
 POSITIVE = {"processes", "batch_tokens", "lr", "speed_up", *RESULTS, "loss"}
 
 STEPS_OF_EXAMPLES = "steps of examples"  # in the name of a study, with --batch-size
+
+
+class NothingLoggedError(ValueError):
+    """A run has ended before it logged a loss, as one that diverges at once does."""
+
 
 Row = dict[str, Any]  # texts and numbers, by column
 Lines = dict[str, dict[float, float]]  # {label: {x: y}}
@@ -125,9 +131,9 @@ def read_study(path: Path) -> list[Row]:
 
 def write_study(runs: list[Row], path: Path) -> None:
     """Writes runs as a study's table."""
-    of_summary = [name for name in OF_SUMMARY if all(name in run for run in runs)]
+    later = [name for name in LATER if all(name in run for run in runs)]
     metrics = [*metric_columns(runs, "test"), *RESULTS, *metric_columns(runs, "valid")]
-    names = [*NUMBERS, *of_summary, *metrics]
+    names = [*NUMBERS, *later, *metrics]
     rows = [[*TEXTS, *names]]
     for run in runs:
         texts = [run[name] for name in TEXTS]
@@ -172,6 +178,9 @@ def read_run(
         "tokens_per_second": speed,
         "train_loss": train_losses[-1] if train_losses else math.nan,
         "valid_loss": min(values_of(curve, "valid_loss"), default=math.nan),
+        "seed": number(flags.get("seed")),
+        "wall_seconds": number(summary.get("wall_seconds")),
+        "peak_memory_mib": number(summary.get("peak_memory_mib", {}).get("largest_process")),
     }
     for valid in metric_columns(curve, "valid"):
         test = valid.replace("valid", "test", 1)
@@ -180,23 +189,10 @@ def read_run(
         row[valid] = max([*values_of(curve, valid), final])  # a NaN at the end loses
     if "test_bleu" in row:  # chrF is computed at the end alone
         row["test_chrf"] = math.nan
-    if summary:
-        row |= values_at_the_end(flags, summary)
+    for name, value in summary.items():
+        if name.startswith("test_") and isinstance(value, int | float):
+            row[name] = float(value)
     return row, curve, summary
-
-
-def values_at_the_end(flags: dict[str, Any], summary: dict[str, Any]) -> dict[str, float]:
-    """Returns OF_SUMMARY, and all metrics of the test set."""
-    metrics = {
-        name: float(value)
-        for name, value in summary.items()
-        if name.startswith("test_") and isinstance(value, int | float)
-    }
-    return metrics | {
-        "seed": number(flags.get("seed")),
-        "wall_seconds": number(summary.get("wall_seconds")),
-        "peak_memory_mib": number(summary.get("peak_memory_mib", {}).get("largest_process")),
-    }
 
 
 def read_curve(path: Path) -> list[Row]:
@@ -207,7 +203,7 @@ def read_curve(path: Path) -> list[Row]:
     curve = measured(measured(read_table(whole_lines, columns), "step"), "seconds")
     with_loss = measured(curve, "train_loss")
     if not with_loss and not measured(curve, "valid_loss"):
-        raise ValueError("metrics.csv has no row with a loss")
+        raise NothingLoggedError("metrics.csv has no row with a loss")
     # The mean over some rows to each side: over fewer at the start, where the loss is steep,
     # and at the end, where there are no more.
     sums = list(accumulate((row["train_loss"] for row in with_loss), initial=0.0))

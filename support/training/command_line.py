@@ -41,7 +41,7 @@ METAVARS = {str: "TEXT", int: "N", float: "X"}
 # Larger steps for GPUs change these flags, unless one of them is given (larger_steps.py).
 SIZE_FLAGS = {"batch_tokens", "batch_size", "lr", "head_lr", "warmup"}
 
-LENGTHS = ("minutes", "steps", "epochs")  # of a run: only one of them can count
+LENGTHS = ("minutes", "steps", "epochs")  # flags that say how long a run is
 NOT_MINUTES = "--minutes is for a new run: --epochs says how long this one is"
 
 
@@ -127,6 +127,7 @@ class CommandLine:
             for name, field in flags_of(self.settings_class).items()
             if name in stored and field.metadata["remembered"]
         }
+        kept["minutes"] = stored["minutes"]  # they have settled its length
         if "epochs" in given:
             kept["steps"] = 0
         return defaults_of(self.settings_class) | kept | given
@@ -216,12 +217,16 @@ def refuse_two_lengths(given: dict[str, Any]) -> None:
 
 
 def overridden_by(given: dict[str, Any]) -> dict[str, int]:
-    """Returns 0 for --steps if --epochs is given, and for --batch-size if --batch-tokens is.
+    """Returns 0 for flags that would win over those that are given.
 
     Then the flag that is given counts, whatever a file sets.
     """
-    others = {"epochs": "steps", "batch_tokens": "batch_size"}
-    return {other: 0 for name, other in others.items() if name in given}
+    winners = {
+        "epochs": ("steps", "minutes"),
+        "steps": ("minutes",),
+        "batch_tokens": ("batch_size",),
+    }
+    return {winner: 0 for name in winners if name in given for winner in winners[name]}
 
 
 def find_folder(given: dict[str, Any], restarted: str) -> Path:

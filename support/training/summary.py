@@ -104,7 +104,9 @@ def epoch_seconds(run, tokens_per_second: float) -> float:
 
 
 def epoch_tokens(run) -> float:
-    """Returns how many tokens an epoch has, which up to 200 of its steps tell."""
+    """Returns how many tokens an epoch has; before one has ended, up to 200 steps tell."""
+    if run.progress.epochs:  # all have the same examples
+        return run.progress.epochs[-1]["tokens"]
     num_steps = min(run.epoch_steps, 200)
     tokens = sum(run.task.step_cost(step).tokens for step in range(num_steps))
     return tokens * (run.epoch_steps / num_steps)

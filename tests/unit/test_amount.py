@@ -162,7 +162,7 @@ def test_a_clock_has_hours_if_there_are_any():
 def test_a_forecast_counts_what_remains():
     task = SimpleNamespace(step_cost=lambda step: StepCost(8, 100 + step % 2, 0.0))
     throughput = SimpleNamespace(speeds=[1.0, 100.5])
-    progress = SimpleNamespace(last_evaluation=0, seconds=500.0)
+    progress = SimpleNamespace(last_evaluation=0, seconds=500.0, epochs=[])
     run = SimpleNamespace(
         task=task, last_step=900, epoch_steps=400, throughput=throughput, progress=progress
     )
@@ -304,6 +304,8 @@ def test_minutes_are_for_a_new_run(monkeypatch, trained):
     checkpoint = {"flags": stored, "progress": {"growth": 1}}
     flags, _ = command_line.flags_of_new_run(command_line.given, checkpoint)
     assert (flags["epochs"], flags["steps"]) == (4, 30)
+    resumed = command_line.flags_of_resumed_run({"resume": "logs/first"}, stored)
+    assert resumed["minutes"] == 3.0  # so that the first command goes on, too
     stored["minutes"] = 2.0
     with pytest.raises(UserError, match="--minutes is for a new run"):
         command_line.flags_of_new_run(command_line.given, checkpoint)

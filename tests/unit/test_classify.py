@@ -323,10 +323,15 @@ def test_a_class_in_another_spelling_is_pointed_out(answer, tmp_path):
     )
 
 
-def test_an_image_and_an_empty_text_are_no_texts(answer):
-    for text, message in (("a.jpg", "a.jpg: an image, but"), (" ", "the text is empty")):
+def test_an_image_and_an_empty_text_are_no_texts(answer, folder):
+    (folder / "a.jpg").touch()
+    for text, message in (("a.jpg", "a.jpg: an image, but"), (" ", "the argument is empty")):
         with pytest.raises(UserError, match=message):
             answer(text)
+    with pytest.raises(UserError, match="a.jpg: an image, but"):
+        answer(lines=b"a.jpg\n")
+    assert answer("I took a.jpg").out
+    (folder / "a.jpg").unlink()
 
 
 def test_a_class_that_the_model_does_not_know_counts_as_wrong(answer, folder, tmp_path):
@@ -491,6 +496,8 @@ def test_images_are_named_by_their_paths(images, answer, monkeypatch, capsys):
     assert (
         answer(lines=b"red.png\n\n red.png \n").out == f"{name}\t{p:.4f}\n\n{name}\t{p:.4f}\n"
     )
+    with pytest.raises(UserError, match="~nobody.png"):
+        answer("~nobody.png")
     with pytest.raises(UserError, match="no.png"):
         answer("red.png", "no.png")
     assert capsys.readouterr().out == f"red.png\t{name}\t{p:.4f}\n"

@@ -152,19 +152,19 @@ def test_a_file_cannot_give_published_weights_another_shape(tmp_path, monkeypatc
 
 
 def test_the_command_line_goes_before_the_file_also_in_other_words(tmp_path, monkeypatch):
-    write(tmp_path, "a.yaml", "name: mine\nsteps: 20\nbatch_size: 32\nlr: 1\n")
+    write(tmp_path, "a.yaml", "name: mine\nsteps: 20\nminutes: 3\nbatch_size: 32\nlr: 1\n")
     monkeypatch.chdir(tmp_path)
     for flags, expected in (
         ([], (20, 32)),
         (["--epochs", "2"], (0, 32)),
+        (["--steps", "9"], (9, 32)),
         (["--batch-tokens", "512"], (20, 0)),
     ):
         monkeypatch.setattr(sys, "argv", ["train_cpu.py", "--config", "a.yaml", *flags])
         args = parse_arguments("", CpuSettings).complete()
-        assert (args.steps, args.batch_size) == expected and (args.lr, args.folder) == (
-            1.0,
-            "logs/mine",
-        )
+        assert (args.steps, args.batch_size) == expected
+        assert (args.lr, args.folder) == (1.0, "logs/mine")
+        assert bool(args.minutes) == (args.steps == 20)  # else the length is given
 
 
 @pytest.mark.parametrize(

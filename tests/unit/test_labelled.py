@@ -1112,6 +1112,12 @@ def test_a_transparent_grey_of_16_bits_is_white(tmp_path, image):
     image.fromarray(grey).save(tmp_path / "a.png", transparency=1000)
     pixels = read_image(tmp_path / "a.png", ImageTransform(2, 1))
     assert pixels[0].tolist() == [[255, 156], [255, 255]]
+    grey = np.array([[65_535, 4000], [2000, 1000]], np.uint16)  # of 12 bits
+    image.fromarray(grey).save(tmp_path / "b.png", transparency=65_535)
+    assert read_image(tmp_path / "b.png", ImageTransform(2, 1))[0].tolist() == [
+        [255, 250],
+        [125, 62],
+    ]
 
 
 @pytest.mark.optional

@@ -218,6 +218,7 @@ def test_a_stopped_run_may_end_where_it_is(train_here, capsys, step):
     summary = train_here("--resume", "logs/r", "--steps", step)
     assert (summary["steps"], summary["best_step"]) == (step, step)
     assert [epoch["step"] for epoch in summary["epochs"]] == [step]
+    assert step < 10 or summary["epoch_tokens"] == summary["epochs"][0]["tokens"]
     was_evaluated = step == 8
     out = capsys.readouterr().out
     assert f"at step {step}, its last: nothing is left to train" in out

@@ -265,11 +265,11 @@ def test_a_stopped_study_goes_on(folder, corpus_flags):
 def test_the_other_runs_of_a_study_are_trained_if_one_fails(folder, corpus_flags):
     """As a learning rate does with which the loss is not finite."""
     flags = [*corpus_flags, *SMALL, "--epochs", "2", "--clip", "0"]
-    rates = ["--rates", "0.002", "1e30", "0.004"]
+    rates = ["--rates", "0.002", "1e9", "0.004"]
     status, output, errors = finish(start(folder, "learning-rate", *flags, *rates))
     assert status == 2 and "Traceback" not in errors
     study = "logs/study-learning-rate"
-    assert f"{study}/lr-1e30 ended with status 2; to resume" in errors
+    assert f"{study}/lr-1e9 ended with status 2; to resume" in errors
     assert f"{study}/runs.csv: 2 runs" in output
 
 
@@ -279,7 +279,7 @@ def test_the_other_runs_of_a_study_are_trained_if_one_fails(folder, corpus_flags
         ("delay --accumulate 2", "--accumulate: the study delay sets it"),
         ("batch-size --batch-size=8", "--batch-size: the study batch-size sets it"),
         ("learning-rate --lr 1", "--lr: the study learning-rate sets it"),
-        ("processes --config a.yaml", "--config: a study sets the corpus and the model"),
+        ("processes --config a.yaml", "--config: the study processes sets it"),
         ("batch-size --examples 9", "--examples is for a study of another task"),
         ("batch-size --data kinds --tokens 9", "--tokens is for a study of another task"),
     ],
@@ -287,6 +287,16 @@ def test_the_other_runs_of_a_study_are_trained_if_one_fails(folder, corpus_flags
 def test_what_a_study_sets_is_not_passed_on(study, flags, message):
     status, _, errors, commands = study(flags)
     assert (status, commands) == (2, []) and message in errors
+
+
+def test_micro_batches_of_a_delay_have_the_same_size(study):
+    _, _, _, commands = study("delay --no-netem --delays 0 --batch-tokens 512")
+    assert "--batch-tokens 512 " in commands[0] and "--batch-tokens 2048 " in commands[1]
+
+
+def test_the_warm_up_of_a_learning_rate_is_a_share_of_the_run(study):
+    _, _, _, (run, _) = study("learning-rate --rates 1")
+    assert "--warmup 0 " in run
 
 
 def test_a_corpus_that_has_changed_since_is_warned_of(study, tmp_path):

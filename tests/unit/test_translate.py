@@ -57,7 +57,7 @@ def test_one_sentence_beam_and_n_best(trained, answer):
     assert one.returncode == 0 and one.stdout.count("\n") == 1 and one.stdout.strip(), (
         one.stderr
     )
-    assert answer("--", "-Ja", "--beam") == answer("-Ja --beam")
+    assert answer("Ein", "--beam", "1", "--", "-Ja") == answer("Ein -Ja", "--beam", "1")
     best = scores(answer(SENTENCE, "--n-best", "3", "--beam", "5"))
     assert len(best) == 3 and best == sorted(best, reverse=True)
 
