@@ -167,10 +167,10 @@ STUDIES = {
 }
 # The flags of the training script that a study sets, and so does not pass on.
 OWN = {
-    "processes": ("--epochs",),
-    "batch-size": ("--batch-tokens", "--batch-size", "--steps", "--epochs"),
-    "learning-rate": ("--lr", "--steps"),
-    "delay": ("--delay-ms", "--accumulate", "--batch-size", "--epochs"),
+    "processes": (),
+    "batch-size": ("--batch-tokens", "--batch-size", "--steps"),
+    "learning-rate": ("--lr",),
+    "delay": ("--delay-ms", "--accumulate", "--batch-size"),
 }
 OWN_OF_ALL = ("--config", "--minutes", "--procs", "--resume")
 

@@ -41,7 +41,6 @@ METAVARS = {str: "TEXT", int: "N", float: "X"}
 # Larger steps for GPUs change these flags, unless one of them is given (larger_steps.py).
 SIZE_FLAGS = {"batch_tokens", "batch_size", "lr", "head_lr", "warmup"}
 
-LENGTHS = ("minutes", "steps", "epochs")  # flags that say how long a run is
 NOT_MINUTES = "--minutes is for a new run: --epochs says how long this one is"
 
 
@@ -210,10 +209,10 @@ def add_flag(parser, field) -> None:
 
 
 def refuse_two_lengths(given: dict[str, Any]) -> None:
-    """Raises UserError if the command line says twice how long the run is."""
-    lengths = [option(name) for name in LENGTHS if given.get(name)]
-    if len(lengths) > 1:
-        raise UserError(f"{' and '.join(lengths)}: pass only one of them")
+    """Raises UserError if --minutes would override another length of the command line."""
+    for name in ("steps", "epochs"):
+        if given.get("minutes") and given.get(name):
+            raise UserError(f"--minutes and {option(name)}: pass only one of them")
 
 
 def overridden_by(given: dict[str, Any]) -> dict[str, int]:

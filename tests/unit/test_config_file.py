@@ -158,6 +158,7 @@ def test_the_command_line_goes_before_the_file_also_in_other_words(tmp_path, mon
         ([], (20, 32)),
         (["--epochs", "2"], (0, 32)),
         (["--steps", "9"], (9, 32)),
+        (["--epochs", "2", "--steps", "9"], (9, 32)),
         (["--batch-tokens", "512"], (20, 0)),
     ):
         monkeypatch.setattr(sys, "argv", ["train_cpu.py", "--config", "a.yaml", *flags])
@@ -167,9 +168,7 @@ def test_the_command_line_goes_before_the_file_also_in_other_words(tmp_path, mon
         assert bool(args.minutes) == (args.steps == 20)  # else the length is given
 
 
-@pytest.mark.parametrize(
-    "flags", ["--minutes 3 --steps 9", "--minutes 3 --epochs 2", "--steps 9 --epochs 2"]
-)
+@pytest.mark.parametrize("flags", ["--minutes 3 --steps 9", "--minutes 3 --epochs 2"])
 def test_a_run_has_one_length(monkeypatch, flags):
     first, _, second, _ = flags.split()
     monkeypatch.setattr(sys, "argv", ["train_cpu.py", *flags.split()])

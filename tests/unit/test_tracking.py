@@ -204,7 +204,9 @@ def test_the_record_of_each_epoch(tmp_path, train):
     assert [row["epoch"] for row in rows] == list(range(1, len(rows) + 1))
     for row in rows:
         assert (
-            0 <= row["token_accuracy"] <= 1 and row["train_loss"] > 0 and row["valid_bleu"] >= 0
+            0 <= row["valid_token_accuracy"] <= 1
+            and row["train_loss"] > 0
+            and row["valid_bleu"] >= 0
         )
         assert all(row[name] > 0 for name in timed)
     evaluated = {
