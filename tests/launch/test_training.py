@@ -196,12 +196,12 @@ def test_what_a_run_leaves(trained):
 
 @pytest.fixture
 def started(request, tmp_path, small_corpus):
-    """A run of very many steps, just started. Its parameter: more flags."""
+    """A run of very many steps, just started. Its parameter: another length."""
     corpus = ["--data", small_corpus, "--valid", f"{small_corpus}-valid"]
-    how = shlex.split("--procs 2 --name long --steps 100000 --eval-every 50000 --save-every 5")
-    more = getattr(request, "param", [])
+    how = shlex.split("--procs 2 --name long --eval-every 50000 --save-every 5")
+    length = getattr(request, "param", ["--steps", "100000"])
     process = subprocess.Popen(
-        [sys.executable, ROOT / "train_cpu.py", *corpus, *SMALL, *how, *more],
+        [sys.executable, ROOT / "train_cpu.py", *corpus, *SMALL, *how, *length],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
