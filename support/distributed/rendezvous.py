@@ -255,10 +255,13 @@ def report_lost_processes(store: dist.Store, rank: int, world_size: int):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if Signals.received:
             sys.exit(128 + Signals.received)
-        lost = []  # ranks that do not report within two seconds that a collective has failed
+        # All notice a closed connection at once. But the time of each wait began when the rank
+        # came to its collective, which on a busy machine may be seconds later.
+        seconds = 10 if "Timed out" in str(problem) else 2
+        lost = []  # ranks that do not report by then that a collective has failed
         with suppress(dist.DistError):  # the store was lost as well
             store.set(f"noticed/{rank}", "")
-            time.sleep(2)
+            time.sleep(seconds)
             lost = [n for n in range(world_size) if not store.check([f"noticed/{n}"])]
         cause = "the processes have lost contact"  # the network, or this process, stood still
         if lost:

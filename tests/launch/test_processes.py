@@ -58,6 +58,19 @@ def test_who_does_not_notice_is_named(monkeypatch, lost):
     assert str(problem.value) == f"{who} (gloo: Connection closed by peer)"
 
 
+def test_a_time_limit_is_noticed_later_by_others(monkeypatch):
+    store = dist.HashStore()
+
+    def meanwhile(seconds):
+        if seconds >= 5:
+            store.set("noticed/1", "")
+
+    monkeypatch.setattr(time, "sleep", meanwhile)
+    with pytest.raises(UserError, match="process 2 of 3 has died or does not answer"):
+        with report_lost_processes(store, 0, 3):
+            raise RuntimeError("gloo: Timed out waiting 5000ms for recv operation")
+
+
 def test_where_the_store_has_gone_too_nobody_is_named():
     class Gone:
         def set(self, key, value):
