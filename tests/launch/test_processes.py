@@ -66,9 +66,11 @@ def test_a_time_limit_is_noticed_later_by_others(monkeypatch):
             store.set("noticed/1", "")
 
     monkeypatch.setattr(time, "sleep", meanwhile)
-    with pytest.raises(UserError, match="process 2 of 3 has died or does not answer"):
-        with report_lost_processes(store, 0, 3):
-            raise RuntimeError("gloo: Timed out waiting 5000ms for recv operation")
+    with (
+        pytest.raises(UserError, match="process 2 of 3 has died or does not answer"),
+        report_lost_processes(store, 0, 3),
+    ):
+        raise RuntimeError("gloo: Timed out waiting 5000ms for recv operation")
 
 
 def test_where_the_store_has_gone_too_nobody_is_named():
