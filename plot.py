@@ -221,14 +221,11 @@ def show_table(runs: list[Row]) -> None:
         ("processes", "processes", "g"),
         ("batch size", "batch_tokens", ",.0f"),
         ("lr", "lr", "g"),
-        ("accumulate", "accumulate", "g"),
-        ("delay (ms)", "delay_ms", "g"),
-        ("epoch (s)", "epoch_seconds", ",.1f"),
-        (AXES[speed], speed, speed_digits),
     ]
-    for name in ("accumulate", "delay_ms"):
-        if len({run[name] for run in runs}) == 1:
-            columns = [column for column in columns if column[1] != name]
+    for title, name in (("accumulate", "accumulate"), ("delay (ms)", "delay_ms")):
+        if len({run[name] for run in runs}) > 1:
+            columns.append((title, name, "g"))
+    columns += [("epoch (s)", "epoch_seconds", ",.1f"), (AXES[speed], speed, speed_digits)]
     metrics = metric_columns(runs, "valid")
     tested = [name for name in metric_columns(runs, "test") if is_shown(name, metrics)]
     for title, names in (("best valid", metrics), ("test", tested)):

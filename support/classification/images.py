@@ -134,9 +134,7 @@ def to_array(image, transform: ImageTransform) -> np.ndarray:
         pixels = np.asarray(image)
         bits = transform.grey_bits or largest_value(image).bit_length()
         grey = (pixels >> max(0, bits - 8)).clip(max=255)
-        transparent = image.info.get("transparency")
-        if transparent is not None:
-            grey[pixels == transparent] = 255
+        grey[pixels == image.info.get("transparency", -1)] = 255
         image = image_module.fromarray(grey.astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")

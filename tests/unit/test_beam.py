@@ -1,6 +1,7 @@
 """Beam search: its scores are the model's own, and it finds what a slow search finds."""
 
 import math
+from itertools import chain
 from unicodedata import category, normalize
 
 import pytest
@@ -144,7 +145,7 @@ def test_a_result_does_not_depend_on_the_batch(src, beam):
     backwards = beam_search([model], src.flip(0), beam, n_best=beam)[::-1]
     for sentence, found, other in zip(src, together, backwards):
         unpadded = sentence[sentence != PAD]
-        alone = beam_search([model], unpadded[None], beam, n_best=beam)[0]
+        alone = beam_search([model], unpadded.unsqueeze(0), beam, n_best=beam)[0]
         for result in (alone, other):
             assert [ids for _, ids in result] == [ids for _, ids in found]
             scores = [score for score, _ in found]
@@ -349,7 +350,7 @@ def test_a_character_of_many_tokens_is_translated_whole(bytes_alone):
     text = "a" + "\u034f" * 30
     pieces = split_line(bytes_alone, text, max_tokens=8)
     assert max(map(len, pieces)) <= 8
-    assert sum(pieces, []) == bytes_alone.encode([text])[0]
+    assert list(chain(*pieces)) == bytes_alone.encode([text])[0]
 
 
 def test_a_long_sentence_is_cut_between_words(bytes_alone):
