@@ -77,8 +77,8 @@ def study_batch_size(args: argparse.Namespace) -> Iterator[StudyRun]:
     """What the batch size does to loss, metrics and speed: batch_size.png.
 
     --batch-tokens is the size of the whole step: the number of sentences times the length of
-    the longest. A sentence of the phrasebook has 11 tokens, so 32, 96 and 384 are about 1, 4
-    and 16 sentences for each of two processes. All runs see the same number of tokens (--tokens
+    the longest. The longer side of a pair of the phrasebook has about 10 tokens, so 32, 96
+    and 384 are about 2, 5 and 20 pairs for each of two processes. All runs see the same number of tokens (--tokens
     on each side, padding included) or, with a classifier, of examples (--examples). A larger
     batch has less noise, so the learning rate grows with the square root of its size. A quarter
     of each run is warm-up.

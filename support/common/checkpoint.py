@@ -8,7 +8,7 @@
     model       weights by name
     task        all that is needed to use the model: its type of task, its configuration, ...
     flags       the flags of the run
-    progress    `Progress` of support/training/run.py: counts, epochs, the state of GradScaler
+    progress    `Progress` of support/training/progress.py: counts, epochs, ...
     optimizer   the optimizer's state; last.pt only
     averaged    how many checkpoints the weights are the mean of; best.pt only
     sharded     last.pt of --sharded only (train_fsdp.py, train_tp.py): the folder that has, in
@@ -224,6 +224,16 @@ def check_corpus(checksum: str, state: dict, data: str, folder: str) -> None:
             f"--test) or by an earlier version of the scripts, or the corpus has changed "
             f"since; it needs a new run, with another --name"
         )
+
+
+def evaluation_checkpoints(folder: Path) -> list[Path]:
+    """Returns step-*.pt of a run: the weights of its last evaluations, oldest first."""
+    return sorted(folder.glob("step-[0-9]*.pt"), key=evaluated_step)
+
+
+def evaluated_step(path: Path) -> int:
+    """Returns N of step-N.pt."""
+    return int(path.stem.removeprefix("step-"))
 
 
 def remove_sharded(folder: Path, keep: str) -> None:

@@ -38,8 +38,8 @@ PEAKS = {
 }
 
 
-# What a CPU needs to start the kernels of a layer, in both passes of a micro-batch: in trials
-# beside an H200, a step took it 17 ms with 3+3 layers and 33 to 42 ms with 6+6.
+# What a CPU needs to start the kernels of a layer, in both passes of a micro-batch. Beside an H200
+# a step took 4.3 to 4.7 ms a layer, all else included (logs/reference/gpu/README.md).
 LAUNCH_SECONDS = 3e-3
 
 

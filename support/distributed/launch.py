@@ -32,7 +32,6 @@ from support.common.streams import prepare_streams
 from support.distributed import rendezvous
 from support.distributed.collectives import long_barrier
 from support.distributed.signals import Signals, block_signals, unblock_signals
-from support.distributed.trial import settle_length
 
 Train = Callable[..., None]  # train(rank, world_size, args)
 
@@ -78,6 +77,8 @@ def set_up_and_train(train: Train, rank: int, world_size: int, store: dist.Store
 
             stack.enter_context(delayed_collectives(args.delay_ms / 1000))
         if args.minutes and not args.is_resumed:
+            from support.distributed.trial import settle_length
+
             settle_length(train, rank, world_size, store, args)
         with rendezvous.new_port(store, rank):
             train(rank, world_size, args)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -116,6 +116,12 @@ def load_full_state_dict(model: nn.Module, weights: dict[str, Any] | None) -> No
         model.reshard()
     weights = dict(weights or {})  # a copy, as the function below changes it
     set_model_state_dict(model, weights, options=FROM_RANK_0)
+
+
+def load_some_weights(model: nn.Module, weights: dict[str, Tensor], rank: int) -> None:
+    """Loads rank 0's `weights` into the model of every process, and its others as they are."""
+    state = full_state_dict(model) | weights
+    load_full_state_dict(model, state if rank == 0 else None)
 
 
 def gather_model(model: nn.Module, make_model: Callable[[], nn.Module]) -> nn.Module:

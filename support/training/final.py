@@ -46,7 +46,7 @@ def score_run(run, model: nn.Module) -> None:
     seconds = time.perf_counter() - run.began
     epochs = list(run.progress.epochs)
     if run.progress.epoch["seconds"]:  # the last epoch is not whole
-        epochs.append(run.epoch_record(run.last_step))
+        epochs.append(run.progress.epoch_record(run.epoch_of(run.last_step), run.last_step))
     content: dict[str, Any] = {
         "steps": run.last_step,
         "tokens": run.progress.tokens,
@@ -81,7 +81,7 @@ def keep_mean_if_better(run, model: nn.Module) -> None:
     0 reads and writes the files.
     """
     count = run.args.average_checkpoints
-    paths = run.evaluation_checkpoints()[-count:] if count > 1 else []
+    paths = checkpoint.evaluation_checkpoints(run.folder)[-count:] if count > 1 else []
     if not broadcast_object(len(paths)):
         return
     mean = checkpoint.average_weights(paths) if run.keeps_log else None

@@ -10,7 +10,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,50 +32,13 @@ from support.distributed.signals import Signals, stop_requested
 from support.training import summary
 from support.training.metrics_log import MetricsLog
 from support.training.optim import learning_rate
+from support.training.progress import Progress
 from support.training.settings import Settings
 from support.training.tasks import Task
 from support.training.throughput import Throughput, peak_rate
 
 # support/distributed/weights.py is imported where it is used. It takes as long to load as
 # PyTorch itself, and neither the parent of train_cpu.py nor `--help` needs it.
-
-
-# Of the steps of an epoch, before its first one.
-EPOCH_SUMS = {"nll": 0.0, "targets": 0, "tokens": 0, "examples": 0, "seconds": 0.0}
-
-
-@dataclass
-class Progress:
-    """The progress of a run. Its checkpoints hold it."""
-
-    seconds: float = 0.0
-    tokens: int = 0
-    nll: float = 0.0  # since the last row of metrics.csv, like targets
-    targets: int = 0
-    # What `Run.score` returned for the best evaluation.
-    best: list[float] = field(default_factory=lambda: [-math.inf, -math.inf])
-    since_best: int = 0  # evaluations since the best one
-    last_evaluation: int = 0  # its step
-    epoch: dict[str, float] = field(default_factory=EPOCH_SUMS.copy)  # the current one's sums
-    evaluated: dict[str, float] = field(default_factory=dict)  # last evaluation of the epoch
-    epochs: list[dict[str, Any]] = field(default_factory=list)  # a record of each that is done
-    wandb_id: str = ""
-    scaler: dict[str, Any] = field(default_factory=dict)  # the state of GradScaler, with fp16
-    growth: int = 1  # how many times as large its steps are for GPUs (larger_steps.py)
-
-    def count(self, examples: int, tokens: int, num_targets: int, seconds: float) -> None:
-        """Counts a step; its nll is added when it is read back from the device."""
-        self.tokens += tokens
-        self.targets += num_targets
-        self.epoch["examples"] += examples
-        self.epoch["tokens"] += tokens
-        self.epoch["targets"] += num_targets
-        self.epoch["seconds"] += seconds
-
-
-def evaluated_step(path: Path) -> int:
-    """Returns N of step-N.pt."""
-    return int(path.stem.removeprefix("step-"))
 
 
 class Run:
@@ -142,11 +104,13 @@ class Run:
             self.scaler = scaler
         step = 0
         if self.args.is_resumed:
-            step = self.restore_checkpoint(model, optimizer)
-            if self.progress.scaler and self.scaler.is_enabled():  # then and now in fp16
-                self.scaler.load_state_dict(self.progress.scaler)
+            from support.training.resume import resume_run
+
+            step = resume_run(self, model, optimizer)
         elif self.task.pretrained_weights:
-            self.load_pretrained_weights(model, self.task.pretrained_weights)
+            from support.distributed.weights import load_some_weights
+
+            load_some_weights(model, self.task.pretrained_weights, self.rank)
             self.task.pretrained_weights = None  # the model has them now
         self.progress.wandb_id = self.progress.wandb_id or uuid.uuid4().hex[:8]
         if self.args.profile:
@@ -171,66 +135,6 @@ class Run:
         self.restart_clock()
         return step
 
-    def restore_checkpoint(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Restores last.pt in all ranks, and returns its step."""
-        from support.distributed import weights
-
-        loaded = None
-        beginning = None  # in the other ranks, to which rank 0 sends it
-        if self.rank == 0:
-            loaded = checkpoint.load(self.folder / "last.pt")
-            step = loaded["step"]
-            if step > self.last_step:
-                raise UserError(
-                    f"{self.folder} is at step {step} already: raise --steps or --epochs"
-                )
-            progress = loaded["progress"] | self.discard_newer_best(step)
-            shards = str(self.folder / loaded["sharded"]) if "sharded" in loaded else ""
-            beginning = (step, progress, shards)
-        long_barrier()  # rank 0 has read the files
-        step, progress, shards = broadcast_object(beginning)
-        self.progress = Progress(**progress)
-        weights.restore(model, optimizer, loaded, shards)
-        self.stop_if_patience_is_over(step)
-        if loaded:
-            self.say_resumed(step, loaded["flags"])
-        return step
-
-    def say_resumed(self, step: int, flags: dict[str, Any]) -> None:
-        """Says where the run goes on, and whether its learning rate jumps there.
-
-        flags: those of the checkpoint. With other --epochs or --steps the schedule is another.
-        """
-        if step == self.last_step:
-            self.say(
-                f"resumed {self.folder} at step {step:,}, its last: nothing is left to train"
-            )
-            return
-        self.say(f"resumed {self.folder} at step {step:,}")
-        last_step = flags["steps"] or flags["epochs"] * self.epoch_steps
-        before = learning_rate(step, self.args, last_step)
-        after = learning_rate(step, self.args, self.last_step)
-        if not math.isclose(before, after, rel_tol=0.1):
-            self.say(
-                f"warning: the schedule is now of {self.last_step:,} steps instead of "
-                f"{last_step:,}: the learning rate changes from {before:.1e} to {after:.1e}"
-            )
-
-    def discard_newer_best(self, step: int) -> dict[str, Any]:
-        """Removes best.pt if it is of a step after `step`, where the run is resumed.
-
-        Returns the entries of Progress that depend on best.pt: without it, they are as if
-        nothing had been evaluated.
-        """
-        path = self.folder / "best.pt"
-        if path.is_file():
-            best = checkpoint.load(path)
-            if best["step"] <= step:  # it may hold the mean of weights, which is not in last.pt
-                return {"best": best["progress"]["best"]}
-            path.unlink()
-        new = Progress()
-        return {"best": new.best, "since_best": 0, "last_evaluation": 0}
-
     def remove_later_files(self, step: int) -> None:
         """Removes half-written files, and what an interrupted run wrote after `step`."""
         for partial in self.folder.glob("*.partial"):
@@ -239,18 +143,9 @@ class Run:
             (self.folder / "summary.json").unlink(missing_ok=True)
         if step == 0:  # a run that was killed before it saved last.pt may have left its best
             (self.folder / "best.pt").unlink(missing_ok=True)
-        for path in self.evaluation_checkpoints():
-            if evaluated_step(path) > step:
+        for path in checkpoint.evaluation_checkpoints(self.folder):
+            if checkpoint.evaluated_step(path) > step:
                 path.unlink()
-
-    def load_pretrained_weights(self, model: nn.Module, pretrained: dict[str, Tensor]) -> None:
-        """Loads the weights that the task brings along. The others stay random."""
-        from support.distributed import weights
-
-        state: dict[str, Tensor] | None = weights.full_state_dict(model) | pretrained
-        if self.rank > 0:  # only rank 0 has the other weights, and sends all of them
-            state = None
-        weights.load_full_state_dict(model, state)
 
     def restart_clock(self) -> None:
         """Starts the clock of the next step: after a step, an evaluation or a save."""
@@ -307,7 +202,7 @@ class Run:
             )
         self.throughput.add(seconds, self.task.batches.seconds_waited, cost.tokens, cost.flops)
         self.task.batches.seconds_waited = 0.0
-        self.progress.count(cost.examples, cost.tokens, num_targets, seconds)
+        self.progress.count_step(cost.examples, cost.tokens, num_targets, seconds)
         if self.ends_row(step):
             self.writer.check()
             self.make_row(step)
@@ -345,8 +240,7 @@ class Run:
         if not math.isfinite(nll + norms) or self.scaler.get_scale() < 1:
             quantity = "gradient" if math.isfinite(nll) else "loss"
             self.end_diverged_run(step, quantity)
-        self.progress.nll += nll
-        self.progress.epoch["nll"] += nll
+        self.progress.add_nll(nll)
 
     def end_diverged_run(self, step: int, quantity: str) -> None:
         """Closes the log, and raises UserError: a loss or a gradient is not finite."""
@@ -382,11 +276,9 @@ class Run:
             "reserved_mib": round(torch.cuda.max_memory_reserved() / 2**20),
             **self.throughput.end_row(),
         }
-        if progress.targets:
-            loss = progress.nll / progress.targets
+        loss = progress.end_row()
+        if loss is not None:
             self.row["train_loss"] = f"{loss:.6f}"
-            progress.nll = 0.0
-            progress.targets = 0
             if self.bar is not None and self.throughput.speeds:
                 text = f"loss {loss:.3f}, {self.throughput.speeds[-1]:,.0f} tokens/s"
                 self.bar.set_postfix_str(text, refresh=False)
@@ -420,13 +312,7 @@ class Run:
         self.progress.evaluated = {f"valid_{name}": value for name, value in metrics.items()}
         self.write_row(self.progress.evaluated)
         self.end_epoch(step)
-        score = self.score(metrics)
-        self.progress.last_evaluation = step
-        self.progress.since_best += 1
-        is_best = score > self.progress.best
-        if is_best:
-            self.progress.best = score
-            self.progress.since_best = 0
+        is_best = self.progress.note_evaluation(step, self.score(metrics))
         content = self.checkpoint_content(step, state)
         self.write_files(lambda: self.write_evaluated(content, is_best))
         self.stop_if_patience_is_over(step)
@@ -444,12 +330,9 @@ class Run:
             checkpoint.save(self.folder / "best.pt", content | {"averaged": 1})
         if self.args.average_checkpoints > 1:
             checkpoint.save(self.folder / f"step-{content['step']:07d}.pt", content)
-            for path in self.evaluation_checkpoints()[: -self.args.average_checkpoints]:
+            kept = self.args.average_checkpoints
+            for path in checkpoint.evaluation_checkpoints(self.folder)[:-kept]:
                 path.unlink()
-
-    def evaluation_checkpoints(self) -> list[Path]:
-        """Returns the files with the weights of the last evaluations, oldest first."""
-        return sorted(self.folder.glob("step-[0-9]*.pt"), key=evaluated_step)
 
     def stop_if_patience_is_over(self, step: int) -> None:
         """Makes this step the last one if --patience is over, in all ranks."""
@@ -528,51 +411,13 @@ class Run:
             self.log.write(row)
             is_shown = self.bar is None and row["step"] % (10 * self.args.log_every) == 0
             if evaluated or is_shown:
-                self.show(row)
+                self.say(summary.progress_line(self, row))
         self.row = {}
 
     def end_epoch(self, step: int) -> None:
         """Adds the record of the epoch that this step has ended, if any."""
-        if step % self.epoch_steps != 0:
-            return
-        if self.progress.epoch["seconds"]:  # else a resumed run has it already
-            self.progress.epochs.append(self.epoch_record(step))
-        self.progress.epoch = EPOCH_SUMS.copy()
-        self.progress.evaluated = {}
-
-    def epoch_record(self, step: int) -> dict[str, Any]:
-        """Returns what summary.json says of the epoch that a step is in."""
-        epoch = self.progress.epoch
-        return {
-            "epoch": self.epoch_of(step),
-            "step": step,
-            "train_loss": epoch["nll"] / epoch["targets"],
-            **self.progress.evaluated,
-            "examples": epoch["examples"],
-            "tokens": epoch["tokens"],
-            "seconds": round(epoch["seconds"], 2),
-            "samples_per_second": round(epoch["examples"] / epoch["seconds"], 1),
-            "tokens_per_second": round(epoch["tokens"] / epoch["seconds"]),
-            "memory_mib": round(peak_memory()),
-        }
-
-    def show(self, row: dict[str, Any]) -> None:
-        """Prints a line with the run's progress."""
-        step = row["step"]
-        seconds = self.progress.seconds
-        remaining = (self.last_step - step) * seconds / step
-        parts = []
-        if "train_loss" in row:
-            parts.append(f"loss {float(row['train_loss']):.3f}")
-        for name in ("loss", *self.task.metrics):
-            value = row.get(f"valid_{name}")
-            if value:
-                parts.append(f"valid {name.replace('_', ' ')} {round(float(value), 4):.4g}")
-        if "tokens_per_second" in row:
-            parts.append(f"{int(row['tokens_per_second']):,} tokens/s")
-        parts.append(f"{summary.format_duration(seconds)} elapsed")
-        parts.append(f"{summary.format_duration(remaining)} left")
-        self.say(f"step {step}/{self.last_step}, epoch {row['epoch']}: {', '.join(parts)}")
+        if step % self.epoch_steps == 0:
+            self.progress.end_epoch(self.epoch_of(step), step)
 
     def say(self, text: str) -> None:
         """Prints a line from rank 0, above the progress bar."""

@@ -1,7 +1,8 @@
-"""What a run prints at its beginning and end, and how much larger its steps could be."""
+"""What a run prints: at its beginning, with its rows, and at its end."""
 
 import math
 import os
+from typing import Any
 
 import torch
 
@@ -110,6 +111,25 @@ def epoch_tokens(run) -> float:
     num_steps = min(run.epoch_steps, 200)
     tokens = sum(run.task.step_cost(step).tokens for step in range(num_steps))
     return tokens * (run.epoch_steps / num_steps)
+
+
+def progress_line(run, row: dict[str, Any]) -> str:
+    """Returns a line with the run's progress; row: the last one of metrics.csv."""
+    step = row["step"]
+    seconds = run.progress.seconds
+    remaining = (run.last_step - step) * seconds / step
+    parts = []
+    if "train_loss" in row:
+        parts.append(f"loss {float(row['train_loss']):.3f}")
+    for name in ("loss", *run.task.metrics):
+        value = row.get(f"valid_{name}")
+        if value:
+            parts.append(f"valid {name.replace('_', ' ')} {round(float(value), 4):.4g}")
+    if "tokens_per_second" in row:
+        parts.append(f"{int(row['tokens_per_second']):,} tokens/s")
+    parts.append(f"{format_duration(seconds)} elapsed")
+    parts.append(f"{format_duration(remaining)} left")
+    return f"step {step}/{run.last_step}, epoch {row['epoch']}: {', '.join(parts)}"
 
 
 def how_to_resume(run, step: int) -> str:

@@ -1,7 +1,7 @@
 """Compares plans with runs: seconds of a step and memory, as predicted and as measured.
 
     python tests/measure/plan.py                  # both tables; some ten minutes on two cores
-    python tests/measure/plan.py --only large     # memory of 206 M parameters; needs 20 GiB
+    python tests/measure/plan.py --only large     # memory of 207 M parameters; needs 20 GiB
     python tests/measure/plan.py --only speed --modes ddp --processes 2 --delays 0,50
 
 Every process has one thread. All sentences have 32 tokens, so that all steps are alike. The

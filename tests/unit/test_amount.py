@@ -23,7 +23,8 @@ from support.distributed.trial import settle_length
 from support.training import command_line, config_file, summary
 from support.training.command_line import CommandLine, parse_arguments
 from support.training.larger_steps import find_growth
-from support.training.run import Progress, Run
+from support.training.progress import Progress
+from support.training.run import Run
 from support.training.settings import CpuSettings, Settings, defaults_of
 from support.training.summary import LOW_MFU
 from support.training.tasks import prepare_task
