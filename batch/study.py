@@ -78,10 +78,10 @@ def study_batch_size(args: argparse.Namespace) -> Iterator[StudyRun]:
 
     --batch-tokens is the size of the whole step: the number of sentences times the length of
     the longest. The longer side of a pair of the phrasebook has about 10 tokens, so 32, 96
-    and 384 are about 2, 5 and 20 pairs for each of two processes. All runs see the same number of tokens (--tokens
-    on each side, padding included) or, with a classifier, of examples (--examples). A larger
-    batch has less noise, so the learning rate grows with the square root of its size. A quarter
-    of each run is warm-up.
+    and 384 are about 2, 5 and 20 pairs for each of two processes. All runs see the same number
+    of tokens (--tokens on each side, padding included) or, with a classifier, of examples
+    (--examples). A larger batch has less noise, so the learning rate grows with the square root
+    of its size. A quarter of each run is warm-up.
     """
     from support.corpora.task_type import task_type
 
@@ -384,6 +384,8 @@ def main() -> None:
     except SystemExit as end:
         print(f"{args.name} is stopped; to resume it, start it again", file=sys.stderr)
         job = os.environ.get("SLURM_JOB_ID")
+        if task:  # the id of an array's last task is that of the whole array
+            job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
         is_near_limit = sys.platform != "win32" and end.code == 128 + signal.SIGUSR1
         if job and is_near_limit:
             subprocess.run(["scontrol", "requeue", job])

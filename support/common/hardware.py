@@ -38,8 +38,8 @@ PEAKS = {
 }
 
 
-# What a CPU needs to start the kernels of a layer, in both passes of a micro-batch. Beside an H200
-# a step took 4.3 to 4.7 ms a layer, all else included (logs/reference/gpu/README.md).
+# What a CPU needs to start the kernels of a layer, in both passes of a micro-batch. Beside an
+# H200 a step took 4.3 to 4.7 ms a layer, all else included (logs/reference/gpu/README.md).
 LAUNCH_SECONDS = 3e-3
 
 

@@ -33,14 +33,21 @@ def exit_if_another_dies(store: dist.Store, rank: int, world_size: int) -> Itera
 
     store: one that no process of the run keeps, and that all of them reach.
     """
-    address = own_address(os.environ["MASTER_ADDR"])
+    host = os.environ["MASTER_ADDR"]
+    address = own_address(host)
     if address is None:
         yield
         return
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    name = address  # by which the others find this process
+    if address.startswith("127.") and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+        # Rank 0's node takes its own name for loopback, as Debian does by default. The other
+        # nodes reach it by that name.
+        address, name = "", host
     # The operating system takes connections for a living process, even a stopped one, but only
     # BACKLOG of them; a thread accepts them, so that there is always room.
-    with socket.create_server((address, 0), backlog=BACKLOG) as listener:
-        store.set(f"listener/{rank}", f"{address} {listener.getsockname()[1]}")
+    with socket.create_server((address, 0), family=family, backlog=BACKLOG) as listener:
+        store.set(f"listener/{rank}", f"{name} {listener.getsockname()[1]}")
         reader, writer = socket.socketpair()
         writer.setblocking(False)
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)

@@ -287,13 +287,11 @@ def check_interface() -> None:
 
 def own_address(address: str) -> str | None:
     """Returns the address of this machine from which it reaches `address`, or None."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 1))  # a datagram socket: nothing is sent
-            own, _port = probe.getsockname()
-            return own
-    except OSError:
-        return None
+            return probe.getsockname()[0]
+    return None
 
 
 def interface_to(address: str) -> str | None:

@@ -138,8 +138,10 @@ def test_the_recipe_is_pinned_and_not_root():
     uid = POD["securityContext"]["runAsUser"]
     assert instructions("USER") == [f"{uid}:{POD['securityContext']['runAsGroup']}"]
     assert instructions("WORKDIR") == [CONTAINER["workingDir"]]
-    # Apptainer would set the image's variables over the user's own.
-    assert not instructions("ENTRYPOINT") and not instructions("ENV")
+    # Apptainer sets the image's variables over the user's own. This one keeps packages out of
+    # the home folder, which it mounts, from replacing those of the image.
+    assert instructions("ENV") == ["PYTHONNOUSERSITE=1"]
+    assert not instructions("ENTRYPOINT")
 
 
 def copied() -> list[tuple[Path, str]]:

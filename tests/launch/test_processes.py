@@ -362,6 +362,31 @@ def test_a_living_process_can_be_asked_any_number_of_times(monkeypatch):
     assert liveness.has_died(store, 0)  # nobody listens now
 
 
+@pytest.mark.parametrize(
+    ("nodes", "host", "name", "is_reachable"),
+    [
+        (1, "localhost", "127.0.0.1", False),
+        (2, "localhost", "localhost", True),
+        (2, "::1", "::1", False),
+    ],
+)
+def test_a_process_is_found_by_an_address_that_other_nodes_reach(
+    monkeypatch, nodes, host, name, is_reachable
+):
+    """A node that takes its own name for loopback is found by that name."""
+    if rendezvous.own_address(host) is None:
+        pytest.skip(f"this machine does not reach {host}")
+    store = rendezvous.store_on_loopback()
+    monkeypatch.setenv("MASTER_ADDR", host)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", str(nodes))
+    with liveness.exit_if_another_dies(store, 0, 2):
+        published, port = store.get("listener/0").decode().split()
+        assert published == name
+        assert not liveness.has_died(store, 0)
+        store.set("listener/1", f"127.0.0.2 {port}")  # another address of this machine
+        assert liveness.has_died(store, 1) != is_reachable
+
+
 def test_a_process_that_finishes_while_it_is_asked_has_not_died(monkeypatch):
     store = dist.HashStore()
     store.set("listener/1", "127.0.0.1 1")

@@ -51,7 +51,10 @@ SchedulerParameters=sched_interval=2,bf_interval=2
 GresTypes=gpu
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus} Gres=gpu:4
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus} Gres=gpu:4
-PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE PriorityTier=2
 """
 
 
@@ -149,7 +152,7 @@ class Slurm:
         )
 
     def nodes(self) -> str:
-        return self.run("sinfo", "-h", "-N", "-o", "%N %T").stdout
+        return self.run("sinfo", "-h", "-N", "-p", "all", "-o", "%N %T").stdout
 
     def stop(self) -> None:
         self.run("scancel", "--signal=KILL", "--full", "--user=root")
@@ -221,11 +224,12 @@ def test_files_differ_only_where_the_hardware_does():
     assert body("finetune") == [
         line.replace('"$@"', '--data agnews --pretrained "$@"') for line in ddp
     ]
-    requeue = ddp[ddp.index("requeue() {") : ddp.index("trap requeue USR1") + 1]
+    requeue = ddp[ddp.index("stop() {") - 1 : ddp.index("trap stop USR1") + 1]
     assert "\n".join(requeue) in "\n".join(body("cpu"))
+    assert ddp[-6:] == body("cpu")[-6:]
     for name in ("1gpu", "2gpu", "4gpu", "2node", "fsdp", "tp", "finetune", "cpu"):
         text = (ROOT / "batch" / f"{name}.sbatch").read_text()
-        assert len(text.splitlines()) <= 40 and f"#SBATCH --job-name={name}\n" in text
+        assert len(text.splitlines()) <= 45 and f"#SBATCH --job-name={name}\n" in text
         assert '--name "slurm-$SLURM_JOB_ID" ' in text and text.count('"$@" &') == 1
         assert all(len(line) <= 100 for line in text.splitlines())
         # torchrun kills what has not saved after 30 seconds, unless it is told to wait.
@@ -233,6 +237,57 @@ def test_files_differ_only_where_the_hardware_does():
         left = int(re.search(r"--signal=B:USR1@(\d+)", text)[1])
         assert name == "cpu" or len(waits) == 1 and 60 <= int(waits[0]) < left
         subprocess.run(["bash", "-n", ROOT / "batch" / f"{name}.sbatch"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("ids", "job"),
+    [({}, "9"), ({"SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "3"}, "9_3")],
+)
+def test_the_last_task_of_an_array_does_not_requeue_the_others(ids, job):
+    """Its job has the id of the array."""
+    text = (ROOT / "batch/cpu.sbatch").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("job="))
+    done = subprocess.run(
+        ["bash", "-c", f'{line}; echo "$job"'],
+        env={"SLURM_JOB_ID": "9"} | ids,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == job
+
+
+@pytest.mark.slow
+def test_a_job_that_is_preempted_saves_and_goes_on(slurm, folder, corpus_flags):
+    """It gets SIGTERM, and its grace time lasts until it has saved."""
+    activate = folder / ".venv/bin/activate"  # --export=NONE leaves nothing of the environment
+    activate.parent.mkdir(parents=True)
+    activate.write_text(f"export PATH={shlex.quote(PATH)} OMP_NUM_THREADS=1\n")
+    flags = shlex.split("--device cpu --delay-ms 50 --log-every 10 --eval-every 1000")
+    job = submit(
+        slurm,
+        folder,
+        "--time=20",
+        "--export=NONE",
+        "--nodes=2",
+        f"--cpus-per-task={CPUS}",
+        "batch/2node.sbatch",
+        *corpus_flags,
+        *SMALL,
+        *flags,
+        "--steps",
+        "300",
+    )
+    run = folder / "logs" / f"slurm-{job}"
+    wait_until(slurm, folder, job, lambda: (run / "metrics.csv").exists() and read_metrics(run))
+    urgent = submit(
+        slurm, folder, "--partition=urgent", f"--cpus-per-task={CPUS}", "--wrap=sleep 1"
+    )
+    wait_until(slurm, folder, urgent, lambda: state(slurm, urgent) == "COMPLETED")
+    assert (run / "last.pt").exists() and not (run / "summary.json").exists()
+    wait_until(slurm, folder, job, lambda: state(slurm, job) == "COMPLETED", 400)
+    assert "Restarts=1" in show(slurm, job)
+    assert [int(row["step"]) for row in read_metrics(run)] == list(range(10, 301, 10))
 
 
 @pytest.mark.slow
