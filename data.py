@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from support.common.errors import UserError
@@ -30,7 +31,7 @@ from support.corpora.encoded import encoded_folder, in_order, make_once
 from support.corpora.held_out import Leakage, hash_pair, hold_out_pairs
 
 PAD, BOS, EOS = 0, 1, 2
-FORMAT = 10  # of the encoded corpus: increase it when the same text is stored differently
+FORMAT = 10  # of the encoded corpus: increase it when the same file is read differently
 ENCODED_AT_ONCE = 2_000  # pairs, so that memory does not grow with the corpus
 CHARACTERS_PER_TOKEN = 100  # hardly any token has more than a dozen
 BPE_PAIRS = 1_000_000  # enough to learn a BPE from
@@ -210,7 +211,7 @@ def read_text(folder: Path, part: str, side: str) -> list[str]:
     return (folder / f"{part}.{side}.txt").read_bytes().decode().split("\n")[:-1]
 
 
-def map_file(path: Path | str, dtype: str | type) -> np.ndarray:
+def map_file(path: Path | str, dtype: DTypeLike) -> np.ndarray:
     """Returns the content of a file: mapped from disk or, if that fails, read."""
     try:
         return np.memmap(path, dtype=dtype, mode="r")
@@ -221,7 +222,7 @@ def map_file(path: Path | str, dtype: str | type) -> np.ndarray:
 class Sentences:
     """Token ids that `append_ids` has written, mapped: all processes share the same memory."""
 
-    def __init__(self, path: str, dtype: str | type):
+    def __init__(self, path: str, dtype: DTypeLike):
         self.ids = map_file(f"{path}.ids", dtype)  # of all sentences, one after another
         self.offsets = map_file(f"{path}.offsets", np.int64)  # sentence i begins at [i]
 

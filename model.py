@@ -175,7 +175,9 @@ class EncoderLayer(nn.Module):
         self.residuals = nn.ModuleList(Residual(config) for _ in range(2))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x: (batch, src, d_model); mask: (batch, 1, 1, src). Returns the shape of x."""
+        """x: (batch, src, d_model); mask: (batch, 1, 1, src), or for a decoder without
+        an encoder (src, src). Returns the shape of x.
+        """
         x = self.residuals[0](x, lambda y: self.attention(y, y, mask))
         return self.residuals[1](x, self.feed_forward)
 

@@ -55,6 +55,16 @@ def skip_on_windows(reason: str) -> None:
         pytest.skip(reason, allow_module_level=True)
 
 
+def make_link(path: Path, target: Path | str) -> None:
+    """Makes a symbolic link, or skips the test: Windows allows them in Developer Mode only."""
+    try:
+        path.symlink_to(target)
+    except OSError as problem:
+        if sys.platform != "win32":
+            raise
+        pytest.skip(str(problem))
+
+
 # Network namespaces need root, iproute2 and a kernel that has them.
 PROBE = f"probe-{os.getpid()}"
 NETWORK = (
@@ -162,9 +172,9 @@ def train(corpus_flags):
 def run_script(script, *flags, cwd, timeout=300, **kwargs):
     """Runs a script of the project. Its output is bytes if its input is, else text."""
     command = [sys.executable, str(ROOT / script), *map(str, flags)]
-    text = not isinstance(kwargs.get("input"), bytes)
+    encoding = None if isinstance(kwargs.get("input"), bytes) else "utf-8"
     return subprocess.run(
-        command, cwd=cwd, timeout=timeout, capture_output=True, text=text, **kwargs
+        command, cwd=cwd, timeout=timeout, capture_output=True, encoding=encoding, **kwargs
     )
 
 

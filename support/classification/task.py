@@ -227,7 +227,7 @@ class Classification:
                 lines.append(
                     f"warning: {len(unknown):,} of the {part} set's {len(labels):,} examples "
                     f"have classes that the training set lacks; no model can learn these, "
-                    f"but they count in all figures: {names[:120]}"
+                    f"but they count in all metrics: {names[:120]}"
                 )
         examples = self.meta["parts"]["train"]["examples"]
         lines += warnings_of_classes(self.classes, examples)

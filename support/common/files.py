@@ -81,13 +81,19 @@ def sync_folder(path: Path) -> None:
 
 
 def replace(partial: Path, path: Path) -> None:
-    """Renames a file to `path`; Windows refuses while another process has one of them open."""
+    """Renames a file or folder to `path`.
+
+    Windows refuses while another process has one of them open: some time is waited for that.
+    """
     end = time.monotonic() + READERS_TIMEOUT
     while True:
         try:
             partial.replace(path)
             return
-        except PermissionError:
-            if sys.platform != "win32" or time.monotonic() > end:
+        except PermissionError as problem:
+            if sys.platform != "win32":
                 raise
+            if time.monotonic() > end:
+                reason = "another program has it open, which has to close it"
+                raise PermissionError(problem.errno, reason, str(path)) from problem
         time.sleep(0.1)

@@ -175,15 +175,15 @@ def device_name(device: str) -> str:
     """Returns the name of the GPU or of the CPU."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    return torch.cpu.get_capabilities().get("cpu_name", platform.machine())
+    return torch.cpu.get_capabilities().get("cpu_name") or platform.machine()
 
 
 def fast_precision(device: str) -> str:
     """Returns the precision in which the hardware multiplies matrices fastest.
 
-    That is "bf16" where the hardware has it; elsewhere PyTorch emulates it, slowly. It is
-    "fp16" on older GPUs with tensor cores, which begin with compute capability 7.0, and
-    otherwise "fp32".
+    That is "bf16" where the hardware and the library have it; elsewhere PyTorch emulates it,
+    slowly. (Its build for macOS lacks oneDNN, the library for CPUs.) It is "fp16" on older GPUs
+    with tensor cores, which begin with compute capability 7.0, and otherwise "fp32".
     """
     if device == "cuda":
         major, _ = torch.cuda.get_device_capability()
@@ -192,7 +192,8 @@ def fast_precision(device: str) -> str:
         return "fp16" if major >= 7 else "fp32"
     supports = torch.cpu.get_capabilities()
     instructions = ("avx512_bf16", "amx_bf16", "bf16")
-    return "bf16" if any(supports.get(name) for name in instructions) else "fp32"
+    has_bf16 = torch.backends.mkldnn.is_available() and any(map(supports.get, instructions))
+    return "bf16" if has_bf16 else "fp32"
 
 
 def autocast_dtype(precision: str) -> torch.dtype | None:
@@ -237,7 +238,9 @@ def check_compiler(device: str) -> None:
         command += ["-fsyntax-only", "-x", language, f"-I{headers}", "-"]
     program = "#include <Python.h>\n"
     try:
-        done = subprocess.run(command, input=program, capture_output=True, text=True)
+        done = subprocess.run(
+            command, input=program, capture_output=True, text=True, errors="replace"
+        )
         if done.returncode == 0:
             return
         errors = [line for line in done.stderr.splitlines() if "error" in line]

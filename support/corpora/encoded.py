@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from support.common.errors import UserError
+from support.common.files import replace
 
 
 def encoded_folder(cache: Path, name: str, description: list, tokenizer: str) -> Path:
@@ -61,7 +62,7 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
         meta = write(unfinished)
         meta["sizes"] = {file.name: file.stat().st_size for file in unfinished.iterdir()}
         (unfinished / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
-        unfinished.rename(folder)
+        replace(unfinished, folder)
     except OSError as problem:
         if is_encoded(folder):  # another run has made it meanwhile
             return folder

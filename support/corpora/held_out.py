@@ -2,7 +2,7 @@
 
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import compress
 from typing import Any, TypeVar
 
@@ -83,7 +83,9 @@ def choose_held_out(hashes: np.ndarray, size: int) -> set[int]:
 class Leakage:
     """Counts the validation and test examples that are in the training set as well."""
 
-    def __init__(self, parts: dict[str, Callable[[], Iterable]], hash_of: Callable[[Any], int]):
+    def __init__(
+        self, parts: Mapping[str, Callable[[], Iterable]], hash_of: Callable[[Any], int]
+    ):
         """Reads all parts but "train".
 
         hash_of: returns the hash of an example, or 0 if it does not count.

@@ -159,11 +159,16 @@ class Profile:
         """
         run = self.run
         run.folder.mkdir(parents=True, exist_ok=True)  # on other nodes it is new
-        path = run.folder / f"trace-rank{run.rank}.json.gz"
-        path.unlink(missing_ok=True)  # PyTorch would follow a link
-        self.profiler.export_chrome_trace(str(path))
-        with gzip.open(path) as file:
-            events = read_events(json.load(file))
+        path = run.folder / f"trace-rank{run.rank}.json"
+        packed = path.with_name(f"{path.name}.gz")
+        for each in (path, packed):
+            each.unlink(missing_ok=True)  # a link would be followed
+        self.profiler.export_chrome_trace(str(path))  # it cannot pack a file on Windows
+        trace = path.read_bytes()
+        path.unlink()
+        with gzip.open(packed, "wb") as file:
+            file.write(trace)
+        events = read_events(json.loads(trace))
         groups = groups_of(run.rank, run.world_size, run.args.replicas, run.args.tensor)
         return find_step(events, self.drawn, groups), self.memory.bytes, self.activations_sent
 

@@ -102,13 +102,21 @@ class MetricsLog:
             raise UserError(f"--wandb: {problem}") from problem
 
     def rows_until(self, path: Path, step: int) -> list[str]:
-        """Returns the rows of metrics.csv up to `step`, without one that was cut short."""
+        """Returns the rows of metrics.csv up to `step`, without one that was cut short.
+
+        The file may have other columns, if a metric was added since.
+        """
         if not step or not path.is_file():
             return []
-        commas = len(self.columns) - 1
-        rows = path.read_text(encoding="utf-8").splitlines()[1:]
-        whole_rows = [row for row in rows if row.count(",") == commas]
-        return [row for row in whole_rows if int(row.split(",")[0]) <= step]
+        header, *lines = path.read_text(encoding="utf-8").splitlines()
+        names = header.split(",")
+        rows = []
+        for line in lines:
+            cells = line.split(",")
+            if len(cells) == len(names) and int(cells[0]) <= step:
+                row = dict(zip(names, cells))
+                rows.append(",".join(row.get(name, "") for name in self.columns))
+        return rows
 
     def write(self, row: dict[str, Any]) -> None:
         """Adds a row to metrics.csv; the trackers get the same numbers."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from support.common.hardware import device_name, peak_memory
+from support.common.hardware import device_name, fast_precision, peak_memory
 from support.common.paths import quote, script_path
 from support.distributed.collectives import all_gather_objects
 from support.training.settings import flags_of, option
@@ -46,6 +46,11 @@ def beginning(run) -> str:
         lines.append(
             f"warning: --tensor {run.tp_size}, but a node has {node_size} processes, so the "
             f"parts of a layer are added up over the network; --tensor {node_size} would not"
+        )
+    is_cpu = args.device == "cpu"
+    if is_cpu and args.precision == "bf16" and fast_precision("cpu") == "fp32":
+        lines.append(
+            "warning: bf16 is emulated on this CPU, and much slower than --precision fp32"
         )
     if args.warmup > run.last_step and not (args.is_resumed or args.benchmark):
         lines.append(

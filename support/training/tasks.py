@@ -36,6 +36,9 @@ class Task(Protocol):
     def batches(self) -> Batches:
         """The batches of training."""
 
+    def __str__(self) -> str:
+        """Returns the lines on the corpus that a run prints at its start."""
+
     def make_batches(self) -> None:
         """Divides the training set into batches of the size that the flags say."""
 

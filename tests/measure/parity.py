@@ -127,6 +127,8 @@ def main() -> None:
         reference = run(Path(tempfile.mkdtemp(dir=folder)), "cpu", 1, 1, *flags)
         losses, _, scores = reference
         print(f"train_loss falls from {losses[0]:.4f} to {losses[-1]:.4f}", flush=True)
+        if not scores:
+            sys.exit("error: summary.json has no score that SCORES names")
         print(f"scores that must be equal: {', '.join(scores)}", flush=True)
         for (mode, procs), accumulate in product(runs, (1, 2, 4)):
             these = differences(reference, run(Path(folder), mode, procs, accumulate, *flags))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import LINUX, write_runs
+from conftest import LINUX, make_link, write_runs
 from test_model import make_batch, make_model
 
 import translate
@@ -239,10 +239,10 @@ def test_a_run_behind_a_link_is_found(tmp_path, monkeypatch, model):
     whole = {"format": checkpoint.FORMAT} | content(model)
     write_runs(tmp_path / "elsewhere", whole, {"new": "translation"})
     write_runs(tmp_path, whole, {"mid": "other", "old": "translation"})
-    (tmp_path / "logs" / "linked").symlink_to(tmp_path / "elsewhere" / "logs" / "new")
+    make_link(tmp_path / "logs" / "linked", tmp_path / "elsewhere" / "logs" / "new")
     for name in ("circle", "another"):
-        (tmp_path / "logs" / name).symlink_to(tmp_path / "logs")
-    (tmp_path / "logs" / "gone").symlink_to(tmp_path / "nowhere")
+        make_link(tmp_path / "logs" / name, tmp_path / "logs")
+    make_link(tmp_path / "logs" / "gone", tmp_path / "nowhere")
     monkeypatch.chdir(tmp_path)
     found, _ = checkpoint.find_checkpoint(None, "translation")
     assert found == Path("logs/linked/best.pt")

@@ -106,7 +106,7 @@ def images(tmp_path_factory):
 
 def write_rows(path, rows):
     """Writes a table of texts and their labels."""
-    path.write_text("\n".join(["text,label", *rows]) + "\n")
+    path.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
 
 
 def held_out_of(tmp_path, rows):
@@ -506,7 +506,7 @@ def test_classes_that_only_the_test_part_has_are_named_and_scored(tmp_path, tabl
     flags = [*SHAPE, *table, "--test", str(tmp_path / "test.csv"), "--name", "sky"]
     assert (
         "warning: 2 of the test set's 4 examples have classes that the training set lacks; "
-        "no model can learn these, but they count in all figures: sky\n"
+        "no model can learn these, but they count in all metrics: sky\n"
     ) in train(tmp_path, "cpu", 2, *flags)
     summary = json.loads((tmp_path / "logs/sky/summary.json").read_text())
     assert summary["classes"] == ["animal", "colour", "food", "sky"]

@@ -242,14 +242,15 @@ def test_score_prints_the_figures(folder, answer, examples, tmp_path):
     rows = examples[150:]
     rows = [*rows, *(("red green", name) for name in CLASSES)]  # six of them wrong
     (tmp_path / "same.tsv").write_text(
-        "".join("\t".join(pair) + "\n" for pair in [("words", "kind"), *rows])
+        "".join("\t".join(pair) + "\n" for pair in [("words", "kind"), *rows]),
+        encoding="utf-8",
     )
-    with open(tmp_path / "other.jsonl", "w") as file:
+    with open(tmp_path / "other.jsonl", "w", encoding="utf-8") as file:
         file.writelines(json.dumps({"a": text, "b": name}) + "\n" for text, name in rows)
     for number, (text, name) in enumerate(rows):
         inner = tmp_path / "texts" / name
         inner.mkdir(parents=True, exist_ok=True)
-        (inner / f"{number}.txt").write_text(text)
+        (inner / f"{number}.txt").write_text(text, encoding="utf-8")
     expected = expected_table(folder, rows)
     for flags in (["same.tsv"], ["other.jsonl", "--text", "a", "--label", "b"], ["texts"]):
         out = answer("--score", tmp_path / flags[0], *flags[1:]).out

@@ -583,7 +583,10 @@ def test_the_compiled_loss_is_the_plain_one(vocab):
 )
 def test_bf16_is_for_processors_that_multiply_in_it(monkeypatch, capabilities, bf16):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     assert fast_precision("cpu") == ("bf16" if bf16 else "fp32")
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)  # as on macOS
+    assert fast_precision("cpu") == "fp32"
 
 
 @pytest.mark.parametrize(

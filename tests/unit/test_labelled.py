@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from conftest import make_link
 from test_data import Quiet, Server
 
 from support.classification import named
@@ -66,7 +67,7 @@ def read_all(data, **how):
 
 def read_table(path, content, label="label", **how):
     """What is read of a table with this content."""
-    path.write_text(content)
+    path.write_text(content, encoding="utf-8")
     return read(find_labelled(str(path), label=label, **how))
 
 
@@ -780,14 +781,14 @@ def test_a_class_called_unsup_is_left_out_beside_those_of_imdb_alone(tmp_path):
     assert corpus.left_out_line().endswith("left out: 1 in unsup/")
     (tmp_path / "imdb" / "unsup" / "1.txt").unlink()
     (tmp_path / "imdb" / "unsup").rmdir()
-    (tmp_path / "imdb" / "unsup").symlink_to("pos")
+    make_link(tmp_path / "imdb" / "unsup", "pos")
     assert len(read(find_labelled(str(tmp_path / "imdb")))) == 2
 
 
 def test_a_link_to_nothing_and_a_folder_called_like_an_image_are_counted(tmp_path):
     files = {"a/1.txt": "x", "b/1.txt": "y", "b/d.txt/1.txt": "z"}
     write_tree(tmp_path, files)
-    (tmp_path / "a" / "broken.txt").symlink_to("nowhere")
+    make_link(tmp_path / "a" / "broken.txt", "nowhere")
     corpus = find_labelled(str(tmp_path))
     assert read(corpus) == [("x", "a"), ("y", "b")]
     assert corpus.left_out_line().endswith("left out: 1 .txt, 1 folder(s)")

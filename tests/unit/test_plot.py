@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, run_script
+from conftest import ROOT, make_link, run_script
 
 matplotlib = pytest.importorskip("matplotlib")
 import plot
@@ -635,19 +635,21 @@ def test_help_fits_a_screen(tmp_path):
     assert "--out" in text and all(f"{name}.png" in text for name in figures)
 
 
-def test_runs_that_differ_in_the_models_shape_are_not_joined():
-    # These change the number of parameters, by which runs are told apart, too.
-    counted = ("vocab_size", "layers", "d_model", "d_ff")
+def test_runs_that_differ_in_what_is_learnt_are_not_joined():
+    """A flag that a resumed run may not change can change what is learnt."""
+    counted = {"vocab_size", "layers", "d_model", "d_ff"}  # by the number of parameters
+    compared = {"batch_tokens", "batch_size", "lr", "warmup", "seed"}  # by studies
+    others = {"bleu_sentences"}
     for name, field in flags_of(Settings).items():
-        if field.metadata["is_shape"] and name not in counted:
+        if not field.metadata["changeable"] and name not in counted | compared | others:
             assert name in runs_table.STUDY_FLAGS, f"see `a flag` in CONTRIBUTING.md: {name}"
 
 
 def test_a_figure_replaces_a_link_that_no_user_has_named(tmp_path):
     """A user may name /dev/stdout; in the folder of a run, a link may come from others."""
     (tmp_path / "precious").write_text("text")
-    (tmp_path / "curves.png").symlink_to(tmp_path / "precious")
-    (tmp_path / "link").symlink_to(tmp_path / "picture")
+    make_link(tmp_path / "curves.png", tmp_path / "precious")
+    make_link(tmp_path / "link", tmp_path / "picture")
     for name, follow_link in (("curves.png", False), ("link", True)):
         with new_figure(tmp_path / name, 1, 1, follow_link):
             pass

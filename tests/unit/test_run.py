@@ -242,6 +242,27 @@ def test_the_evaluation_at_the_end_of_a_stopped_run_is_in_its_log(
     assert row["valid_loss"] == float(rows[-1]["valid_loss"])
 
 
+def test_rows_of_a_log_with_fewer_columns_are_kept(tmp_path, train_here):
+    """The task has another metric since: the earlier rows have an empty cell for it."""
+    train_here("--steps", 8, "--eval-every", 4, stop=4)
+    path = tmp_path / "logs/r/metrics.csv"
+    lines = path.read_text().splitlines()
+    path.write_text("".join(line.rpartition(",")[0] + "\n" for line in lines) + "5,1,")
+    train_here("--resume", "logs/r")
+    rows = read_metrics(tmp_path / "logs/r")
+    assert [int(row["step"]) for row in rows] == list(range(1, 9))
+    last = lines[0].rpartition(",")[2]
+    assert [bool(row[last]) for row in rows] == [False] * 7 + [True]
+    assert float(rows[3]["valid_loss"]) > 0
+
+
+@pytest.mark.parametrize("fast", ["bf16", "fp32"])
+def test_emulated_bf16_is_warned_of(train_here, monkeypatch, capsys, fast):
+    monkeypatch.setattr("support.training.summary.fast_precision", lambda device: fast)
+    train_here("--steps", 1, "--precision", "bf16")
+    assert ("warning: bf16 is emulated" in capsys.readouterr().out) == (fast == "fp32")
+
+
 @pytest.mark.parametrize("steps", [8, 12])
 def test_a_run_goes_on_without_its_best_weights(tmp_path, train_here, steps):
     """From last.pt alone; also where the run has ended, at step 8."""

@@ -13,7 +13,7 @@ from conftest import LINUX, ROOT, SMALL, read_metrics
 from test_house import MODULES, path_of
 
 from support.common import files, run_folder
-from support.common.errors import UserError
+from support.common.errors import UserError, error_message
 from support.distributed import launch, signals
 
 SYSTEMS = ["win32", "darwin"]
@@ -164,6 +164,21 @@ def test_a_file_that_is_being_read_is_replaced_a_little_later(
         with pytest.raises(PermissionError):
             files.replace(tmp_path / "new", tmp_path / "old")
     assert len(calls) == tries
+
+
+def test_a_file_that_stays_open_in_another_program_is_named(tmp_path, monkeypatch):
+    """By its own name, not by the name of the file that was to replace it."""
+
+    def refuse(path, target):
+        raise PermissionError(13, "in use", str(path), str(target))
+
+    monkeypatch.setattr(files, "sys", SimpleNamespace(platform="win32"))
+    monkeypatch.setattr(files, "READERS_TIMEOUT", 0)
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(PermissionError, match="another program has it open") as problem:
+        files.write_text(tmp_path / "runs.csv", "")
+    assert error_message(problem.value).startswith(str(tmp_path / "runs.csv: another program"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_parent_that_has_died_on_windows(monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from conftest import make_link
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from data import BPE
@@ -129,9 +130,9 @@ def test_nothing_is_written_where_a_link_leads(tmp_path):
     precious.write_text("text")
     names = ("a.json", "b.csv", f"b.csv.{os.getpid()}.partial", LOCK)
     for name in names:
-        (tmp_path / name).symlink_to(precious)
+        make_link(tmp_path / name, precious)
     (tmp_path / "shards").mkdir()
-    (tmp_path / "shards/__0_0.distcp").symlink_to(precious)
+    make_link(tmp_path / "shards/__0_0.distcp", precious)
     weights.save_sharded(tmp_path, "shards", {"weight": torch.zeros(3)}, {})
     write_text(tmp_path / "a.json", "new")
     with replacing(tmp_path / "b.csv") as partial:
@@ -154,10 +155,10 @@ def test_a_link_within_a_run_is_not_followed(tmp_path, monkeypatch):
     for folder in ("elsewhere", "logs/theirs", "linked"):
         Path(folder).mkdir(parents=True)
         Path(folder, "best.pt").touch()
-    Path("logs/theirs/data").symlink_to(tmp_path / "elsewhere")
+    make_link(Path("logs/theirs/data"), tmp_path / "elsewhere")
     Path("logs/others").mkdir()
-    Path("logs/others/best.pt").symlink_to(tmp_path / "elsewhere/best.pt")
-    Path("logs/mine").symlink_to(tmp_path / "linked")
+    make_link(Path("logs/others/best.pt"), tmp_path / "elsewhere/best.pt")
+    make_link(Path("logs/mine"), tmp_path / "linked")
     found = checkpoint.find_all("best.pt")
     assert set(map(str, found)) == {"logs/theirs/best.pt", "logs/mine/best.pt"}
 
