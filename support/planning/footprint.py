@@ -18,8 +18,8 @@ from torch import nn
 
 from model import ModelConfig, Transformer, tensor_parallel_plan
 from support.common.flops import TRAINING, transformer_flops
+from support.common.fused_loss import LOSS_BLOCK
 from support.common.hardware import autocast_dtype
-from support.common.kernels import LOSS_BLOCK
 
 FP32 = 4  # bytes per element
 LOW_PRECISION = 2  # the same in bf16 or fp16

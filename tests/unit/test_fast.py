@@ -13,20 +13,22 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from model import Attention, linear_cross_entropy, scaled_dot_product, sinusoids
+from support.common.fused_loss import (
+    FusedLinearCrossEntropy,
+    compiled_linear_cross_entropy,
+    gradient_in_one_kernel,
+    gradient_in_place,
+    in_parts,
+)
 from support.common.hardware import autocast_dtype, fast_precision
 from support.common.kernels import (
     ByteDropout,
     Fp32Embedding,
     Fp32LayerNorm,
-    FusedLinearCrossEntropy,
     OneProductAttention,
-    compiled_linear_cross_entropy,
     cpu_bf16_attention,
     fastest_attention,
     fused_attention,
-    gradient_in_one_kernel,
-    gradient_in_place,
-    in_parts,
     look_up_sinusoids,
     masked_attention,
     speed_up,
