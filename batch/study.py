@@ -384,8 +384,9 @@ def main() -> None:
     except SystemExit as end:
         print(f"{args.name} is stopped; to resume it, start it again", file=sys.stderr)
         job = os.environ.get("SLURM_JOB_ID")
-        if task:  # the id of an array's last task is that of the whole array
-            job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
+        array = os.environ.get("SLURM_ARRAY_JOB_ID")
+        if array:  # whose last task has the same SLURM_JOB_ID
+            job = f"{array}_{task}"
         is_near_limit = sys.platform != "win32" and end.code == 128 + signal.SIGUSR1
         if job and is_near_limit:
             subprocess.run(["scontrol", "requeue", job])

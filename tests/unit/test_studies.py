@@ -317,6 +317,24 @@ def test_an_array_with_too_few_tasks_says_so(study):
     assert output.endswith("others: sbatch --array=1-14\n")
 
 
+@pytest.mark.parametrize(
+    ("ids", "job"), [({}, "9"), ({"SLURM_ARRAY_JOB_ID": "9"}, "9_4")], ids=["alone", "array"]
+)
+def test_a_task_near_its_time_limit_requeues_itself_alone(study, monkeypatch, ids, job):
+    """Slurm takes the SLURM_JOB_ID of an array's last task for the whole array."""
+
+    def signalled(command):
+        sys.exit(128 + signal.SIGUSR1)
+
+    called = []
+    monkeypatch.setattr(batch_study.subprocess, "run", called.append)
+    for name, value in ({"SLURM_JOB_ID": "9"} | ids).items():
+        monkeypatch.setenv(name, value)
+    status, _, _, _ = study("learning-rate", task=4, during=signalled)
+    assert status == 128 + signal.SIGUSR1
+    assert called == [["scontrol", "requeue", job]]
+
+
 def test_tasks_count_from_one(study):
     """Task 0 would train all runs, beside the tasks that train one each."""
     status, _, errors, commands = study("delay --no-netem", task=0)
