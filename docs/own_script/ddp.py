@@ -1,0 +1,88 @@
+"""Trains the model of one_gpu.py on several devices; each has a copy of it (DDP).
+
+torchrun --standalone --nproc-per-node 2 docs/own_script/ddp.py
+"""
+
+import os
+from itertools import islice
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from one_gpu import ACCUMULATE, BATCH_SIZE, EPOCHS, IGNORED, Model, make_data, sum_of_losses
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+
+CHECKPOINT = Path("ddp.pt")
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: Dataset, device: torch.device) -> float:
+    """Returns the accuracy on all ranks. A collective."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    model.eval()
+    counts = torch.zeros(2, device=device)  # right ones, and targets
+    own = Subset(data, range(rank, len(data), world_size))  # each sequence is on one rank
+    for x, y in DataLoader(own, BATCH_SIZE):
+        x, y = x.to(device), y.to(device).flatten()
+        is_target = y != IGNORED
+        is_right = (model(x).argmax(-1) == y) & is_target
+        counts += torch.stack([is_right.sum(), is_target.sum()])
+    model.train()
+    dist.all_reduce(counts)
+    right, targets = counts.tolist()
+    return right / targets
+
+
+def main() -> None:
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group()  # NCCL for GPU tensors, Gloo for CPU tensors
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(1)  # the same data and the same first weights on all ranks
+    train_set, valid_set = make_data(1500), make_data(155)
+    model = Model().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    epoch = 0
+    if CHECKPOINT.exists():  # each rank loads it: DDP does not send the optimizer's state
+        saved = torch.load(CHECKPOINT, map_location="cpu")
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        epoch = saved["epoch"]
+    ddp_model = DistributedDataParallel(model)
+    torch.manual_seed(1 + rank)  # dropout differs between ranks
+
+    sampler = DistributedSampler(train_set, seed=1, drop_last=True)
+    own_size = BATCH_SIZE // (ACCUMULATE * world_size)  # of a micro-batch on one rank
+    loader = DataLoader(train_set, own_size, sampler=sampler, drop_last=True)
+    while epoch < EPOCHS:
+        sampler.set_epoch(epoch)
+        batches = iter(loader)
+        while micro_batches := list(islice(batches, ACCUMULATE)):
+            num_targets = sum((y != IGNORED).sum() for _, y in micro_batches).to(device)
+            dist.all_reduce(num_targets)
+            step_loss = torch.zeros((), device=device)
+            for index, (x, y) in enumerate(micro_batches):
+                ddp_model.require_backward_grad_sync = index == len(micro_batches) - 1
+                loss = sum_of_losses(ddp_model(x.to(device)), y.to(device))
+                (loss * world_size / num_targets).backward()  # DDP averages over ranks
+                step_loss += loss.detach()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        epoch += 1
+        accuracy = evaluate(model, valid_set, device)
+        dist.all_reduce(step_loss)
+        loss = step_loss / num_targets
+        if rank == 0:
+            print(f"epoch {epoch}: loss {loss:.6f}, norm {norm:.6f}, accuracy {accuracy:.4f}")
+            states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save(states | {"epoch": epoch}, CHECKPOINT)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
