@@ -22,7 +22,7 @@ def evaluate(model: nn.Module, data: Dataset, device: torch.device) -> float:
     """Returns the accuracy on all ranks. A collective."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     model.eval()
-    counts = torch.zeros(2, device=device)  # right ones, and targets
+    counts = torch.zeros(2, dtype=torch.int64, device=device)  # right ones, and targets
     own = Subset(data, range(rank, len(data), world_size))  # each sequence is on one rank
     for x, y in DataLoader(own, BATCH_SIZE):
         x, y = x.to(device), y.to(device).flatten()
@@ -52,14 +52,17 @@ def main() -> None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         epoch = saved["epoch"]
+        if rank == 0:
+            print(f"{CHECKPOINT}: {epoch} epochs are done")
     ddp_model = DistributedDataParallel(model)
-    torch.manual_seed(1 + rank)  # dropout differs between ranks
 
     sampler = DistributedSampler(train_set, seed=1, drop_last=True)
+    assert BATCH_SIZE % (ACCUMULATE * world_size) == 0
     own_size = BATCH_SIZE // (ACCUMULATE * world_size)  # of a micro-batch on one rank
     loader = DataLoader(train_set, own_size, sampler=sampler, drop_last=True)
     while epoch < EPOCHS:
         sampler.set_epoch(epoch)
+        torch.manual_seed(epoch * world_size + rank)  # dropout differs between ranks
         batches = iter(loader)
         while micro_batches := list(islice(batches, ACCUMULATE)):
             num_targets = sum((y != IGNORED).sum() for _, y in micro_batches).to(device)
@@ -80,7 +83,9 @@ def main() -> None:
         if rank == 0:
             print(f"epoch {epoch}: loss {loss:.6f}, norm {norm:.6f}, accuracy {accuracy:.4f}")
             states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save(states | {"epoch": epoch}, CHECKPOINT)
+            partial = CHECKPOINT.with_suffix(".partial")
+            torch.save(states | {"epoch": epoch}, partial)
+            partial.replace(CHECKPOINT)  # so that there is always a whole file
     dist.destroy_process_group()
 
 

@@ -29,7 +29,7 @@ def evaluate(model: nn.Module, data: Dataset, device: torch.device) -> float:
     """Returns the accuracy on all ranks. A collective."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     model.eval()
-    counts = torch.zeros(2, device=device)  # right ones, and targets
+    counts = torch.zeros(2, dtype=torch.int64, device=device)  # right ones, and targets
     own = Subset(data, range(rank, len(data), world_size))  # each sequence is on one rank
     loader = DataLoader(own, BATCH_SIZE)
     for x, y in loader:
@@ -39,7 +39,7 @@ def evaluate(model: nn.Module, data: Dataset, device: torch.device) -> float:
         counts += torch.stack([is_right.sum(), is_target.sum()])
     most_batches = math.ceil(math.ceil(len(data) / world_size) / BATCH_SIZE)
     if len(loader) < most_batches:  # each forward pass gathers the layers: a collective
-        model(x)
+        model(data[0][0][None].to(device))  # one that is not counted
     model.train()
     dist.all_reduce(counts)
     right, targets = counts.tolist()
@@ -72,13 +72,16 @@ def main() -> None:
             options=WHOLE,
         )
         epoch = saved["epoch"]
-    torch.manual_seed(1 + rank)  # dropout differs between ranks
+        if rank == 0:
+            print(f"{CHECKPOINT}: {epoch} epochs are done")
 
     sampler = DistributedSampler(train_set, seed=1, drop_last=True)
+    assert BATCH_SIZE % (ACCUMULATE * world_size) == 0
     own_size = BATCH_SIZE // (ACCUMULATE * world_size)  # of a micro-batch on one rank
     loader = DataLoader(train_set, own_size, sampler=sampler, drop_last=True)
     while epoch < EPOCHS:
         sampler.set_epoch(epoch)
+        torch.manual_seed(epoch * world_size + rank)  # dropout differs between ranks
         batches = iter(loader)
         while micro_batches := list(islice(batches, ACCUMULATE)):
             num_targets = sum((y != IGNORED).sum() for _, y in micro_batches).to(device)
@@ -100,7 +103,9 @@ def main() -> None:
         if rank == 0:
             print(f"epoch {epoch}: loss {loss:.6f}, norm {norm:.6f}, accuracy {accuracy:.4f}")
             states = {"model": weights, "optimizer": state}
-            torch.save(states | {"epoch": epoch}, CHECKPOINT)
+            partial = CHECKPOINT.with_suffix(".partial")
+            torch.save(states | {"epoch": epoch}, partial)
+            partial.replace(CHECKPOINT)  # so that there is always a whole file
     dist.destroy_process_group()
 
 

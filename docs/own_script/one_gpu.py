@@ -63,7 +63,7 @@ def sum_of_losses(logits: Tensor, y: Tensor) -> Tensor:
 def evaluate(model: nn.Module, data: Dataset, device: torch.device) -> float:
     """Returns the accuracy."""
     model.eval()
-    counts = torch.zeros(2, device=device)  # right ones, and targets
+    counts = torch.zeros(2, dtype=torch.int64, device=device)  # right ones, and targets
     for x, y in DataLoader(data, BATCH_SIZE):
         x, y = x.to(device), y.to(device).flatten()
         is_target = y != IGNORED
@@ -86,9 +86,13 @@ def main() -> None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         epoch = saved["epoch"]
+        print(f"{CHECKPOINT}: {epoch} epochs are done")
 
     loader = DataLoader(train_set, BATCH_SIZE // ACCUMULATE, shuffle=True, drop_last=True)
     while epoch < EPOCHS:
+        torch.manual_seed(
+            epoch
+        )  # so that a resumed run draws the same numbers
         batches = iter(loader)
         while micro_batches := list(islice(batches, ACCUMULATE)):
             num_targets = sum((y != IGNORED).sum() for _, y in micro_batches).to(device)
@@ -105,7 +109,9 @@ def main() -> None:
         loss = step_loss / num_targets
         print(f"epoch {epoch}: loss {loss:.6f}, norm {norm:.6f}, accuracy {accuracy:.4f}")
         states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(states | {"epoch": epoch}, CHECKPOINT)
+        partial = CHECKPOINT.with_suffix(".partial")
+        torch.save(states | {"epoch": epoch}, partial)
+        partial.replace(CHECKPOINT)  # so that there is always a whole file
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from support.common.files import write_json
 from support.corpora.encoded import encoded_folder, in_order, make_once
 from support.corpora.held_out import Leakage, choose_held_out, hash_text, hold_out
 
-FORMAT = 16  # version of the files; increase it when the same examples are stored differently
+FORMAT = 16  # version of the files; increase it when examples are read or stored differently
 BLOCK = 1000  # texts encoded at once; a long one takes about 5 KiB per token of max_length
 VALID_EXAMPLES = 2000  # held out if there is no validation set,
 ONE_IN = 20  # but at most one of so many examples

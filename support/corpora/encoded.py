@@ -62,7 +62,8 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
         meta = write(unfinished)
         meta["sizes"] = {file.name: file.stat().st_size for file in unfinished.iterdir()}
         (unfinished / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
-        replace(unfinished, folder)
+        if not is_encoded(folder):  # by another run, meanwhile
+            replace(unfinished, folder)
     except OSError as problem:
         if is_encoded(folder):  # another run has made it meanwhile
             return folder

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import uuid
 from contextlib import contextmanager, suppress
@@ -27,6 +28,7 @@ from support.common.paths import ROOT
 from support.distributed.collectives import all_gather_objects, is_communication_error
 from support.distributed.signals import Signals
 
+PERIOD = 1  # seconds between two looks at whether another process asks
 PIECE = 1 << 20  # characters; a store takes at most 8 MiB under one key
 HAS_LIBUV = sys.platform != "win32"  # PyTorch's build for Windows has a store without it
 
@@ -245,7 +247,12 @@ def new_port(store: dist.Store, rank: int):
 
 @contextmanager
 def report_lost_processes(store: dist.Store, rank: int, world_size: int):
-    """Raises UserError that names the lost processes if a collective in the block fails."""
+    """Raises UserError that names the lost processes if a collective in the block fails.
+
+    The others may wait in a collective for much longer. A thread of theirs answers.
+    """
+    has_ended = threading.Event()
+    threading.Thread(target=answer, args=(store, rank, has_ended), daemon=True).start()
     try:
         yield
     except RuntimeError as problem:
@@ -255,19 +262,28 @@ def report_lost_processes(store: dist.Store, rank: int, world_size: int):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if Signals.received:
             sys.exit(128 + Signals.received)
-        # All notice a closed connection at once. But the time of each wait began when the rank
-        # came to its collective, which on a busy machine may be seconds later.
-        seconds = 10 if "Timed out" in str(problem) else 2
-        lost = []  # ranks that do not report by then that a collective has failed
+        lost = []  # ranks that do not answer
         with suppress(dist.DistError):  # the store was lost as well
-            store.set(f"noticed/{rank}", "")
-            time.sleep(seconds)
-            lost = [n for n in range(world_size) if not store.check([f"noticed/{n}"])]
+            store.set(f"answer/{rank}", "")
+            store.set("question", "")
+            time.sleep(4 * PERIOD)
+            lost = [n for n in range(world_size) if not store.check([f"answer/{n}"])]
         cause = "the processes have lost contact"  # the network, or this process, stood still
         if lost:
             names = ", ".join(map(str, lost))
             cause = f"process {names} of {world_size} has died or does not answer"
         raise UserError(f"{cause} ({first_line(problem)})") from problem
+    finally:
+        has_ended.set()
+
+
+def answer(store: dist.Store, rank: int, has_ended: threading.Event) -> None:
+    """Answers once a process asks whether this one lives. A stopped process does not."""
+    with suppress(dist.DistError):  # the store is gone
+        while not has_ended.wait(PERIOD):
+            if store.check(["question"]):
+                store.set(f"answer/{rank}", "")
+                return
 
 
 def check_interface() -> None:

@@ -108,7 +108,7 @@ class MetricsLog:
         """
         if not step or not path.is_file():
             return []
-        header, *lines = path.read_text(encoding="utf-8").splitlines()
+        header, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
         names = header.split(",")
         rows = []
         for line in lines:

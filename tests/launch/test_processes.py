@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from conftest import ROOT, run_script, skip_on_windows
+from conftest import LINUX, ROOT, run_script, skip_on_windows
 
 from support.common import run_folder
 from support.common.errors import UserError
@@ -39,13 +39,13 @@ def same_signals():
 
 
 @pytest.mark.parametrize("lost", [[0], [1], [2], [0, 2], []])
-def test_who_does_not_notice_is_named(monkeypatch, lost):
+def test_who_does_not_answer_is_named(monkeypatch, lost):
     store, here = dist.HashStore(), [rank for rank in range(3) if rank not in lost]
 
     def meanwhile(seconds):
-        assert seconds >= 1  # the others notice a little later
+        assert seconds >= 1  # the others answer a little later
         for rank in here[1:]:
-            store.set(f"noticed/{rank}", "")
+            store.set(f"answer/{rank}", "")
 
     monkeypatch.setattr(time, "sleep", meanwhile)
     with pytest.raises(UserError) as problem, report_lost_processes(store, here[0], 3):
@@ -58,15 +58,12 @@ def test_who_does_not_notice_is_named(monkeypatch, lost):
     assert str(problem.value) == f"{who} (gloo: Connection closed by peer)"
 
 
-def test_a_time_limit_is_noticed_later_by_others(monkeypatch):
+def test_a_process_that_waits_for_longer_answers(monkeypatch):
+    """Here process 1, as while another writes a checkpoint: for up to ten times as long."""
+    monkeypatch.setattr(rendezvous, "PERIOD", 0.1)
     store = dist.HashStore()
-
-    def meanwhile(seconds):
-        if seconds >= 5:
-            store.set("noticed/1", "")
-
-    monkeypatch.setattr(time, "sleep", meanwhile)
     with (
+        report_lost_processes(store, 1, 3),
         pytest.raises(UserError, match="process 2 of 3 has died or does not answer"),
         report_lost_processes(store, 0, 3),
     ):
@@ -362,6 +359,7 @@ def test_a_living_process_can_be_asked_any_number_of_times(monkeypatch):
     assert liveness.has_died(store, 0)  # nobody listens now
 
 
+@LINUX
 @pytest.mark.parametrize(
     ("nodes", "host", "name", "is_reachable"),
     [
@@ -383,7 +381,7 @@ def test_a_process_is_found_by_an_address_that_other_nodes_reach(
         published, port = store.get("listener/0").decode().split()
         assert published == name
         assert not liveness.has_died(store, 0)
-        store.set("listener/1", f"127.0.0.2 {port}")  # another address of this machine
+        store.set("listener/1", f"127.0.0.2 {port}")  # another address of a Linux machine
         assert liveness.has_died(store, 1) != is_reachable
 
 

@@ -128,6 +128,8 @@ def refuse_in_use(*paths) -> None:
 
 
 def replace(source, target, **how):
+    if os.path.isdir(target):
+        raise PermissionError(errno.EACCES, "it is a folder", str(target))
     refuse_in_use(source, target)
     real_replace(source, target, **how)
 

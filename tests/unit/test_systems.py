@@ -14,6 +14,7 @@ from test_house import MODULES, path_of
 
 from support.common import files, run_folder
 from support.common.errors import UserError, error_message
+from support.corpora.encoded import make_once
 from support.distributed import launch, signals
 
 SYSTEMS = ["win32", "darwin"]
@@ -164,6 +165,30 @@ def test_a_file_that_is_being_read_is_replaced_a_little_later(
         with pytest.raises(PermissionError):
             files.replace(tmp_path / "new", tmp_path / "old")
     assert len(calls) == tries
+
+
+def test_an_encoded_corpus_that_is_being_read_gets_its_name_a_little_later(
+    tmp_path, monkeypatch
+):
+    """By a scanner of files, for example; it took minutes to encode."""
+
+    def write(folder):
+        (folder / "train.ids").write_bytes(b"1")
+        return {}
+
+    def replace(path, target):
+        refusals.pop()
+        raise PermissionError(13, "in use", str(path), str(target))
+
+    real_replace = Path.replace
+    refusals = [1, 2]
+    monkeypatch.setattr(files, "sys", SimpleNamespace(platform="win32"))
+    monkeypatch.setattr(files.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(
+        Path, "replace", lambda *paths: (replace if refusals else real_replace)(*paths)
+    )
+    folder = make_once(tmp_path / "encoded", write)
+    assert (folder / "train.ids").read_bytes() == b"1" and refusals == []
 
 
 def test_a_file_that_stays_open_in_another_program_is_named(tmp_path, monkeypatch):
