@@ -90,9 +90,7 @@ def main() -> None:
 
     loader = DataLoader(train_set, BATCH_SIZE // ACCUMULATE, shuffle=True, drop_last=True)
     while epoch < EPOCHS:
-        torch.manual_seed(
-            epoch
-        )  # so that a resumed run draws the same numbers
+        torch.manual_seed(epoch)  # so that a resumed run draws the same numbers
         batches = iter(loader)
         while micro_batches := list(islice(batches, ACCUMULATE)):
             num_targets = sum((y != IGNORED).sum() for _, y in micro_batches).to(device)
