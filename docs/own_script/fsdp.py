@@ -10,7 +10,16 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from one_gpu import ACCUMULATE, BATCH_SIZE, EPOCHS, IGNORED, Model, make_data, sum_of_losses
+from one_gpu import (
+    ACCUMULATE,
+    BATCH_SIZE,
+    EPOCHS,
+    IGNORED,
+    Model,
+    count_right,
+    make_data,
+    sum_of_losses,
+)
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -18,32 +27,10 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 CHECKPOINT = Path("fsdp.pt")
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # in rank 0's main memory
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, data: Dataset, device: torch.device) -> float:
-    """Returns the accuracy on all ranks. A collective."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    model.eval()
-    counts = torch.zeros(2, dtype=torch.int64, device=device)  # right ones, and targets
-    own = Subset(data, range(rank, len(data), world_size))  # each sequence is on one rank
-    loader = DataLoader(own, BATCH_SIZE)
-    for x, y in loader:
-        x, y = x.to(device), y.to(device).flatten()
-        is_target = y != IGNORED
-        is_right = (model(x).argmax(-1) == y) & is_target
-        counts += torch.stack([is_right.sum(), is_target.sum()])
-    most_batches = math.ceil(math.ceil(len(data) / world_size) / BATCH_SIZE)
-    if len(loader) < most_batches:  # each forward pass gathers the layers: a collective
-        model(data[0][0][None].to(device))  # one that is not counted
-    model.train()
-    dist.all_reduce(counts)
-    right, targets = counts.tolist()
-    return right / targets
 
 
 def main() -> None:
@@ -79,6 +66,9 @@ def main() -> None:
     assert BATCH_SIZE % (ACCUMULATE * world_size) == 0
     own_size = BATCH_SIZE // (ACCUMULATE * world_size)  # of a micro-batch on one rank
     loader = DataLoader(train_set, own_size, sampler=sampler, drop_last=True)
+    own_valid_set = Subset(valid_set, range(rank, len(valid_set), world_size))
+    own_batches = math.ceil(len(own_valid_set) / BATCH_SIZE)
+    most_batches = math.ceil(math.ceil(len(valid_set) / world_size) / BATCH_SIZE)
     while epoch < EPOCHS:
         sampler.set_epoch(epoch)
         torch.manual_seed(epoch * world_size + rank)  # dropout differs between ranks
@@ -96,9 +86,13 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
         epoch += 1
-        accuracy = evaluate(model, valid_set, device)
+        counts = count_right(model, own_valid_set, device)
+        if own_batches < most_batches:  # each forward pass gathers the layers: a collective
+            count_right(model, Subset(valid_set, [0]), device)  # one that does not count
+        dist.all_reduce(counts)
         dist.all_reduce(step_loss)
-        loss = step_loss / num_targets
+        right, targets = counts.tolist()
+        loss, accuracy = step_loss / num_targets, right / targets
         weights, state = get_state_dict(model, optimizer, options=WHOLE)  # on all ranks
         if rank == 0:
             print(f"epoch {epoch}: loss {loss:.6f}, norm {norm:.6f}, accuracy {accuracy:.4f}")

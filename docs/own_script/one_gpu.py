@@ -60,18 +60,17 @@ def sum_of_losses(logits: Tensor, y: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Dataset, device: torch.device) -> float:
-    """Returns the accuracy."""
+def count_right(model: nn.Module, data: Dataset, device: torch.device) -> Tensor:
+    """Returns how many predictions are right, and how many targets there are, (2,)."""
     model.eval()
-    counts = torch.zeros(2, dtype=torch.int64, device=device)  # right ones, and targets
+    counts = torch.zeros(2, dtype=torch.int64, device=device)
     for x, y in DataLoader(data, BATCH_SIZE):
         x, y = x.to(device), y.to(device).flatten()
         is_target = y != IGNORED
         is_right = (model(x).argmax(-1) == y) & is_target
         counts += torch.stack([is_right.sum(), is_target.sum()])
     model.train()
-    right, targets = counts.tolist()
-    return right / targets
+    return counts
 
 
 def main() -> None:
@@ -103,8 +102,8 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
         epoch += 1
-        accuracy = evaluate(model, valid_set, device)
-        loss = step_loss / num_targets
+        right, targets = count_right(model, valid_set, device).tolist()
+        loss, accuracy = step_loss / num_targets, right / targets
         print(f"epoch {epoch}: loss {loss:.6f}, norm {norm:.6f}, accuracy {accuracy:.4f}")
         states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         partial = CHECKPOINT.with_suffix(".partial")

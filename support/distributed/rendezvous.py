@@ -306,7 +306,8 @@ def own_address(address: str) -> str | None:
     for family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 1))  # a datagram socket: nothing is sent
-            return probe.getsockname()[0]
+            own, *_ = probe.getsockname()
+            return own
     return None
 
 
