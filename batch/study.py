@@ -60,7 +60,11 @@ def study_processes(args: argparse.Namespace) -> Iterator[StudyRun]:
     modes = ["ddp", "fsdp", "tp"]
     if args.device == "cpu":
         modes.append("cpu")
-    flags = f"--steps {args.steps} --batch-tokens 4096 --log-every 5 {shape(args, 2, 128, 512)}"
+    # --warmup 0 is a tenth of the run: a corpus's own warm-up may be longer than the whole run.
+    flags = (
+        f"--steps {args.steps} --warmup 0 --batch-tokens 4096 --log-every 5 "
+        f"{shape(args, 2, 128, 512)}"
+    )
     if not args.pretrained:
         flags += f" --heads {args.heads}"
     for mode, processes in itertools.product(modes, args.processes):
@@ -124,7 +128,6 @@ def study_learning_rate(args: argparse.Namespace) -> Iterator[StudyRun]:
     rates = ["0.0003", "0.002", "0.01", "0.05"]
     if args.pretrained:
         rates = ["0.00002", "0.00005", "0.0001", "0.0003"]
-    # --warmup 0: a tenth of the run.
     flags = f"--epochs {args.epochs} --warmup 0 --batch-tokens 2048 {shape(args, 1, 128, 256)}"
     for rate in args.rates or rates:
         yield StudyRun(f"lr-{rate}", args.mode, args.processes, f"--lr {rate} {flags}")
@@ -147,7 +150,7 @@ def study_delay(args: argparse.Namespace) -> Iterator[StudyRun]:
     for accumulate, delay in itertools.product((1, 4), args.delays):
         steps = math.ceil(args.steps / accumulate)
         flags = (
-            f"--delay-ms {delay} --accumulate {accumulate} --steps {steps} "
+            f"--delay-ms {delay} --accumulate {accumulate} --steps {steps} --warmup 0 "
             f"--batch-tokens {args.batch_tokens * accumulate} --log-every {8 // accumulate} "
             f"{shape(args, 2, 128, 512)}"
         )

@@ -294,9 +294,10 @@ def test_micro_batches_of_a_delay_have_the_same_size(study):
     assert "--batch-tokens 512 " in commands[0] and "--batch-tokens 2048 " in commands[1]
 
 
-def test_the_warm_up_of_a_learning_rate_is_a_share_of_the_run(study):
-    _, _, _, (run, _) = study("learning-rate --rates 1")
-    assert "--warmup 0 " in run
+@pytest.mark.parametrize("name", ["processes", "learning-rate", "delay --no-netem"])
+def test_the_warm_up_is_a_share_of_the_run(study, name):
+    _, _, _, (*runs, _) = study(name)
+    assert runs and all("--warmup 0 " in run for run in runs)
 
 
 def test_a_corpus_that_has_changed_since_is_warned_of(study, tmp_path):
