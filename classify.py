@@ -14,7 +14,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -170,20 +169,13 @@ def read_example(predictor: Predictor, line: str) -> str | np.ndarray:
         # A terminal puts quotes around the name of a file that is dragged into it.
         path = os.path.expanduser(line.strip().strip("'\""))
         return read_image(Path(path), predictor.transform)
-    if is_image_file(line):
+    name = line.strip()
+    if Path(name).suffix.lower() in IMAGES and os.path.isfile(name):
         raise UserError(
             f"{line}: an image, but {predictor.path} is a model of texts; --checkpoint names "
             f"one of images"
         )
     return line
-
-
-def is_image_file(line: str) -> bool:
-    """Returns whether a line is the name of an image, and not a text."""
-    path = Path(line.strip())
-    with suppress(OSError, ValueError):  # too long for a name, or with a NUL
-        return path.suffix.lower() in IMAGES and path.is_file()
-    return False
 
 
 def label_lines(predictor: Predictor, examples: Sequence[str | np.ndarray | None]) -> list[str]:
@@ -220,24 +212,13 @@ def find_examples(args: argparse.Namespace, predictor: Predictor) -> tuple[Reade
     """
     flags = predictor.flags
     path = Path(args.score)
-    is_part = args.score in PARTS and not path.exists()
-    sources = {"data": args.score}
-    if is_part:
+    if args.score in PARTS and not path.exists():
         sources = {name: flags[name] for name in ("data", "valid", "test")}
-    text = args.text
-    label = args.label
-    if is_part or find_table(path) or find_part_tables(path):  # elsewhere there are no columns
-        text = text or flags["text"]
-        label = label or flags["label"]
-    corpus = find_labelled(**sources, text=text, label=label, transform=predictor.transform)
-    if corpus.modality != predictor.modality:
-        raise UserError(
-            f"--score {args.score}: it has {corpus.modality}s, but {predictor.path} is a model "
-            f"of {predictor.modality}s"
-        )
-    if is_part:
+        corpus = find_scored(args, predictor, sources, has_columns=True)
         read = read_part(corpus, args.score, predictor.state["checksum"])
         return read, f" of the {args.score} set"
+    has_columns = bool(find_table(path) or find_part_tables(path))
+    corpus = find_scored(args, predictor, {"data": args.score}, has_columns)
     if corpus.left_out:
         print(corpus.left_out_line(), file=sys.stderr)
     part = in_order(corpus.parts)[-1]  # test, or valid, or train
@@ -245,6 +226,27 @@ def find_examples(args: argparse.Namespace, predictor: Predictor) -> tuple[Reade
     if part == "train" and path.resolve() == Path(flags["data"]).resolve():
         description = ", including those that the model was trained on"
     return corpus.parts[part], description
+
+
+def find_scored(
+    args: argparse.Namespace, predictor: Predictor, sources: dict[str, Any], has_columns: bool
+) -> Labelled:
+    """Returns the corpus in `sources`. Its columns are those of training, unless flags differ.
+
+    Raises UserError if it is not of the model's modality.
+    """
+    text = args.text
+    label = args.label
+    if has_columns:
+        text = text or predictor.flags["text"]
+        label = label or predictor.flags["label"]
+    corpus = find_labelled(**sources, text=text, label=label, transform=predictor.transform)
+    if corpus.modality != predictor.modality:
+        raise UserError(
+            f"--score {args.score}: it has {corpus.modality}s, but {predictor.path} is a model "
+            f"of {predictor.modality}s"
+        )
+    return corpus
 
 
 def read_part(corpus: Labelled, part: str, checksum: str) -> Reader:
@@ -257,7 +259,7 @@ def read_part(corpus: Labelled, part: str, checksum: str) -> Reader:
     if part not in parts:
         raise UserError(f"--score {part}: {corpus.name} has only the parts {', '.join(parts)}")
     # The choice of the held-out examples depends on all examples.
-    if part != "test" and corpus.checksum() != checksum:
+    if part != "test" and corpus.checksum != checksum:
         raise UserError(
             f"--score {part}: {corpus.name} has changed since the model was trained on it, or "
             f"an earlier version of the scripts trained it, which held out other examples"

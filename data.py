@@ -10,7 +10,6 @@ The batch of each step is a deterministic function of the corpus, the seed and t
 so every rank can compute it without communication.
 """
 
-import json
 import math
 import re
 import time
@@ -27,8 +26,9 @@ from numpy.typing import DTypeLike
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from support.common.errors import UserError
+from support.common.files import read_json
 from support.corpora.encoded import encoded_folder, in_order, make_once
-from support.corpora.held_out import Leakage, hash_pair, hold_out_pairs
+from support.corpora.held_out import count_shared, hash_pair, hold_out_pairs
 
 PAD, BOS, EOS = 0, 1, 2
 FORMAT = 10  # of the encoded corpus: increase it when the same file is read differently
@@ -106,11 +106,11 @@ def prepare(
 ) -> Path:
     """Encodes a corpus into a folder that any number of processes can map, and returns it.
 
-    corpus: has a `name`, a `checksum()`, and `parts`, readers of sentence pairs for train,
+    corpus: has a `name`, a `checksum`, and `parts`, readers of sentence pairs for train,
     valid and test. bpe: a serialized one, or "" to train one of `vocab_size` tokens. Without a
     validation set, some pairs are held out of training: see `hold_out_pairs`. Raises UserError.
     """
-    description = [FORMAT, corpus.name, corpus.checksum(), vocab_size, max_length]
+    description = [FORMAT, corpus.name, corpus.checksum, vocab_size, max_length]
     folder = encoded_folder(cache, corpus.name, description, bpe)
     return make_once(folder, lambda new: encode(corpus, new, vocab_size, max_length, bpe))
 
@@ -120,11 +120,11 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> 
 
     Raises UserError if a part has no pair.
     """
-    # These two lines read every part, so that errors in a file come before the BPE is trained.
-    num_pairs = sum(1 for _ in corpus.parts["train"]())
-    leakage = Leakage(corpus.parts, hash_pair)
     is_held_out = "valid" not in corpus.parts
     parts = hold_out_pairs(corpus.parts) if is_held_out else corpus.parts
+    # These two lines read every part, so that errors in a file come before the BPE is trained.
+    num_pairs = sum(1 for _ in corpus.parts["train"]())
+    shared = count_shared(corpus.parts | {"train": parts["train"]}, hash_pair)
     stride = max(1, math.ceil(num_pairs / BPE_PAIRS))
     some_pairs = islice(parts["train"](), 0, None, stride)
     texts = (with_spaces(text) for pair in some_pairs for text in pair)
@@ -132,8 +132,7 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> 
     (folder / "tokenizer.json").write_text(encoder.serialized, encoding="utf-8")
     meta: dict[str, Any] = {"name": corpus.name, "held_out": is_held_out, "parts": {}}
     for part in in_order(parts):
-        pairs = leakage.watch(part, parts[part]())
-        counts = encode_part(pairs, encoder, folder / part, max_length)
+        counts = encode_part(parts[part](), encoder, folder / part, max_length)
         if not counts["examples"]:
             hint = ""
             if is_held_out and part == "valid":
@@ -143,7 +142,7 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> 
                 f"an empty side, {counts['too_long']:,} longer than --max-length {max_length}"
                 f"){hint}"
             )
-        meta["parts"][part] = counts | {"in_training": leakage.count(part)}
+        meta["parts"][part] = counts | {"in_training": shared.get(part, 0)}
     return meta
 
 
@@ -160,31 +159,35 @@ def encode_part(
     """
     dtype = np.dtype(np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32)
     counts = {"examples": 0, "too_long": 0, "empty": 0, "tokens": 0}
-    max_characters = CHARACTERS_PER_TOKEN * max_length
     while block := list(islice(pairs, ENCODED_AT_ONCE)):
-        # Whole documents would need much memory. One character too many shows what they are.
-        sources, targets = (
-            [text.strip()[: max_characters + 1] for text in side] for side in zip(*block)
-        )
-        kept = []
-        encoded = zip(sources, targets, bpe.encode(sources), bpe.encode(targets))
-        for row, (src, tgt, src_ids, tgt_ids) in enumerate(encoded):
-            is_empty = not src_ids or not tgt_ids
-            is_document = max(len(src), len(tgt)) > max_characters
-            if is_empty or is_document or max(len(src_ids), len(tgt_ids)) + 1 > max_length:
-                counts["empty" if is_empty else "too_long"] += 1
-                block[row] = ("", "")
-            else:
-                kept.append(([*src_ids, EOS], [*tgt_ids, EOS]))
-        counts["examples"] += len(kept)
-        for i, side in enumerate(SIDES):
-            sentences = [pair[i] for pair in kept]
-            counts["tokens"] += append_ids(f"{path}.{side}", sentences, dtype)
+        # Texts are cut to save memory. One extra character marks those that are too long.
+        shown = CHARACTERS_PER_TOKEN * max_length + 1
+        texts = [[text.strip()[:shown] for text in side] for side in zip(*block)]
+        ids = [bpe.encode(side) for side in texts]
+        faults = [fault_of(*pair, max_length) for pair in zip(zip(*texts), zip(*ids))]
+        counts["examples"] += faults.count("")
+        counts["empty"] += faults.count("empty")
+        counts["too_long"] += faults.count("too_long")
+        for side, lines, sentences in zip(SIDES, zip(*block), ids):
+            kept = [[*each, EOS] for each, fault in zip(sentences, faults) if not fault]
+            counts["tokens"] += append_ids(f"{path}.{side}", kept, dtype)
             if path.name != "train":
-                lines = "".join(pair[i] + "\n" for pair in block)
-                with open(f"{path}.{side}.txt", "ab") as file:
-                    file.write(lines.encode())
+                with open(f"{path}.{side}.txt", "a", encoding="utf-8", newline="") as file:
+                    for line, fault in zip(lines, faults):
+                        file.write("\n" if fault else f"{line}\n")
     return counts | {"dtype": dtype.name}
+
+
+def fault_of(texts: Sequence[str], ids: Sequence[list[int]], max_length: int) -> str:
+    """Returns why a pair is left out, "empty" or "too_long", or "" if it is kept.
+
+    texts: its sides, cut after one character too many; ids: their tokens, without eos.
+    """
+    if not all(ids):
+        return "empty"
+    is_document = max(map(len, texts)) > CHARACTERS_PER_TOKEN * max_length
+    is_long = max(map(len, ids)) + 1 > max_length
+    return "too_long" if is_document or is_long else ""
 
 
 def append_ids(path: str, sentences: list[list[int]], dtype: np.dtype) -> int:
@@ -249,7 +252,7 @@ class Pairs:
     """One part of an encoded corpus: training, validation or test set."""
 
     def __init__(self, folder: Path, part: str):
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        meta = read_json(folder / "meta.json")
         dtype = meta["parts"][part]["dtype"]
         self.sides = [Sentences(f"{folder / part}.{side}", dtype) for side in SIDES]
 
@@ -287,7 +290,7 @@ class Pairs:
 
 # --- Batches ----------------------------------------------------------------------------------
 
-# Examples that are sorted at a time, so that a large corpus fits in memory.
+# How many examples are sorted at once, so that a large corpus fits in memory.
 BLOCK_SIZE = 1 << 20
 
 
@@ -357,7 +360,7 @@ class Batches:
         return [rows[batches[i]] for i in rng.permutation(len(batches))]
 
     def rows(self, step: int) -> np.ndarray:
-        """Returns which examples a step has, (examples,); steps count on over the epochs."""
+        """Returns which examples a step has, (examples,); steps are counted over all epochs."""
         epoch, step_of_epoch = divmod(step, len(self))
         block = int(np.searchsorted(self.block_starts, step_of_epoch, side="right")) - 1
         return self.plan(epoch, block)[step_of_epoch - self.block_starts[block]]

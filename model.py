@@ -6,8 +6,8 @@
     ids = model.eval().greedy(src)                          # translations, as token ids
 
 Section numbers are those of the paper, https://arxiv.org/abs/1706.03762. Comments give shapes:
-batch, src and tgt (lengths in tokens; in attention, of the keys and of the queries), heads,
-d_model, d_head = d_model / heads.
+batch, heads, d_model, d_head = d_model / heads, src and tgt. The last two are lengths in
+tokens: in attention, src of the keys and tgt of the queries.
 """
 
 import math
@@ -45,11 +45,6 @@ class LayerConfig:
         "activation": ("relu", "gelu"),
     }
 
-    @property
-    def total_layers(self) -> int:
-        """All layers that a batch passes through."""
-        return self.layers
-
     def __post_init__(self):
         for name in ("layers", "d_model", "heads", "d_ff", "max_length"):
             if getattr(self, name) < 1:
@@ -73,10 +68,6 @@ class ModelConfig(LayerConfig):
     vocab_size: int
     bos: int = 1
     eos: int = 2
-
-    @property
-    def total_layers(self) -> int:
-        return 2 * self.layers  # of the encoder and of the decoder
 
     def __post_init__(self):
         super().__post_init__()
@@ -129,7 +120,7 @@ class Attention(nn.Module):
         return self.attend_to(self.query(x), self.key_value(source), mask)
 
     def attend_to(self, query: Tensor, key_value: Tensor, mask: Tensor) -> Tensor:
-        """Does what `forward` does, given the products that it begins with.
+        """Does the rest of `forward`, after its first products.
 
         query: (batch, tgt, d_model), self.query(x); key_value: (batch, src, 2 * d_model),
         self.key_value(source). A beam search passes the query of the last position alone, with
@@ -276,7 +267,7 @@ class Transformer(nn.Module):
         """Returns `linear_cross_entropy` of a batch: (loss, nll), sums over its target tokens.
 
         src: (batch, src); tgt_in: (batch, tgt), begins with bos; tgt_out: (batch, tgt), the
-        same one token further on, ends with eos; token_indices: (tokens,), which elements of
+        same shifted by one token, ends with eos; token_indices: (tokens,), which elements of
         tgt_out.flatten() are not padding. Padding is at the end and counts for nothing. Without
         tgt_out and token_indices it returns the logits in fp32, (batch, tgt, vocabulary).
         """
@@ -311,7 +302,7 @@ class Transformer(nn.Module):
         return ids[:, 1:]
 
 
-# Parameters that make the first vectors: token embeddings (for images the projection of
+# Parameters that make the input vectors: token embeddings (for images the projection of
 # patches), learned positions and prefix tokens. The last two are a classifier's.
 EMBEDDINGS = ("embedding.weight", "positions", "prefix_tokens")
 

@@ -94,11 +94,9 @@ def find_figures(runs: list[Row], curves: dict[str, list[Row]]) -> dict[str, lis
         del comparisons["learning_rate.png"]
     for file, (x, ys) in comparisons.items():
         figures[file] = [(x, y, runs_table.compare(runs, x, y)) for y in ys]
-    drawable = {
-        file: [(x, y, lines) for x, y, lines in panels if lines]
-        for file, panels in figures.items()
-    }
-    return {file: panels for file, panels in drawable.items() if panels}
+    for file, panels in figures.items():
+        figures[file] = [panel for panel in panels if panel[2]]  # with lines to draw
+    return {file: panels for file, panels in figures.items() if panels}
 
 
 def metric_name(column: str) -> str:

@@ -2,7 +2,7 @@
 
     python train_cpu.py --data multi30k --procs 2
 
-The four train_*.py compute the same step. They differ only in how processes share it.
+The four train_*.py compute the same step. They differ only in how processes divide it.
 """
 
 import math

@@ -4,7 +4,7 @@ r"""Trains with torchrun, on GPUs or CPUs: tensor parallelism within a node, FSD
     torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
         train_tp.py --data multi30k  # the same on both nodes; HOST is one of them
 
-The four train_*.py compute the same step. They differ only in how processes share it.
+The four train_*.py compute the same step. They differ only in how processes divide it.
 """
 
 import math

@@ -28,12 +28,14 @@ CHECKPOINT = Path("ddp.pt")
 
 def main() -> None:
     device = torch.device("cpu")
+    backend = "gloo"
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group()  # NCCL for GPU tensors, Gloo for CPU tensors
+        backend = "cpu:gloo,cuda:nccl"  # Gloo for CPU tensors, NCCL for GPU tensors
+    dist.init_process_group(backend)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(1)  # the same data and the same first weights on all ranks
+    torch.manual_seed(1)  # the same data and the same initial weights on all ranks
     train_set, valid_set = make_data(1500), make_data(155)
     model = Model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
@@ -45,7 +47,7 @@ def main() -> None:
         epoch = saved["epoch"]
         if rank == 0:
             print(f"{CHECKPOINT}: {epoch} epochs are done")
-    ddp_model = DistributedDataParallel(model)
+    ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
 
     sampler = DistributedSampler(train_set, seed=1, drop_last=True)
     assert BATCH_SIZE % (ACCUMULATE * world_size) == 0

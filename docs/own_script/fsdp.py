@@ -26,41 +26,48 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
 )
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 CHECKPOINT = Path("fsdp.pt")
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # in rank 0's main memory
+IN_RANK_0 = StateDictOptions(full_state_dict=True, cpu_offload=True)  # in its main memory
+FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
 def main() -> None:
     device = torch.device("cpu")
+    backend = "gloo"
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group()  # NCCL for GPU tensors, Gloo for CPU tensors
+        backend = "cpu:gloo,cuda:nccl"  # Gloo for CPU tensors, NCCL for GPU tensors
+    dist.init_process_group(backend)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(1)  # the same data and the same first weights on all ranks
+    torch.manual_seed(1)  # the same data and the same initial weights on all ranks
     train_set, valid_set = make_data(1500), make_data(155)
     model = Model().to(device)
+    mesh = init_device_mesh(device.type, (world_size,))
     for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)  # all parameters that are not in a block
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)  # all parameters that are not in a block
     # After fully_shard, which replaces the parameters: otherwise it would update the old ones.
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    epoch = 0
-    if CHECKPOINT.exists():  # each rank loads it, and keeps its shard
+    saved = {"model": {}, "optimizer": {}, "epoch": 0}
+    if rank == 0 and CHECKPOINT.exists():  # the others get their shards from rank 0
         saved = torch.load(CHECKPOINT, map_location="cpu")
+        print(f"{CHECKPOINT}: {saved['epoch']} epochs are done")
+    epochs_done = torch.tensor(saved["epoch"], device=device)
+    dist.broadcast(epochs_done, src=0)
+    epoch = int(epochs_done)
+    if epoch > 0:
         set_state_dict(
             model,
             optimizer,
             model_state_dict=saved["model"],
             optim_state_dict=saved["optimizer"],
-            options=WHOLE,
+            options=FROM_RANK_0,
         )
-        epoch = saved["epoch"]
-        if rank == 0:
-            print(f"{CHECKPOINT}: {epoch} epochs are done")
 
     sampler = DistributedSampler(train_set, seed=1, drop_last=True)
     assert BATCH_SIZE % (ACCUMULATE * world_size) == 0
@@ -93,7 +100,7 @@ def main() -> None:
         dist.all_reduce(step_loss)
         right, targets = counts.tolist()
         loss, accuracy = step_loss / num_targets, right / targets
-        weights, state = get_state_dict(model, optimizer, options=WHOLE)  # on all ranks
+        weights, state = get_state_dict(model, optimizer, options=IN_RANK_0)  # on all ranks
         if rank == 0:
             print(f"epoch {epoch}: loss {loss:.6f}, norm {norm:.6f}, accuracy {accuracy:.4f}")
             states = {"model": weights, "optimizer": state}

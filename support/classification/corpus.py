@@ -89,8 +89,9 @@ class Labelled:
         counts = [f"{count:,} {kind}" for kind, count in self.left_out.most_common()]
         return f"{self.name}: left out: {', '.join(counts)}"
 
+    @cached_property
     def checksum(self) -> str:
-        """Returns a SHA-256 of the contents of the files, and of how they are read."""
+        """A SHA-256 of the contents of the files, and of how they are read."""
         is_large = False
         transform: dict[str, Any] = {}
         if self.modality == "image" and self.transform:

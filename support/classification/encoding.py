@@ -18,7 +18,7 @@ from support.classification.text_tokenizers import train_tokenizer
 from support.common.errors import UserError
 from support.common.files import write_json
 from support.corpora.encoded import encoded_folder, in_order, make_once
-from support.corpora.held_out import Leakage, choose_held_out, hash_text, hold_out
+from support.corpora.held_out import choose_held_out, count_shared, hash_text, hold_out
 
 FORMAT = 16  # version of the files; increase it when examples are read or stored differently
 BLOCK = 1000  # texts encoded at once; a long one takes about 5 KiB per token of max_length
@@ -29,7 +29,6 @@ MAX_SHOWN = 20  # of the images that cannot be read
 
 def prepare_labelled(
     corpus: Labelled,
-    checksum: str,
     cache: Path,
     tokenizer: str,
     max_length: int,
@@ -41,7 +40,7 @@ def prepare_labelled(
     Returns the folder. tokenizer: serialized, or "": then one of at most `vocab_size` tokens is
     trained, of this kind: see `train_tokenizer`. Raises UserError.
     """
-    description = [FORMAT, corpus.name, checksum, max_length, vocab_size, kind]
+    description = [FORMAT, corpus.name, corpus.checksum, max_length, vocab_size, kind]
     folder = encoded_folder(cache, corpus.name, description, tokenizer)
     write = partial(encode, corpus, tokenizer, max_length, vocab_size, kind)
     return make_once(folder, write)
@@ -65,19 +64,19 @@ def encode(
         tokenizer = Tokenizer.from_str(serialized)
         write = partial(write_texts, tokenizer=tokenizer, max_length=max_length)
     counts_of_parts = {}
-    # Images are not compared: their files would be read once more.
-    compared = corpus.parts if corpus.modality == "text" else {}
-    leakage = Leakage(compared, lambda labelled: hash_example(labelled[0]))
+    shared = {}
+    if corpus.modality == "text":  # the files of images would have to be read once more
+        compared = corpus.parts | {"train": parts["train"]}
+        shared = count_shared(compared, lambda labelled: hash_example(labelled[0]))
     for part in in_order(parts):
-        labelled = leakage.watch(part, parts[part]())
-        examples = with_numbers(labelled, numbers, f"{corpus.name}: the {part} set")
+        examples = with_numbers(parts[part](), numbers, f"{corpus.name}: the {part} set")
         counts = write(examples, folder / part)
         if not counts["examples"]:
             hint = ""
             if is_held_out and part == "valid":
                 hint = ": too few differ to hold some out of training; pass one with --valid"
             raise UserError(f"{corpus.name}: the {part} set has no example{hint}")
-        counts_of_parts[part] = counts | {"in_training": leakage.count(part)}
+        counts_of_parts[part] = counts | {"in_training": shared.get(part, 0)}
     return {
         "name": corpus.name,
         "modality": corpus.modality,

@@ -19,14 +19,36 @@ def adapt(
     tokenizer: serialized, or "" for images. The last layer is kept, its rows in the order of
     `classes`, if it knows all of these. Raises UserError if the weights do not fit.
     """
-    is_text = bool(tokenizer)
-    modality = "texts" if is_text else "images"
+    check_fits(pretrained, args, corpus, tokenizer)
+    config = adapted_config(pretrained.config, args, len(classes))
+    with torch.device("meta"):  # names without memory
+        model = Classifier(config)
+    names = model.state_dict().keys()
+    weights = {name: value for name, value in pretrained.weights.items() if name in names}
+    if tokenizer:
+        weights["positions"] = weights["positions"][: args.max_length]
+    rows = [] if args.pool == "mean" else rows_of(classes, pretrained)
+    last_layer = f"head.{len(model.head) - 1}"
+    for name in (f"{last_layer}.weight", f"{last_layer}.bias"):
+        last = weights.pop(name, None)
+        if last is not None and rows:
+            weights[name] = last[rows]
+    unused = pretrained.weights.keys() - weights.keys()
+    left_out = [*pretrained.left_out, *(pretrained.names[name] for name in unused)]
+    new = ", ".join(sorted(names - weights.keys())) or "no weights"
+    dropped = ", ".join(sorted(left_out)) or "none"
+    return config, weights, f"{args.pretrained}: new are {new}; left out: {dropped}"
+
+
+def check_fits(pretrained, args, corpus: str, tokenizer: str) -> None:
+    """Raises UserError if the model reads no such examples, or none of this --max-length."""
+    modality = "texts" if tokenizer else "images"
     model_modality = "images" if pretrained.config.patch else "texts"
     if model_modality != modality:
         raise UserError(
             f"--pretrained loads a model of {model_modality}, but {corpus} has {modality}"
         )
-    if is_text:
+    if tokenizer:
         special_tokens = Tokenizer.from_str(tokenizer).num_special_tokens_to_add(False)
         smallest = special_tokens + 1
         largest = pretrained.config.max_length
@@ -35,25 +57,14 @@ def adapt(
                 f"--max-length {args.max_length}: with the weights of {args.pretrained} it "
                 f"must be from {smallest} to {largest}"
             )
-    config = adapted_config(pretrained.config, args, len(classes))
-    with torch.device("meta"):  # names without memory
-        model = Classifier(config)
-    names = model.state_dict().keys()
-    weights = {name: value for name, value in pretrained.weights.items() if name in names}
-    if is_text:
-        weights["positions"] = weights["positions"][: args.max_length]
+
+
+def rows_of(classes: list[str], pretrained) -> list[int]:
+    """Returns the row of each class in the pretrained last layer; [] if one is unknown."""
     labels = pretrained.labels[: pretrained.config.classes]  # config.json may name more
-    has_other_head = args.pool == "mean" or not set(classes) <= set(labels)
-    last_layer = f"head.{len(model.head) - 1}"
-    for name in (f"{last_layer}.weight", f"{last_layer}.bias"):
-        last = weights.pop(name, None)
-        if last is not None and not has_other_head:
-            weights[name] = last[[labels.index(each) for each in classes]]
-    unused = pretrained.weights.keys() - weights.keys()
-    left_out = [*pretrained.left_out, *(pretrained.names[name] for name in unused)]
-    new = ", ".join(sorted(names - weights.keys())) or "no weights"
-    dropped = ", ".join(sorted(left_out)) or "none"
-    return config, weights, f"{args.pretrained}: new are {new}; left out: {dropped}"
+    if not set(classes) <= set(labels):
+        return []
+    return [labels.index(name) for name in classes]
 
 
 def adapted_config(config: ClassifierConfig, args, num_classes: int) -> ClassifierConfig:

@@ -116,7 +116,7 @@ class Classification:
         """
         args = self.args
         self.name = corpus.name
-        self.checksum = corpus.checksum()
+        self.checksum = corpus.checksum
         self.left_out_line = corpus.left_out_line()
         self.transform = corpus.transform if corpus.modality == "image" else None
         if state:
@@ -125,7 +125,6 @@ class Classification:
             self.check_flags()
         self.folder = prepare_labelled(
             corpus,
-            self.checksum,
             CACHE / "encoded",
             tokenizer,
             max_length=args.max_length,
@@ -300,7 +299,7 @@ class Classification:
             if not len(rows):
                 continue
             cells = label * num_classes + log_p.argmax(-1)
-            confusion.index_add_(0, cells, torch.ones_like(cells, dtype=confusion.dtype))
+            confusion += cells.bincount(minlength=num_classes**2)
             nll -= log_p.gather(1, label[:, None]).sum()
             if keep:
                 probabilities[rows.tolist()] = log_p.exp()

@@ -86,8 +86,9 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
     needs only a factor from above, so the forward pass computes it at once, block by block. The
     softmax is in fp32.
 
-    In fp16 it rounds this gradient before `backward` multiplies it by the scale of the loss. It
-    does not underflow, because it is the gradient of a sum: that of a logit reaches 1.
+    In fp16 it rounds this gradient before `backward` multiplies it by the scale of the loss.
+    Entries below 3e-8 become 0, which hardly matters: it is the gradient of a sum, and reaches
+    1 for the target's logit.
     """
 
     @staticmethod

@@ -1,10 +1,10 @@
 """An interactive prompt in the terminal."""
 
 import io
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from support.common.errors import UserError
 from support.common.paths import CACHE
@@ -43,13 +43,12 @@ def prompt(greeting: str, question: str, answer: Callable[[str], str]) -> None:
 
 def warn_if_path(line: str) -> None:
     """Warns that a file's name, not the lines in the file, is taken for a text."""
-    with suppress(OSError, ValueError):  # too long for a path, or with a NUL
-        if Path(line).is_file():
-            print(
-                f"warning: the name {line} is taken for a text; for the lines of the file: "
-                f"< {line}",
-                file=sys.stderr,
-            )
+    if os.path.isfile(line):  # unlike Path's method, False for a text too long to be a name
+        print(
+            f"warning: the name {line} is taken for a text; for the lines of the file: "
+            f"< {line}",
+            file=sys.stderr,
+        )
 
 
 def save_history(readline, num_earlier: int) -> None:

@@ -2,7 +2,7 @@
 
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import compress
 from typing import Any, TypeVar
 
@@ -80,37 +80,21 @@ def choose_held_out(hashes: np.ndarray, size: int) -> set[int]:
     return set(candidates[num_before < max(1, size)].tolist())
 
 
-class Leakage:
-    """Counts the validation and test examples that are in the training set as well."""
+def count_shared(
+    parts: Mapping[str, Callable[[], Iterable]], hash_of: Callable[[Any], int]
+) -> dict[str, int]:
+    """Returns how many examples of each part but "train" are in the training set as well.
 
-    def __init__(
-        self, parts: Mapping[str, Callable[[], Iterable]], hash_of: Callable[[Any], int]
-    ):
-        """Reads all parts but "train".
-
-        hash_of: returns the hash of an example, or 0 if it does not count.
-        """
-        self.hash_of = hash_of
-        self.hashes = {
-            part: [code for code in map(hash_of, read()) if code]
-            for part, read in parts.items()
-            if part != "train"
-        }
-        self.others = set().union(*self.hashes.values())
-        self.found: set[int] = set()  # those of `others` that are in the training set
-
-    def watch(self, part: str, examples: Iterable[T]) -> Iterator[T]:
-        """Yields the examples of a part, and takes note of those of the training set."""
-        for example in examples:
-            if part == "train" and self.others:
-                code = self.hash_of(example)
-                if code in self.others:
-                    self.found.add(code)
-            yield example
-
-    def count(self, part: str) -> int:
-        """Returns how many examples of a part were seen in the training set."""
-        return sum(code in self.found for code in self.hashes.get(part, []))
+    hash_of: returns the hash of an example, or 0 if it does not count.
+    """
+    hashes = {
+        part: [code for code in map(hash_of, read()) if code]
+        for part, read in parts.items()
+        if part != "train"
+    }
+    others = set().union(*hashes.values())
+    shared = others.intersection(map(hash_of, parts["train"]())) if others else set()
+    return {part: sum(code in shared for code in codes) for part, codes in hashes.items()}
 
 
 def warnings_of_parts(counts_of_parts: dict[str, dict[str, Any]], unit: str) -> list[str]:

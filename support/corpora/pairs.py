@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, product, zip_longest
 from pathlib import Path
 
@@ -47,8 +47,9 @@ class Corpus:
     languages: tuple[str, str]  # of the source and of the target
     files: dict[str, list[Path]] = field(default_factory=dict)  # of each part
 
+    @cached_property
     def checksum(self) -> str:
-        """Returns a checksum of what the files hold, and of how they are read."""
+        """A checksum of what the files hold, and of how they are read."""
         content = {
             part: list(map(content_checksum, files)) for part, files in self.files.items()
         }

@@ -339,10 +339,10 @@ def read_columns(
     has_equal_rows = not by_position or suffix_of(path) == ".csv"
     for number, row in rows:
         is_longer = has_equal_rows and any(cell.strip() for cell in row[width:])
+        if len(row) == width <= max(positions):
+            last = max(positions) + 1
+            raise UserError(f"{path}: no column {last} ({flags}); it has {width} columns")
         if is_longer or len(row) <= max(positions):
-            if len(row) == width:
-                last = max(positions) + 1
-                raise UserError(f"{path}: no column {last} ({flags}); it has {width} columns")
             hint = ""
             if is_longer or suffix_of(path) != ".csv":
                 hint = "; save texts with commas or line ends as .csv, with quotes around them"

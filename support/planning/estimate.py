@@ -13,7 +13,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import NamedTuple
 
 from support.planning.footprint import FP32, TrainingStep, memory
 from support.planning.machines import Hardware, Network
@@ -37,15 +36,6 @@ FORWARD_SUMS = 3 + 2
 BACKWARD_SUMS = 2 * 3 + 2  # an attention has two by columns: the query, and the key and value
 MAX_GPUS = 1024
 EVERY_COUNT = range(1, MAX_GPUS + 1)
-
-
-class Stage(NamedTuple):
-    """A part of a micro-batch on an FSDP rank, in which one unit computes. All are seconds."""
-
-    gather: float = 0.0  # the unit's all-gather, while the previous stage computes
-    compute: float = 0.0  # once the unit is gathered
-    scatter: float = 0.0  # the reduce-scatter of another unit's gradients, meanwhile
-    across: float = 0.0  # then their all-reduce over the nodes
 
 
 @dataclass
@@ -210,21 +200,30 @@ class Estimate:
         forward = [(1 - self.backward_share) * seconds for seconds in compute]
         backward = [self.backward_share * seconds for seconds in compute]
         root, *layers = range(len(compute))
-        stages = [Stage(gather[root])]
-        stages += [Stage(gather[layer], forward[layer]) for layer in layers]
+        compute_free = links_free = network_free = 0.0  # when each is free again
+
+        def add(
+            gather: float = 0.0, compute: float = 0.0, scatter: float = 0.0, across: float = 0.0
+        ) -> None:
+            """A unit computes once it is gathered; meanwhile another's gradients are sent."""
+            nonlocal compute_free, links_free, network_free
+            began = max(compute_free, links_free + gather)
+            compute_free = began + compute
+            links_free = began + scatter
+            network_free = max(network_free, links_free) + across
+
+        add(gather[root])
+        for layer in layers:
+            add(gather[layer], forward[layer])
         # The projection to the vocabulary comes last, and first in the backward pass.
-        stages += [Stage(compute=forward[root]), Stage(compute=backward[root])]
+        add(compute=forward[root])
+        add(compute=backward[root])
         above = (0.0, 0.0)  # `scatter` and `across` of the layer above
         for layer in reversed(layers):
-            stages.append(Stage(gather[layer], backward[layer], *above))
+            add(gather[layer], backward[layer], *above)
             above = (scatter[layer], across[layer])
-        stages += [Stage(0.0, 0.0, *above), Stage(0.0, 0.0, scatter[root], across[root])]
-        compute_free = links_free = network_free = 0.0  # when each is free again
-        for stage in stages:
-            began = max(compute_free, links_free + stage.gather)
-            compute_free = began + stage.compute
-            links_free = began + stage.scatter
-            network_free = max(network_free, links_free) + stage.across
+        add(0.0, 0.0, *above)
+        add(0.0, 0.0, scatter[root], across[root])
         return network_free - self.micro_batch_seconds
 
 

@@ -180,12 +180,16 @@ def temporary_memory(step: TrainingStep, shards: int, sentences: int) -> float:
             # A layer's backward pass ends with all its gradients, in `number` bytes and in
             # fp32; its copies are free by then.
             end_of_layer = copies - number * joined + FP32 * largest_layer
-    # The peak is at one of four places: the logits and softmax of some rows; the gradient of
-    # the embedding; the backward pass of a layer; or its end.
     softmax_bytes = number if step.cpu else number + 2 * FP32
     rows = math.ceil(tokens / math.ceil(tokens / LOSS_BLOCK))  # of each block of the loss
     logits = rows * config.vocab_size * softmax_bytes + number * embedding
-    return max(copies + max(logits, FP32 * embedding, layer_backward), end_of_layer)
+    moments = [
+        copies + logits,  # the logits and softmax of some rows
+        copies + FP32 * embedding,  # the gradient of the embedding
+        copies + layer_backward,  # the backward pass of a layer
+        end_of_layer,  # the end of that pass
+    ]
+    return max(moments)
 
 
 def memory(

@@ -38,7 +38,7 @@ class Span(NamedTuple):
 
 def combine(steps: Sequence[Step]) -> list[Span]:
     """Returns the spans of a step. steps: the step of each rank, by clocks that agree."""
-    zero = min(step.start for step in steps)
+    zero = min(start for step in steps for _, start, _ in step.phases)
     all_joined: AllJoined = defaultdict(int)
     for step in steps:
         for each in step.collectives:

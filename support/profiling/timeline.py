@@ -62,8 +62,7 @@ class Groups(NamedTuple):
 class Step(NamedTuple):
     """One step of one rank."""
 
-    start: int
-    phases: list[tuple[str, int, int]]  # name, start, end
+    phases: list[tuple[str, int, int]]  # name, start, end; the first begins with the step
     stalls: list[tuple[int, int, Collective]]  # start, end, and what it waits for
     collectives: list[Collective]
 
@@ -130,8 +129,7 @@ def find_step(events: list[Event], number: int, groups: Groups) -> Step:
         busy = cpu_operations(inside, step.thread)
     delays = [event for event in inside if event.name == DELAY]
     stalls = find_stalls(busy, collectives, delays)
-    start_of_step = phases[0][1]
-    return Step(start_of_step, phases, stalls, collectives)
+    return Step(phases, stalls, collectives)
 
 
 def marked_phases(step: Event, inside: list[Event]) -> list[tuple[str, int, int]]:

@@ -4,7 +4,7 @@
     args = command_line.complete()  # in one process, which sends it to the others
 
 A flag takes its value from the first of these that sets it: the command line; the --config
-file; with --resume, the flags of that run; the corpus's file in configs/; its default.
+file; if a run is resumed, its flags; else the corpus's file in configs/; the default.
 """
 
 import argparse
@@ -41,8 +41,6 @@ METAVARS = {str: "TEXT", int: "N", float: "X"}
 # Larger steps for GPUs change these flags, unless one of them is given (larger_steps.py).
 SIZE_FLAGS = {"batch_tokens", "batch_size", "lr", "head_lr", "warmup"}
 
-NOT_MINUTES = "--minutes is for a new run: --epochs says how long this one is"
-
 
 @dataclass
 class CommandLine:
@@ -72,15 +70,12 @@ class CommandLine:
         given = self.with_config_file()
         folder = find_folder(given, restarted)
         checkpoint = self.read_checkpoint(folder, given)
-        if checkpoint and given.get("resume"):
-            flags = self.flags_of_resumed_run(given, checkpoint["flags"])
-            config = ""
-            requested = given  # --resume remembers all others
-        else:
-            flags, config = self.flags_of_new_run(given, checkpoint)
-            requested = flags  # --name remembers none: the defaults have to agree, too
+        config = ""
         if checkpoint:
-            refuse_changes(self.settings_class, requested, checkpoint["flags"], folder)
+            refuse_changes(self.settings_class, given, checkpoint["flags"], folder)
+            flags = self.flags_of_resumed_run(given, checkpoint["flags"])
+        else:
+            flags, config = self.flags_of_new_run(given)
         args = self.settings_class(**flags)
         args.task_state = checkpoint["task"] if checkpoint else None
         args.base_config = config
@@ -119,8 +114,8 @@ class CommandLine:
         self, given: dict[str, Any], stored: dict[str, Any]
     ) -> dict[str, Any]:
         """Returns all flags of a resumed run. stored: those it began with."""
-        if given.get("minutes"):
-            raise UserError(NOT_MINUTES)
+        if given.get("minutes", stored["minutes"]) != stored["minutes"]:
+            raise UserError("--minutes is for a new run: --epochs says how long this one is")
         kept = {
             name: stored[name]
             for name, field in flags_of(self.settings_class).items()
@@ -131,25 +126,13 @@ class CommandLine:
             kept["steps"] = 0
         return defaults_of(self.settings_class) | kept | given
 
-    def flags_of_new_run(
-        self, given: dict[str, Any], checkpoint: dict | None
-    ) -> tuple[dict[str, Any], str]:
-        """Returns all flags of a new run, or of one that --name names; and its config."""
+    def flags_of_new_run(self, given: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        """Returns all flags of a new run, and its file in configs/, or "" if it has none."""
         flags = defaults_of(self.settings_class)
         path = base_config(flags | given)
         if path:
             flags |= read_config(str(path), self.settings_class)
         flags |= overridden_by(given)
-        if checkpoint:
-            # What the first start found out, and this one must not find out anew.
-            kept = {"precision"}
-            if given.get("minutes"):
-                if given["minutes"] != checkpoint["flags"]["minutes"]:
-                    raise UserError(NOT_MINUTES)
-                kept |= {"epochs", "steps"}
-            if checkpoint["progress"].get("growth", 1) > 1:
-                kept |= SIZE_FLAGS
-            flags |= {name: checkpoint["flags"][name] for name in kept}
         flags |= given
         if flags["pretrained"]:
             self.refuse_shape(given)
@@ -239,24 +222,18 @@ def find_folder(given: dict[str, Any], restarted: str) -> Path:
 
 
 def refuse_changes(
-    settings_class: type[Settings],
-    requested: dict[str, Any],
-    stored: dict[str, Any],
-    folder: Path,
+    settings_class: type[Settings], given: dict[str, Any], stored: dict[str, Any], folder: Path
 ) -> None:
     """Raises UserError for a flag that would make a resumed run another run."""
     for name, field in flags_of(settings_class).items():
-        if name not in requested or field.metadata["changeable"]:
+        if name not in given or field.metadata["changeable"]:
             continue
         before = stored.get(name, field.default)  # a flag may be newer than the run
-        if requested[name] != before:
-            shown = "none" if before == "" else before
-            data = stored.get("data")
-            if requested.get("data", data) != data:  # its settings differ, too
-                shown = f"{shown}, for --data {data}"
+        if given[name] != before:
             raise UserError(
-                f"{option(name)} {requested[name]}: {folder} was started with {shown}; "
-                f"--resume {folder} remembers a run's flags"
+                f"{option(name)} {given[name]}: {folder} was started with "
+                f"{'none' if before == '' else before}; leave it out to resume that run, or "
+                f"begin another with --name"
             )
 
 

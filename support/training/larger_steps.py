@@ -6,6 +6,8 @@ needs to start its kernels. Then the steps of a new run are enlarged.
 
 import math
 
+import torch
+
 from support.common.hardware import LAUNCH_SECONDS
 from support.training.settings import Settings
 from support.training.summary import LOW_MFU, MAX_GROWTH
@@ -30,8 +32,10 @@ def find_growth(task, args: Settings) -> int:
     step_flops = 0.0  # on average
     for step in range(num_sampled):
         step_flops += task.step_cost(step).flops / num_sampled
+    with torch.device("meta"):  # without memory
+        num_layers = len(task.build_model().layers())
     # The CPU starts the kernels of each micro-batch.
-    launch_seconds = args.accumulate * task.config.total_layers * LAUNCH_SECONDS
+    launch_seconds = args.accumulate * num_layers * LAUNCH_SECONDS
     mfu = step_flops / launch_seconds / args.gpu_rate
     num_steps = args.epochs * len(task.batches)
     needed = 2 ** math.ceil(math.log2(LOW_MFU / mfu))

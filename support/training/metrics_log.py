@@ -1,5 +1,6 @@
 """The log of a run in logs/RUN/: config.json, metrics.csv, and what the trackers get."""
 
+import csv
 import dataclasses
 import json
 import platform
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from support.common.errors import UserError
-from support.common.files import write_json, write_text
+from support.common.files import write_csv, write_json
 
 # `run` is a Run (support/training/run.py), which imports this module.
 
@@ -67,9 +68,13 @@ class MetricsLog:
             "saved": step > 0,
         }
         path = self.folder / "metrics.csv"
-        rows = self.rows_until(path, step)
-        write_text(path, "\n".join([",".join(self.columns), *rows]) + "\n")
-        self.csv_file = path.open("a", buffering=1, encoding="utf-8", newline="\n")
+        rows = rows_until(path, step)
+        cells = [[row.get(name, "") for name in self.columns] for row in rows]
+        write_csv(path, [self.columns, *cells])
+        self.csv_file = path.open("a", buffering=1, encoding="utf-8", newline="")
+        self.csv_writer = csv.DictWriter(
+            self.csv_file, self.columns, extrasaction="ignore", lineterminator="\n"
+        )
         write_json(self.folder / "config.json", self.about)
         self.tensorboard: Any = None
         self.wandb_run: Any = None
@@ -101,26 +106,9 @@ class MetricsLog:
         except wandb.Error as problem:
             raise UserError(f"--wandb: {problem}") from problem
 
-    def rows_until(self, path: Path, step: int) -> list[str]:
-        """Returns the rows of metrics.csv up to `step`, without one that was cut short.
-
-        The file may have other columns, if a metric was added since.
-        """
-        if not step or not path.is_file():
-            return []
-        header, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
-        names = header.split(",")
-        rows = []
-        for line in lines:
-            cells = line.split(",")
-            if len(cells) == len(names) and int(cells[0]) <= step:
-                row = dict(zip(names, cells))
-                rows.append(",".join(row.get(name, "") for name in self.columns))
-        return rows
-
     def write(self, row: dict[str, Any]) -> None:
         """Adds a row to metrics.csv; the trackers get the same numbers."""
-        self.csv_file.write(",".join(str(row.get(name, "")) for name in self.columns) + "\n")
+        self.csv_writer.writerow(row)
         step = row["step"]
         values = {name: float(row[name]) for name in self.columns[1:] if name in row}
         if self.tensorboard:
@@ -141,3 +129,16 @@ class MetricsLog:
             self.tensorboard.close()
         if self.wandb_run:
             self.wandb_run.finish()
+
+
+def rows_until(path: Path, step: int) -> list[dict[str, str]]:
+    """Returns the rows of metrics.csv up to `step`, without one that was cut short.
+
+    Its columns may be others than today's, if a metric was added since.
+    """
+    if not step or not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    # In a row that is cut short, the missing values are None.
+    return [row for row in rows if None not in row.values() and int(row["step"]) <= step]

@@ -153,23 +153,38 @@ class Run:
             self.profile.begin_step()
         self.step_began = time.perf_counter()
 
+    def stop_clock(self, step: int) -> float:
+        """Returns the seconds that a step took. With --profile it waits for the device."""
+        if self.profile and self.args.device == "cuda":
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - self.step_began
+        if self.profile and self.profile.end_step(step, seconds):
+            self.profile = None
+            self.say(
+                f"{self.folder}: step.png, memory.png; "
+                f"open trace-rank*.json.gz with https://ui.perfetto.dev"
+            )
+        return seconds
+
     # --- After each step
 
     def should_evaluate(self, step: int) -> bool:
         """Returns whether the model is evaluated after this step."""
-        if self.args.benchmark:
-            return self.ends_trial(step)
-        return step % self.eval_every == 0 or step == self.last_step
+        return self.is_due(step, self.eval_every)
 
     def should_save(self, step: int, stopping: bool) -> bool:
         """Returns whether a checkpoint is written after this step."""
-        if self.args.benchmark:
-            return self.ends_trial(step)
-        return step % self.save_every == 0 or step == self.last_step or stopping
+        return self.is_due(step, self.save_every) or (stopping and not self.args.benchmark)
 
-    def ends_trial(self, step: int) -> bool:
-        """Returns whether this step is the last one of a trial, which evaluates and saves."""
-        return self.args.trial is not None and step == self.last_step
+    def is_due(self, step: int, every: int) -> bool:
+        """Returns whether a job is due that is done after every so many steps, and the last.
+
+        A benchmark does none, except a trial after its last step.
+        """
+        is_last = step == self.last_step
+        if self.args.benchmark:
+            return is_last and self.args.trial is not None
+        return is_last or step % every == 0
 
     def ends_row(self, step: int) -> bool:
         """Returns whether this step ends a row of metrics.csv."""
@@ -191,15 +206,7 @@ class Run:
         ends_epoch = step % self.epoch_steps == 0
         if self.ends_row(step) or ends_epoch or self.should_save(step, stopping=False):
             self.read_back(step)
-        if self.profile and self.args.device == "cuda":
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - self.step_began
-        if self.profile and self.profile.end_step(step, seconds):
-            self.profile = None
-            self.say(
-                f"{self.folder}: step.png, memory.png; "
-                f"open trace-rank*.json.gz with https://ui.perfetto.dev"
-            )
+        seconds = self.stop_clock(step)
         self.throughput.add(seconds, self.task.batches.seconds_waited, cost.tokens, cost.flops)
         self.task.batches.seconds_waited = 0.0
         self.progress.count_step(cost.examples, cost.tokens, num_targets, seconds)
@@ -464,7 +471,7 @@ class Run:
         trial.evaluation_seconds = time.perf_counter() - trial.steps_ended
         trial.epoch_steps = self.epoch_steps
         speed, _ = self.throughput.warm_medians()
-        trial.epoch_seconds = summary.epoch_seconds(self, speed)
+        trial.epoch_seconds = summary.epoch_tokens(self) / speed
 
     def stop_scoring(self, number: int, _frame) -> None:
         """Ends the process on a signal. The run is saved; once resumed, it is scored again."""

@@ -33,9 +33,9 @@ def flag(
     that uses it. is_shape: whether it is part of the model's shape, which --pretrained decides.
 
     What happens to its value when a run is resumed, or another begins with its config.json:
-    remembered=False: --resume does not use the stored value. copied=False: --config does not
-    copy it from a config.json. changeable=True: a resumed run may have another value. A flag
-    that is not remembered, or not copied, is changeable as well.
+    remembered=False: a resumed run does not use the stored value. copied=False: --config does
+    not copy it from a config.json. changeable=True: a resumed run may have another value. A
+    flag that is not remembered, or not copied, is changeable as well.
     """
     return dataclasses.field(
         default=default,
@@ -53,7 +53,7 @@ def flag(
 
 
 TRANSLATE, CLASSIFY = "translation", "classification"
-# For flags of one start on one machine: neither --resume nor --config takes them over.
+# For flags of one start on one machine: neither a resumed run nor --config takes them over.
 ONCE: dict[str, Any] = {"remembered": False, "copied": False}
 
 # `heading` is that of the flags in --help. A class without its own has that of its base class.
@@ -87,7 +87,7 @@ class CorpusSettings:
     tokenizer: str = flag(
         "bpe",
         "what tokens are: pieces of words (BPE); words, of which those that occur once are "
-        "unknown; or phrases: one half frequent words, the other half several of them; auto: "
+        "unknown; or phrases: half are frequent words, half are sequences of words; auto: "
         "words, if few are unknown",
         choices=("bpe", "words", "phrases", "auto"),
         task=CLASSIFY,
@@ -146,7 +146,7 @@ class ModelSettings:
     )
     pool: str = flag(
         "pretrained",
-        "with --pretrained: classify from the tokens that these weights use, or from the mean",
+        "with --pretrained: pool the tokens as these weights expect, or take their mean",
         choices=("pretrained", "mean"),
         task=CLASSIFY,
     )
@@ -335,7 +335,9 @@ class ShardedSettings(Settings):
     """The flags of the scripts that shard the weights."""
 
     sharded: bool = flag(
-        False, "save last.pt in shards, one for each process", remembered=False
+        False,
+        "save last.pt in shards, one per process, in a logs/ that all nodes share",
+        remembered=False,
     )
 
 

@@ -22,9 +22,9 @@ def beginning(run) -> str:
     """Returns the lines that a run begins with: its settings, its data, and who computes."""
     args = run.args
     source = args.base_config or "the defaults"
-    if args.resume:
+    if args.is_resumed:
         source = f"those of {args.folder}"
-    if args.config and not args.resume:
+    elif args.config:
         source += f", {args.config}"
     source += ", and the flags given"
     if args.growth > 1:
@@ -69,7 +69,8 @@ def forecast(run, step: int) -> str:
     if run.progress.last_evaluation:
         remaining = steps * run.progress.seconds / step
     else:
-        remaining = steps / run.epoch_steps * epoch_seconds(run, run.throughput.speeds[-1])
+        seconds_of_epoch = epoch_tokens(run) / run.throughput.speeds[-1]
+        remaining = steps / run.epoch_steps * seconds_of_epoch
     if remaining < 120:
         return f"about {remaining:.0f} seconds of training here"
     return f"about {remaining / 60:.0f} minutes of training here"
@@ -102,11 +103,6 @@ def step_flags(args, growth: int) -> tuple[str, str]:
     name = "batch_size" if args.batch_size else "batch_tokens"
     lr = args.lr * math.sqrt(growth)
     return f"{option(name)} {growth * getattr(args, name)}", f"--lr {lr:.2g}"
-
-
-def epoch_seconds(run, tokens_per_second: float) -> float:
-    """Returns how long the steps of an epoch take."""
-    return epoch_tokens(run) / tokens_per_second
 
 
 def epoch_tokens(run) -> float:

@@ -79,7 +79,7 @@ class Translation:
         self.args = args
         self.pretrained_weights: dict[str, Tensor] | None = None
         corpus = find_corpus(args.data, args.valid, args.test, args.src, args.tgt)
-        self.checksum = corpus.checksum()
+        self.checksum = corpus.checksum
         if state:
             check_corpus(self.checksum, state, args.data, args.folder)
         bpe = state["bpe"] if state else ""

@@ -473,7 +473,7 @@ def test_a_run_goes_on_without_what_it_has_lost(tmp_path, train):
 def test_a_name_goes_on_with_its_run_or_refuses_other_flags(
     tmp_path, train, refusal, corpus_flags
 ):
-    """The same command resumes a run. A run whose checkpoint is lost is not overwritten."""
+    """--name resumes a run as --resume does. One without a checkpoint is not overwritten."""
     how = ["--name", "r", "--eval-every", "4"]
     assert train(tmp_path, *how, "--steps", "6").returncode == 0
     run = tmp_path / "logs/r"
@@ -488,9 +488,10 @@ def test_a_name_goes_on_with_its_run_or_refuses_other_flags(
         name: (run / name).read_bytes() for name in ("metrics.csv", "summary.json", "last.pt")
     }
     said = refusal(*corpus_flags, *SMALL, *how, "--steps", "9", "--lr", "0.5")
-    assert "--lr 0.5: logs/r was started with 0.004; --resume logs/r remembers" in said
-    said = refusal("--name", "r", *SMALL)  # and no --data: the phrasebook
-    assert "logs/r was started with" in said and ", for --data " in said
+    assert "--lr 0.5: logs/r was started with 0.004; leave it out to resume" in said
+    done = run_script("train_cpu.py", "--name", "r", "--steps", "9", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("settings: those of logs/r,")
+    assert "nothing is left to train" in done.stdout
     (run / "last.pt").unlink()
     for file in ("summary.json", None):  # a finished run, and one that had only saved
         done = train(tmp_path, *how, "--steps", "3")

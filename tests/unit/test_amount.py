@@ -54,7 +54,7 @@ def test_epochs_on_the_command_line_override_the_steps_of_a_file(tmp_path, monke
     (tmp_path / "phrasebook.yaml").write_text("steps: 500")
     monkeypatch.setattr(config_file, "CONFIGS", tmp_path)
     given = {"epochs": 3}
-    flags, _ = CommandLine(CpuSettings, given).flags_of_new_run(given, None)
+    flags, _ = CommandLine(CpuSettings, given).flags_of_new_run(given)
     assert (flags["epochs"], flags["steps"]) == (3, 0)
 
 
@@ -253,7 +253,7 @@ def test_more_micro_batches_make_larger_steps_worthwhile():
     layers = 10
     enough = LOW_MFU * rate * layers * LAUNCH_SECONDS  # FLOPs of a step of one micro-batch
     task = SimpleNamespace(
-        config=SimpleNamespace(total_layers=layers),
+        build_model=lambda: SimpleNamespace(layers=lambda: [None] * layers),
         batches=range(1_000_000),
         step_cost=lambda step: StepCost(1, 1, 0.9 * enough),
     )
@@ -262,16 +262,13 @@ def test_more_micro_batches_make_larger_steps_worthwhile():
         assert find_growth(task, args) == growth
 
 
-def test_an_enlarged_run_is_resumed_by_its_name():
-    """The same command keeps the sizes of the run, also with other GPUs or none."""
-    stored = {"batch_tokens": 8192, "batch_size": 0, "lr": 0.017, "head_lr": 0.0, "warmup": 31}
-    checkpoint = {"flags": stored | {"precision": "bf16"}, "progress": {"growth": 8}}
+def test_a_resumed_run_keeps_the_size_of_its_steps():
+    """Also with other GPUs or none, for which they would not be enlarged."""
+    larger = {"batch_tokens": 8192, "batch_size": 0, "lr": 0.017, "head_lr": 0.0, "warmup": 31}
     given = {"name": "a", "accumulate": 2, "steps": 7}
-    flags, _ = CommandLine(Settings, given).flags_of_new_run(given, checkpoint)
-    assert flags | stored == flags
-    checkpoint["progress"]["growth"] = 1
-    flags, _ = CommandLine(Settings, given).flags_of_new_run(given, checkpoint)
-    assert flags["batch_tokens"] == 1024  # which `refuse_changes` then refuses
+    command_line = CommandLine(Settings, given)
+    flags = command_line.flags_of_resumed_run(given, defaults_of(Settings) | larger)
+    assert flags == defaults_of(Settings) | larger | given
 
 
 @pytest.mark.parametrize(("last", "expected"), [(40, ["forecast"]), (20, [])])
@@ -295,21 +292,15 @@ def test_after_the_last_step_nothing_is_foretold(monkeypatch, last, expected):
 def test_minutes_are_for_a_new_run(monkeypatch, trained):
     """A resumed run keeps the length that --minutes gave it."""
     monkeypatch.chdir(trained)
-    monkeypatch.setattr(
-        "sys.argv", ["train_cpu.py", "--resume", "logs/first", "--minutes", "3"]
-    )
-    with pytest.raises(UserError, match="--minutes is for a new run"):
-        parse_arguments("", CpuSettings).complete()
-    command_line = CommandLine(CpuSettings, {"name": "first", "minutes": 3.0})
+    for how in (["--resume", "logs/first"], ["--name", "first"]):
+        monkeypatch.setattr("sys.argv", ["train_cpu.py", *how, "--minutes", "3"])
+        with pytest.raises(UserError, match="--minutes is for a new run"):
+            parse_arguments("", CpuSettings).complete()
+    command_line = CommandLine(CpuSettings, {})
     stored = defaults_of(CpuSettings) | {"epochs": 4, "steps": 30, "minutes": 3.0}
-    checkpoint = {"flags": stored, "progress": {"growth": 1}}
-    flags, _ = command_line.flags_of_new_run(command_line.given, checkpoint)
-    assert (flags["epochs"], flags["steps"]) == (4, 30)
-    resumed = command_line.flags_of_resumed_run({"resume": "logs/first"}, stored)
-    assert resumed["minutes"] == 3.0  # so that the first command goes on, too
-    stored["minutes"] = 2.0
-    with pytest.raises(UserError, match="--minutes is for a new run"):
-        command_line.flags_of_new_run(command_line.given, checkpoint)
+    for given in ({"resume": "logs/first"}, {"name": "first", "minutes": 3.0}):
+        flags = command_line.flags_of_resumed_run(given, stored)
+        assert (flags["epochs"], flags["steps"], flags["minutes"]) == (4, 30, 3.0)
 
 
 @pytest.mark.slow

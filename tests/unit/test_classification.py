@@ -243,7 +243,7 @@ def test_predictions_name_the_files_of_images(tmp_path):
             (tmp_path / "all" / part / name).mkdir(parents=True)
             image.new("1", (4, 4)).save(tmp_path / "all" / part / name / f"{number}.png")
     corpus = find_labelled(str(tmp_path / "all"))
-    encoded = prepare_labelled(corpus, "", tmp_path / "cache", "", 1, 1)
+    encoded = prepare_labelled(corpus, tmp_path / "cache", "", 1, 1)
     task = SimpleNamespace(
         folder=encoded,
         classes=["a", "b"],
@@ -780,7 +780,7 @@ def test_a_corpus_with_a_damaged_file_is_encoded_again(tmp_path, request, corpus
     found = find_labelled(flags[1], text=text, label=label)
 
     def encode():
-        return prepare_labelled(found, found.checksum(), tmp_path, "", 64, 300)
+        return prepare_labelled(found, tmp_path, "", 64, 300)
 
     folder = encode()
     whole = content_of(folder)
@@ -798,7 +798,7 @@ from support.classification.encoding import prepare_labelled
 from support.classification.labelled import find_labelled
 from support.common.hardware import peak_resident
 corpus = find_labelled(sys.argv[1], label="label")
-prepare_labelled(corpus, corpus.checksum(), Path(sys.argv[2]), "", 64, 500)
+prepare_labelled(corpus, Path(sys.argv[2]), "", 64, 500)
 print(peak_resident() / 2**20)
 """
     rng = np.random.default_rng(1)
@@ -845,7 +845,7 @@ def test_of_no_class_all_examples_are_held_out(tmp_path):
     ]
     write_rows(tmp_path / "a.csv", rows)
     corpus = find_labelled(str(tmp_path / "a.csv"), label="label")
-    folder = prepare_labelled(corpus, corpus.checksum(), tmp_path, "", 64, 300)
+    folder = prepare_labelled(corpus, tmp_path, "", 64, 300)
     train, valid = Texts(folder, "train").labels, Texts(folder, "valid").labels
     assert len(set(train)) == 301 and len(train) + len(valid) == 600
     assert set(valid) == {classes_of(corpus).index("often")}

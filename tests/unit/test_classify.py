@@ -278,7 +278,7 @@ def test_score_takes_the_examples_that_were_held_out(folder, answer, examples, t
     data = str(folder / "train.csv")
     flags = {"data": data, "valid": "", "test": "", "text": "words", "label": "kind"}
     how = {"flags": flags, "tokenizer": saved["tokenizer"]}
-    save(tmp_path / "run", model, **how, checksum=corpus.checksum())
+    save(tmp_path / "run", model, **how, checksum=corpus.checksum)
     for part, number in (("valid", len(held_out)), ("train", count - len(held_out))):
         said = answer("--checkpoint", tmp_path / "run", "--score", part).out
         assert f"\n{number} texts of the {part} set, " in said

@@ -41,7 +41,7 @@ def test_a_zip_in_moses_format_is_read_where_it_is(tmp_path):
         assert list(corpus.parts["train"]()) == list(corpus.parts["valid"]()) == PAIRS
     back = find_corpus(data, src="en", tgt="de")
     assert list(back.parts["train"]()) == [pair[::-1] for pair in PAIRS]
-    assert back.checksum() != find_corpus(data).checksum()
+    assert back.checksum != find_corpus(data).checksum
     names = [path.name for path in tmp_path.iterdir()]
     assert names == ["de-en.txt.zip"]  # nothing is unpacked
 
@@ -65,7 +65,7 @@ def test_the_phrasebook_goes_both_ways():
     german = {source for source, _ in pairs}
     english = {target for _, target in pairs}
     assert len(german & english) < len(pairs) / 10
-    assert corpus.checksum() != turned.checksum()  # they are encoded in two folders
+    assert corpus.checksum != turned.checksum  # they are encoded in two folders
     with pytest.raises(UserError, match="^--src en --tgt fr: the phrasebook has de and en$"):
         find_corpus(src="en", tgt="fr")
 
@@ -218,7 +218,7 @@ def test_a_part_in_anothers_place_is_another_corpus(tmp_path):
             (tmp_path / f"{name}.{side}").write_text(f"{name}\n")
     other = str(tmp_path / "other")
     one, two = find_corpus(str(tmp_path), valid=other), find_corpus(str(tmp_path), test=other)
-    assert len({corpus.checksum() for corpus in (one, two, find_corpus(str(tmp_path)))}) == 3
+    assert len({corpus.checksum for corpus in (one, two, find_corpus(str(tmp_path)))}) == 3
     assert list(one.parts["valid"]()) == list(two.parts["test"]()) == [("other", "other")]
 
 

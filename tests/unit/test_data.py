@@ -116,12 +116,12 @@ def test_carriage_returns_end_the_lines_of_a_file_without_line_feeds(tmp_path, p
 def test_a_corpus_that_was_packed_is_the_same(tmp_path):
     """So its runs can be resumed."""
     write_pairs(tmp_path / "a", [("Ja.", "Yes.")])
-    before = find_corpus(str(tmp_path / "a")).checksum()
+    before = find_corpus(str(tmp_path / "a")).checksum
     for language in ("de", "en"):
         path = tmp_path / f"a.{language}"
         Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
-    assert find_corpus(str(tmp_path / "a")).checksum() == before
+    assert find_corpus(str(tmp_path / "a")).checksum == before
 
 
 @pytest.mark.parametrize("position", ["3", "9"])

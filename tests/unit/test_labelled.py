@@ -101,7 +101,7 @@ def test_texts_that_are_all_empty_are_refused(tmp_path):
     write_tree(tmp_path, {f"all/{name}/{i}.txt": "" for name in "ab" for i in range(3)})
     with pytest.raises(UserError, match="the texts of the train set are all empty"):
         corpus = find_labelled(str(tmp_path / "all"))
-        prepare_labelled(corpus, corpus.checksum(), tmp_path, "", 16, 100)
+        prepare_labelled(corpus, tmp_path, "", 16, 100)
 
 
 def test_a_table_may_be_packed_or_named_in_capitals(tmp_path):
@@ -486,13 +486,13 @@ def test_the_checksum_is_of_what_is_read_and_how(tmp_path):
         tmp_path, {"a.csv": "text,body,label\na,b,1\n", "x/b.csv": "text,body,label\na,b,1\n"}
     )
     sums = [
-        find_labelled(str(tmp_path / name), text=text, label="label").checksum()
+        find_labelled(str(tmp_path / name), text=text, label="label").checksum
         for name, text in (("a.csv", "text"), ("x/b.csv", "text"), ("a.csv", "body"))
     ]
     assert sums[0] == sums[1] != sums[2]
     (tmp_path / "a.csv").write_text("text,body,label\nb,b,1\n")
     assert (
-        find_labelled(str(tmp_path / "a.csv"), text="text", label="label").checksum() != sums[0]
+        find_labelled(str(tmp_path / "a.csv"), text="text", label="label").checksum != sums[0]
     )
 
 
@@ -500,11 +500,14 @@ def test_the_checksum_tells_which_version_has_held_examples_out(tmp_path, monkey
     """Else a resumed run would be validated on what it was trained on."""
     write_tree(tmp_path, {f"{name}.csv": "text,label\na,1\nb,2\n" for name in "ab"})
     for valid in ("", str(tmp_path / "b.csv")):
-        corpus = find_labelled(str(tmp_path / "a.csv"), valid, label="label")
-        before = corpus.checksum()
+
+        def checksum(valid=valid):
+            return find_labelled(str(tmp_path / "a.csv"), valid, label="label").checksum
+
+        before = checksum()
         with monkeypatch.context() as patch:
             patch.setattr("support.classification.corpus.HOLD_OUT", 99)
-            assert (corpus.checksum() == before) == bool(valid)
+            assert (checksum() == before) == bool(valid)
 
 
 # --- AG News
@@ -601,7 +604,7 @@ def test_idx_files_in_another_size(tmp_path):
     corpus = find_labelled(str(tmp_path), transform=ImageTransform(size=8, channels=3))
     pixels = read_images(corpus)[0][0]
     assert pixels.shape == (3, 8, 8) and (pixels[0] == pixels[2]).all()
-    assert corpus.checksum() != find_labelled(str(tmp_path)).checksum()
+    assert corpus.checksum != find_labelled(str(tmp_path)).checksum
 
 
 @pytest.mark.optional
@@ -714,9 +717,9 @@ def test_class_folders_of_texts_as_imdb_has_them(tmp_path):
     assert read(corpus, "test") == [("So so.", "neg")]
     assert classes_of(corpus) == ["neg", "pos"]
     # A text that moves to another class is another corpus, though its content is the same.
-    before = corpus.checksum()
+    before = corpus.checksum
     (folder / "train/pos/0_9.txt").rename(folder / "train/neg/9.txt")
-    assert find_labelled(str(folder)).checksum() != before
+    assert find_labelled(str(folder)).checksum != before
 
 
 @pytest.mark.parametrize("train, test", [("train", "test1"), ("train_images", "test_images")])
@@ -948,7 +951,7 @@ def test_parallel_files_in_folders_are_no_classes(tmp_path):
 def test_a_named_corpus_has_no_other_classes(tmp_path):
     (tmp_path / "valid.csv").write_text("text,kind\nHallo!,greeting\n")
     corpus = find_labelled("kinds", valid=f"{tmp_path}/valid.csv", label="kind")
-    assert refusal(prepare_labelled, corpus, "", tmp_path, "", 16, 300).startswith(
+    assert refusal(prepare_labelled, corpus, tmp_path, "", 16, 300).startswith(
         "kinds: the valid set has the class 'greeting', which is none of statement, inversion, "
     )
 
@@ -1223,9 +1226,9 @@ def test_class_folders_of_images(tmp_path, image):
         (x.shape, round(x.mean() / 10))
         for x, _ in read_images(find_labelled(str(tmp_path)))[3:]
     ] == [((3, 32, 32), 9)] * 3
-    before = find_labelled(str(tmp_path)).checksum()  # two of one size change places
+    before = find_labelled(str(tmp_path)).checksum  # two of one size change places
     image.new("RGB", (40, 30), (20,) * 3).save(tmp_path / "cat/1.png")
-    assert find_labelled(str(tmp_path)).checksum() != before
+    assert find_labelled(str(tmp_path)).checksum != before
     (tmp_path / "dog/1.jpeg").write_bytes((tmp_path / "dog/1.jpeg").read_bytes()[:-200])
     assert classes_of(corpus) == ["cat", "dog"]  # no image is read for that
     assert "dog/1.jpeg: not a readable image of type PNG, JPEG, WEBP, BMP, GIF (" in refusal(
@@ -1255,7 +1258,7 @@ def test_images_are_hashed_once_and_decoded_once(tmp_path, image, monkeypatch):
         folder.mkdir(parents=True, exist_ok=True)
         image.new("RGB", (9, 9), (6 * number,) * 3).save(folder / f"{number}.png")
     corpus = find_labelled(f"{tmp_path}/all")
-    folder = prepare_labelled(corpus, corpus.checksum(), tmp_path, "", 64, 300)
+    folder = prepare_labelled(corpus, tmp_path, "", 64, 300)
     assert len(decoded) == len(hashed) == 40
     found = {
         part: np.fromfile(folder / f"{part}.pixels", np.uint8).reshape(-1, 3, 32, 32)
@@ -1274,7 +1277,7 @@ def test_all_images_that_cannot_be_read_are_named_at_once(tmp_path, image):
     (tmp_path / "all/a/2.png").write_bytes(b"")
     (tmp_path / "all/b/2.png").write_bytes(b"text")
     corpus = find_labelled(str(tmp_path / "all"), valid=str(tmp_path / "all"))
-    answer = refusal(prepare_labelled, corpus, "", tmp_path, "", max_length=1, vocab_size=1)
+    answer = refusal(prepare_labelled, corpus, tmp_path, "", max_length=1, vocab_size=1)
     names, reason = answer.split("; ")
     assert names == f"2 images cannot be read: {tmp_path}/all/a/2.png, {tmp_path}/all/b/2.png"
     assert reason.startswith(f"{tmp_path}/all/a/2.png: not a readable image")
