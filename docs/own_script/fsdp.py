@@ -24,7 +24,8 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
-    set_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -61,13 +62,8 @@ def main() -> None:
     dist.broadcast(epochs_done, src=0)
     epoch = int(epochs_done)
     if epoch > 0:
-        set_state_dict(
-            model,
-            optimizer,
-            model_state_dict=saved["model"],
-            optim_state_dict=saved["optimizer"],
-            options=FROM_RANK_0,
-        )
+        set_model_state_dict(model, saved["model"], options=FROM_RANK_0)
+        set_optimizer_state_dict(model, optimizer, saved["optimizer"], options=FROM_RANK_0)
 
     sampler = DistributedSampler(train_set, seed=1, drop_last=True)
     assert BATCH_SIZE % (ACCUMULATE * world_size) == 0
