@@ -4,11 +4,9 @@ import unicodedata
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from itertools import compress
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-
-T = TypeVar("T")
 
 FEW_VALID = 100  # examples, of which each is at least a point of accuracy
 MAX_SHARED = 0.1  # of a part; in many corpora a few short texts occur several times

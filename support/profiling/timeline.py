@@ -209,23 +209,18 @@ def find_collectives(
         if event.name not in COLLECTIVES:
             continue
         name = COLLECTIVES[event.name]
-        calling = [
-            caller.name
-            for caller in callers
-            if caller.thread == event.thread and caller.start <= event.start < caller.end
-        ]
-        unit, group = find_group(name, calling, groups)
+        unit, group = find_group(name, names_around(event, callers), groups)
         in_backward = any(event.start in backward for backward in backward_passes)
         if name == "all-reduce" and not unit and in_backward:
             buckets += 1
             unit = f"bucket {buckets}"
-        counts = [count_elements(event, 0)]
-        if name != "all-reduce":  # the others have two tensors: the whole and a shard
-            counts.append(count_elements(event, 1))
+        output_size = input_size = count_elements(event, 0)
+        if name != "all-reduce":  # the others have two tensors: one whole, one a shard
+            input_size = count_elements(event, 1)
         within = [other for other in events[i : i + MAX_NESTED] if other.start < event.end]
-        transport_event = find_transport(event, counts[-1], gloo, nccl)  # the last is the input
+        transport_event = find_transport(event, input_size, gloo, nccl)
         start = start_of(transport_event, within)
-        size = max(counts) * bytes_per_element([transport_event, *within])
+        size = max(output_size, input_size) * bytes_per_element([transport_event, *within])
         sent = bytes_sent(name, transport_event, size, len(group))
         number = num_collectives[group]
         num_collectives[group] += 1
@@ -235,10 +230,19 @@ def find_collectives(
     return collectives
 
 
+def names_around(event: Event, callers: list[Event]) -> list[str]:
+    """Returns the names of the callers that enclose an event, the innermost last."""
+    return [
+        caller.name
+        for caller in callers
+        if caller.thread == event.thread and caller.start <= event.start < caller.end
+    ]
+
+
 def find_group(name: str, calling: list[str], groups: Groups) -> tuple[str, range]:
     """Returns the unit of a collective ("" if unknown), and the ranks that take part.
 
-    calling: the names of the events that enclose the collective, the innermost last.
+    calling: see `names_around`.
     """
     unit = fsdp_layer(calling)
     if name != "all-reduce":
