@@ -35,7 +35,7 @@ stop() {
 # torchrun_on_all_nodes SCRIPT FLAGS ...: runs a training script with one process for each GPU.
 torchrun_on_all_nodes() {
     # The processes meet on the first node, at a port that follows from the job's number.
-    head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+    head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
     port=$((10000 + SLURM_JOB_ID % 20000))
     run torchrun \
         --nnodes "$SLURM_NNODES" --nproc-per-node "${SLURM_GPUS_ON_NODE:-gpu}" \

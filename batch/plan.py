@@ -53,7 +53,7 @@ class PlanSettings:
     nodes: int = flag(1, "number of nodes", (1, MAX_GPUS))
     gpus_per_node: int = flag(8, "GPUs, or processes of a CPU, on each node", (1, MAX_GPUS))
     memory_gb: float = flag(
-        0.0, "memory of a GPU; 0, here and in the flags below: --hardware's", POSITIVE
+        0.0, "memory of a GPU; without it, or one of those below: --hardware's", POSITIVE
     )
     tflops: float = flag(0.0, "peak TFLOP/s of a GPU in --precision", POSITIVE)
     efficiency: float = flag(0.0, "share of --tflops that computing alone reaches", (0.001, 1))

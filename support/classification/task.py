@@ -299,7 +299,7 @@ class Classification:
             if not len(rows):
                 continue
             cells = label * num_classes + log_p.argmax(-1)
-            confusion += cells.bincount(minlength=num_classes**2)
+            confusion.index_add_(0, cells, torch.ones_like(cells, dtype=confusion.dtype))
             nll -= log_p.gather(1, label[:, None]).sum()
             if keep:
                 probabilities[rows.tolist()] = log_p.exp()

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path
 
 from support.common.errors import UserError
@@ -107,18 +107,18 @@ def find_examples(folder: Path) -> tuple[str, list[Path], Counter[str]]:
 def find_class_folders(folder: Path) -> dict[str, Path]:
     """Returns the folder of each part that has a folder for each class.
 
-    The parts are folders named train, valid and test; or SOMETHING-train and so on; or
-    train2017, train-a and so on. Without them the folder itself is the training set, but if it
-    has train.de and train.en, too, it is a corpus to translate. Raises UserError for a test set
+    The parts are folders named train, valid and test, or SOMETHING-train and so on, or those
+    of `find_numbered_parts`. Without them the folder itself is the training set, but if it has
+    train.de and train.en, too, it is a corpus to translate. Raises UserError for a test set
     that is no class folder.
     """
-    parts = find_parts(folder, "{}", ".+[-_.]{}")
-    if not parts:
-        longer = find_parts(folder, r"{}([-_.].+|\d+)")
-        # There may be classes called train-station and so on. Parts have a class in common.
-        classes = [{path.name for path in inner_folders(part)} for part in longer.values()]
-        if "train" in longer and len(longer) > 1 and set.intersection(*classes):
-            parts = longer
+    parts: dict[str, Path] = {}
+    for part, names in PARTS.items():
+        for name in names:
+            inner = find_part(folder, name)
+            if inner:
+                parts.setdefault(part, inner)
+    parts = parts or find_numbered_parts(folder)
     if parts:
         return parts
     train_files = [path for path in folder.glob("train.*") if suffix_of(path) not in TABLES]
@@ -140,22 +140,36 @@ def files_beside(folder: Path, parts: Iterable[Path]) -> Counter[str]:
     return +Counter({f"in {inner.name}/": len(list(endings_in(inner))) for inner in others})
 
 
-def find_parts(folder: Path, *patterns: str) -> dict[str, Path]:
-    """Returns the folder of each part, by the first pattern that a single folder matches.
+def find_part(folder: Path, name: str) -> Path | None:
+    """Returns the folder `name` in a folder, or else the only one named SOMETHING-name.
 
-    In a pattern {} stands for the name of a part. Folders without a folder for each class do
-    not count.
+    Folders without a folder for each class do not count.
     """
-    folders = inner_folders(folder)
+    longer = []
+    for path in inner_folders(folder):
+        if path.name.lower() == name and has_examples(path):
+            return path
+        if re.fullmatch(f".+[-_.]{name}", path.name.lower()) and has_examples(path):
+            longer.append(path)
+    return longer[0] if len(longer) == 1 else None
+
+
+def find_numbered_parts(folder: Path) -> dict[str, Path]:
+    """Returns the parts of a corpus whose names go on: train2017 and test2017, train-a, test-a.
+
+    They must have a class in common, as there may be classes called train-station and so on.
+    """
     parts: dict[str, Path] = {}
     for part, names in PARTS.items():
-        for name, pattern in product(names, patterns):
-            regex = re.compile(pattern.format(name))
-            found = [inner for inner in folders if regex.fullmatch(inner.name.lower())]
-            found = [inner for inner in found if has_examples(inner)]
-            if len(found) == 1:
-                parts.setdefault(part, found[0])
-    return parts
+        going_on = re.compile(rf"({'|'.join(names)})([-_.].+|\d+)")
+        found = [
+            path for path in inner_folders(folder) if going_on.fullmatch(path.name.lower())
+        ]
+        if len(found) == 1 and has_examples(found[0]):
+            parts[part] = found[0]
+    classes = [{path.name for path in inner_folders(part)} for part in parts.values()]
+    are_parts = "train" in parts and len(parts) > 1 and set.intersection(*classes)
+    return parts if are_parts else {}
 
 
 def what_is_in(folder: Path) -> str:

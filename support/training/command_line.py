@@ -72,7 +72,7 @@ class CommandLine:
         checkpoint = self.read_checkpoint(folder, given)
         config = ""
         if checkpoint:
-            refuse_changes(self.settings_class, given, checkpoint["flags"], folder)
+            self.refuse_changes(given, checkpoint["flags"], folder)
             flags = self.flags_of_resumed_run(given, checkpoint["flags"])
         else:
             flags, config = self.flags_of_new_run(given)
@@ -114,8 +114,13 @@ class CommandLine:
         self, given: dict[str, Any], stored: dict[str, Any]
     ) -> dict[str, Any]:
         """Returns all flags of a resumed run. stored: those it began with."""
-        if given.get("minutes", stored["minutes"]) != stored["minutes"]:
-            raise UserError("--minutes is for a new run: --epochs says how long this one is")
+        if given.get("minutes"):
+            if given["minutes"] != stored["minutes"]:
+                raise UserError(
+                    "--minutes is for a new run: --epochs says how long this one is"
+                )
+            # The length that they have found counts, and not that of the --config file.
+            given = {name: given[name] for name in given if name not in ("epochs", "steps")}
         kept = {
             name: stored[name]
             for name, field in flags_of(self.settings_class).items()
@@ -143,11 +148,30 @@ class CommandLine:
         """Raises UserError for flags that give pretrained weights another shape."""
         for name, field in flags_of(self.settings_class).items():
             if name in given and field.metadata["is_shape"]:
-                source = "" if name in self.given else f"--config {given['config']}: "
                 raise UserError(
-                    f"{source}{option(name)} cannot be set with --pretrained: the weights have "
-                    f"a shape already"
+                    f"{self.source_of(name)}{option(name)} cannot be set with --pretrained: "
+                    f"the weights have a shape already"
                 )
+
+    def refuse_changes(
+        self, given: dict[str, Any], stored: dict[str, Any], folder: Path
+    ) -> None:
+        """Raises UserError for a flag that would make a resumed run another run."""
+        for name, field in flags_of(self.settings_class).items():
+            if name not in given or field.metadata["changeable"]:
+                continue
+            before = stored.get(name, field.default)  # a flag may be newer than the run
+            if given[name] != before:
+                shown = "none" if before == "" else before
+                raise UserError(
+                    f"{self.source_of(name)}{option(name)} {given[name]}: {folder} was started "
+                    f"with {shown}; leave it out to resume that run, or begin another with "
+                    f"--name"
+                )
+
+    def source_of(self, name: str) -> str:
+        """Returns what a message about a flag begins with: the file, if it is set there."""
+        return "" if name in self.given else f"--config {self.given['config']}: "
 
 
 def parse_arguments(doc: str, settings: type[Settings]) -> CommandLine:
@@ -219,22 +243,6 @@ def find_folder(given: dict[str, Any], restarted: str) -> Path:
     if resume:
         return Path(resume)
     return LOGS / check_name(given.get("name", ""))
-
-
-def refuse_changes(
-    settings_class: type[Settings], given: dict[str, Any], stored: dict[str, Any], folder: Path
-) -> None:
-    """Raises UserError for a flag that would make a resumed run another run."""
-    for name, field in flags_of(settings_class).items():
-        if name not in given or field.metadata["changeable"]:
-            continue
-        before = stored.get(name, field.default)  # a flag may be newer than the run
-        if given[name] != before:
-            raise UserError(
-                f"{option(name)} {given[name]}: {folder} was started with "
-                f"{'none' if before == '' else before}; leave it out to resume that run, or "
-                f"begin another with --name"
-            )
 
 
 def settle(args: Settings) -> None:

@@ -140,5 +140,6 @@ def rows_until(path: Path, step: int) -> list[dict[str, str]]:
         return []
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    # In a row that is cut short, the missing values are None.
-    return [row for row in rows if None not in row.values() and int(row["step"]) <= step]
+    # In a row that is cut short, missing values are None; in a longer one, a key is None.
+    whole = [row for row in rows if None not in (*row, *row.values())]
+    return [row for row in whole if int(row["step"]) <= step]

@@ -107,10 +107,21 @@ def prepare_task(args: Settings) -> Task:
 
 def make_task(args: Settings) -> Task:
     """Returns the task that the flags ask for, with its data prepared. Raises UserError."""
-    from support.corpora.task_type import task_type
+    from support.corpora.task_type import (
+        CLASSIFICATION_CORPORA,
+        TRANSLATION_CORPORA,
+        task_type,
+    )
 
     state = args.task_state
     name = state["type"] if state else task_type(args.data, args.label)
+    if state and args.data in (*CLASSIFICATION_CORPORA, *TRANSLATION_CORPORA):
+        other = task_type(args.data)
+        if name != other:
+            raise UserError(
+                f"--data {args.data} is for {other}, but {args.folder} is a run of {name}; "
+                f"begin another with --name"
+            )
     if name == "translation":
         from support.translation.task import Translation
 

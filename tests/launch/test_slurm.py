@@ -211,14 +211,33 @@ def test_sbatch_accepts(slurm, folder, file):
 
 
 def test_each_file_is_named_after_its_job():
-    """Each passes its flags on to a training script; what they share is in job.sh."""
-    scripts = {"fsdp": "train_fsdp.py", "tp": "train_tp.py", "cpu": "train_cpu.py"}
+    """Each sources job.sh, and passes its flags on to a script."""
+    commands = {
+        "cpu": 'run python train_cpu.py --name "slurm-$SLURM_JOB_ID" "$@"',
+        "finetune": 'torchrun_on_all_nodes train_ddp.py --data agnews --pretrained "$@"',
+        "fsdp": 'torchrun_on_all_nodes train_fsdp.py "$@"',
+        "study": 'exec python batch/study.py "$@"',
+        "tp": 'torchrun_on_all_nodes train_tp.py "$@"',
+    }
     for file in FILES:
-        text = (ROOT / "batch" / file).read_text()
+        subprocess.run(["bash", "-n", ROOT / "batch" / file], check=True)
+        *header, source, command = (ROOT / "batch" / file).read_text().splitlines()
         name = file.removesuffix(".sbatch")
-        assert f"#SBATCH --job-name={name}\n" in text and text.endswith(' "$@"\n')
-        if name != "study":
-            assert scripts.get(name, "train_ddp.py") in text.splitlines()[-1]
+        assert f"#SBATCH --job-name={name}" in header
+        assert all(line.startswith("#") for line in header)
+        assert source == '. "$SLURM_SUBMIT_DIR/batch/job.sh" || exit'
+        assert command == commands.get(name, 'torchrun_on_all_nodes train_ddp.py "$@"')
+
+
+def test_a_job_passes_on_signals_and_the_name_of_its_run():
+    """Only a real Slurm shows that it goes on: see the tests below."""
+    text = (ROOT / "batch/job.sh").read_text()
+    for part in (
+        "    trap stop USR1\n    srun --kill-on-bad-exit=1 ",
+        "--signals-to-handle SIGTERM,SIGINT,SIGUSR1,SIGUSR2,SIGXCPU ",
+        '"$1" --name "slurm-$SLURM_JOB_ID" --device cuda "${@:2}"\n',
+    ):
+        assert part in text
 
 
 def test_torchrun_waits_for_a_run_to_save():

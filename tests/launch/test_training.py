@@ -425,6 +425,20 @@ def test_going_on_keeps_the_rows_and_refuses_another_corpus(tmp_path, refusal, p
     )
 
 
+@pytest.mark.parametrize("how", [["--resume", "logs/first"], ["--name", "first"]])
+def test_a_run_cannot_go_on_with_a_corpus_of_another_task(tmp_path, trained, refusal, how):
+    shutil.copytree(trained / "logs", tmp_path / "logs")
+    expected = "--data kinds is for classification, but logs/first is a run of translation"
+    assert expected in refusal(*how, "--data", "kinds")
+
+
+def test_a_refused_flag_of_a_file_names_the_file(tmp_path, trained, refusal):
+    shutil.copytree(trained / "logs", tmp_path / "logs")
+    (tmp_path / "a.yaml").write_text("lr: 0.3")
+    said = refusal("--name", "first", "--config", "a.yaml")
+    assert "--config a.yaml: --lr 0.3: logs/first was started with" in said
+
+
 def test_a_run_goes_on_with_a_corpus_that_has_moved(
     tmp_path, trained, small_corpus, refusal, monkeypatch
 ):

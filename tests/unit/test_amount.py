@@ -301,6 +301,9 @@ def test_minutes_are_for_a_new_run(monkeypatch, trained):
     for given in ({"resume": "logs/first"}, {"name": "first", "minutes": 3.0}):
         flags = command_line.flags_of_resumed_run(given, stored)
         assert (flags["epochs"], flags["steps"], flags["minutes"]) == (4, 30, 3.0)
+    with_file = {"name": "first", "minutes": 3.0, "epochs": 9}  # of --config
+    flags = command_line.flags_of_resumed_run(with_file, stored)
+    assert (flags["epochs"], flags["steps"]) == (4, 30)
 
 
 @pytest.mark.slow
