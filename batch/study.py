@@ -52,7 +52,7 @@ class StudyRun:
 
 
 def study_processes(args: argparse.Namespace) -> Iterator[StudyRun]:
-    """How fast each mode is with 1, 2 and 4 processes or GPUs: scaling.png.
+    """How fast each training script is with 1, 2 and 4 processes or GPUs: scaling.png.
 
     The size of a step is the same in all runs, so more processes mean fewer tokens for each or,
     with tensor parallelism, fewer heads. On CPUs each process gets one core.
