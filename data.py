@@ -31,7 +31,7 @@ from support.corpora.encoded import encoded_folder, in_order, make_once
 from support.corpora.held_out import count_shared, hash_pair, hold_out_pairs
 
 PAD, BOS, EOS = 0, 1, 2
-FORMAT = 10  # of the encoded corpus: increase it when the same file is read differently
+FORMAT = 11  # of the encoded corpus: increase it when the same file is read differently
 ENCODED_AT_ONCE = 2_000  # pairs, so that memory does not grow with the corpus
 CHARACTERS_PER_TOKEN = 100  # hardly any token has more than a dozen
 BPE_PAIRS = 1_000_000  # enough to learn a BPE from

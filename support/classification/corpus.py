@@ -32,7 +32,7 @@ FEW_CLASSES = 20  # up to so many may have one example each
 EXAMPLES_OF_CLASS = 10  # of training, on average: with fewer there is a warning
 MISSING = {"nan", "none", "null", "n/a", "na", "-"}  # labels that may stand for none
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
-HOLD_OUT = 3  # increase it when `hold_out_labelled` chooses other examples
+HOLD_OUT = 4  # increase it when `hold_out_labelled` chooses other examples
 LARGE_CORPUS = 4 << 30  # bytes of images; above it the checksum is of names and sizes
 
 # Yields (example, class name): an example is a text, an image file, or an image's bytes.

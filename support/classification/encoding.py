@@ -1,7 +1,6 @@
 """Labelled examples, texts or images: held out of training, and encoded on disk once."""
 
 import math
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -18,7 +17,13 @@ from support.classification.text_tokenizers import train_tokenizer
 from support.common.errors import UserError
 from support.common.files import write_json
 from support.corpora.encoded import encoded_folder, in_order, make_once
-from support.corpora.held_out import choose_held_out, count_shared, hash_text, hold_out
+from support.corpora.held_out import (
+    choose_held_out,
+    count_shared,
+    hash_bytes,
+    hash_text,
+    hold_out,
+)
 
 FORMAT = 16  # version of the files; increase it when examples are read or stored differently
 BLOCK = 1000  # texts encoded at once; a long one takes about 5 KiB per token of max_length
@@ -125,12 +130,12 @@ def hold_out_labelled(corpus: Labelled) -> dict[str, Reader]:
 
 
 def hash_example(example: str | Path | np.ndarray) -> int:
-    """Returns a 32-bit hash of a text or an image. Upper and lower case count as equal."""
+    """Returns a number of 32 bits for a text or an image; case does not count in a text."""
     if isinstance(example, str):
         return hash_text(example.lower())
     if isinstance(example, Path):
-        return zlib.crc32(example.read_bytes())
-    return zlib.crc32(example.tobytes())
+        return hash_bytes(example.read_bytes())
+    return hash_bytes(example.tobytes())
 
 
 def encode_texts(

@@ -19,14 +19,16 @@ def compute_metrics(confusion: np.ndarray) -> dict[str, float]:
     """Returns the accuracy, and the mean and the weighted mean of precision, recall and F1.
 
     confusion: (classes, classes), integers. All metrics are from 0 to 1. A metric that would be
-    divided by 0, such as the precision of a class that was never predicted, is 0. The weighted
-    mean weights each class by its number of examples.
+    divided by 0, such as the precision of a class that was never predicted, is 0. The mean
+    leaves out classes that have no example and were never predicted. The weighted mean weights
+    each class by its number of examples.
     """
     support = confusion.sum(1)
     rates = rates_per_class(confusion)
+    occurs = support + confusion.sum(0) > 0
     metrics = {"accuracy": float(divide(np.trace(confusion), confusion.sum()))}
     for name in RATES:
-        metrics[name] = float(rates[name].mean())
+        metrics[name] = float(divide(rates[name][occurs].sum(), occurs.sum()))
     for name in RATES:
         metrics[f"weighted_{name}"] = float(divide(rates[name] @ support, support.sum()))
     return metrics
@@ -67,7 +69,8 @@ def metrics_table(confusion: np.ndarray, classes: list[str]) -> str:
     empty_classes = int((confusion.sum(1) == 0).sum())
     if empty_classes:
         lines.append(
-            f"(classes without examples: {empty_classes}; each counts as 0 in the mean)"
+            f"(classes without examples: {empty_classes}; "
+            f"the mean leaves out those that were never predicted, too)"
         )
     if len(classes) <= LARGEST_MATRIX:
         matrix = [["predicted as", *classes]]

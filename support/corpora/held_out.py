@@ -1,7 +1,7 @@
 """Which training examples are held out for validation; which examples two parts share."""
 
+import hashlib
 import unicodedata
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from itertools import compress
 from typing import Any
@@ -46,8 +46,21 @@ def hold_out(
 
 
 def hash_text(text: str) -> int:
-    """Returns a number of 32 bits; texts that are encoded alike have the same."""
-    return zlib.crc32(unicodedata.normalize("NFC", text.strip()).encode())
+    """Returns a number of 32 bits; texts that are encoded alike have the same.
+
+    It is 0 if the text is empty.
+    """
+    content = unicodedata.normalize("NFC", text.strip()).encode()
+    return hash_bytes(content) if content else 0
+
+
+def hash_bytes(content: bytes) -> int:
+    """Returns a number of 32 bits that is as good as random.
+
+    A checksum such as CRC-32 is not: those of "I have 1 apple", "I have 2 apples" and so on
+    follow a pattern, so the smallest ones would not be a random choice.
+    """
+    return int.from_bytes(hashlib.blake2b(content, digest_size=4).digest(), "big")
 
 
 def hash_pair(pair: tuple[str, str]) -> int:

@@ -2,9 +2,10 @@
 
 A table of runs is a list of rows, one per run: dicts with the columns of a study's runs.csv.
 These are TEXTS, NUMBERS, RESULTS (the median speed, the duration of an epoch at this speed, the
-last training loss as a running mean, and the lowest validation loss), the highest of the task's
-metrics in validation as valid_*, such as valid_bleu, the metrics of the test set as test_*, and
-LATER. A value that was not measured is NaN.
+last training loss as a running mean, and the validation loss), the task's metrics in validation
+as valid_*, such as valid_bleu, and on the test set as test_*, and LATER. In validation they are
+those of the weights that were tested or, while a run continues, the best of its evaluations. A
+value that was not measured is NaN.
 """
 
 import csv
@@ -162,6 +163,7 @@ def read_run(
     name = folder.resolve().name
     speed = median(values_of(curve, "tokens_per_second") or [math.nan])
     train_losses = values_of(curve, "train_loss")
+    lowest_loss = min(values_of(curve, "valid_loss"), default=math.nan)
     # --steps may end in an epoch, so that its examples are not those that were trained on.
     epoch_seconds = number(summary.get("epoch_tokens")) / speed
     row = {
@@ -177,7 +179,7 @@ def read_run(
         "epoch_seconds": epoch_seconds,
         "tokens_per_second": speed,
         "train_loss": train_losses[-1] if train_losses else math.nan,
-        "valid_loss": min(values_of(curve, "valid_loss"), default=math.nan),
+        "valid_loss": number(summary.get("valid_loss", lowest_loss)),
         "seed": number(flags.get("seed")),
         "wall_seconds": number(summary.get("wall_seconds")),
         "peak_memory_mib": number(summary.get("peak_memory_mib", {}).get("largest_process")),
@@ -185,8 +187,8 @@ def read_run(
     for valid in metric_columns(curve, "valid"):
         test = valid.replace("valid", "test", 1)
         row[test] = number(summary.get(test))
-        final = number(summary.get(valid))
-        row[valid] = max([*values_of(curve, valid), final])  # a NaN at the end loses
+        best = max(values_of(curve, valid), default=math.nan)
+        row[valid] = number(summary.get(valid, best))
     if "test_bleu" in row:  # chrF is computed at the end alone
         row["test_chrf"] = math.nan
     for name, value in summary.items():

@@ -7,7 +7,6 @@ import json
 import os
 import threading
 import time
-import zlib
 from functools import partial
 from pathlib import Path
 from unicodedata import normalize
@@ -412,7 +411,7 @@ def test_without_a_validation_part_one_is_held_out_by_source(tmp_path, pairs):
 def test_no_single_text_decides_what_is_held_out(tmp_path, pairs):
     """Not even one whose hash is small, as that of an empty text is."""
     texts = [german for german, _ in pairs["train"]]
-    smallest = min(texts, key=lambda text: zlib.crc32(text.encode()))
+    smallest = min(texts, key=hash_text)
     rows = [(text, "once") for text in dict.fromkeys(texts) if text != smallest][:300]
     rows += [("", "empty"), (smallest, "often")] * 50
     write_pairs(tmp_path / "a", rows)
@@ -421,6 +420,14 @@ def test_no_single_text_decides_what_is_held_out(tmp_path, pairs):
     assert set(read_text(folder, "valid", "tgt")) == {"once"}
     assert (len(Pairs(folder, "valid")), parts["valid"]["empty"]) == (17, 0)
     assert parts["train"]["empty"] == 50
+
+
+def test_of_texts_that_follow_a_pattern_a_random_choice_is_held_out():
+    """By CRC-32, 226 of the even numbers and 774 of the odd ones would be."""
+    hashes = np.array([hash_text(f"Ich habe {i} Äpfel.") for i in range(20_000)])
+    held_out = np.isin(hashes, list(choose_held_out(hashes, size=1000)))
+    assert held_out.sum() == 1000
+    assert 450 < held_out[::2].sum() < 550  # three standard deviations from 500
 
 
 def test_a_text_in_two_encodings_is_held_out_as_one(tmp_path):
