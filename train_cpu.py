@@ -5,7 +5,6 @@
 The four train_*.py compute the same step. They differ only in how processes divide it.
 """
 
-import math
 from datetime import timedelta
 
 import torch
@@ -37,29 +36,28 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
     dtype = autocast_dtype(args.precision)  # bf16, fp16, or None for fp32
     model = task.build_model().to(device)
     initialize(model, args.seed)
-    parameters = [weight for weight in model.parameters() if weight.requires_grad]
     groups = parameter_groups(model, args)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9, fused=True)
     scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
     run = Run(args, task, rank, world_size)
     step = run.start(model, optimizer, scaler)  # 0, or that of the checkpoint
     # Every .grad is a view into one flat tensor, so that one all-reduce sums all of them.
+    parameters = [weight for weight in model.parameters() if weight.requires_grad]
     sizes = [parameter.numel() for parameter in parameters]
     gradients = torch.zeros(sum(sizes))
     for parameter, view in zip(parameters, gradients.split(sizes)):
         parameter.grad = view.view_as(parameter)
 
     # --- The loop: each iteration is one step of all ranks
-    max_norm = args.clip or math.inf  # --clip 0 measures the norm and clips nothing
     num_micro_batches = world_size * args.accumulate  # of a step, on all ranks
     stopping = False
     while step < run.last_step and not stopping:
         seed_step(args.seed, step, rank)  # dropout differs between ranks
-        lr = learning_rate(step + 1, args, run.last_step)
         num_targets = task.batches.num_targets(step)  # tokens or labels, in all micro-batches
         nll = torch.zeros((), dtype=torch.float64, device=device)
-        for index in range(rank, num_micro_batches, world_size):
+        for micro_step in range(args.accumulate):
             # Micro-batch i of m has the step's examples i, i + m, i + 2m, ...
+            index = micro_step * world_size + rank
             batch = task.batches.micro_batch(step, index, num_micro_batches, device)
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 loss, batch_nll = model(*batch)  # sums over targets; nll is for the log
@@ -71,8 +69,8 @@ def train(rank: int, world_size: int, args: CpuSettings) -> None:
 
         # --- Step: each rank updates the weights that it has
         scaler.unscale_(optimizer)  # only --precision fp16 scales the loss
-        norm = clip_gradients(parameters, max_norm)  # as clip_grad_norm_, more exactly
-        set_learning_rate(optimizer, lr)
+        norm = clip_gradients(model.parameters(), args.clip)  # as clip_grad_norm_, more exactly
+        set_learning_rate(optimizer, learning_rate(step + 1, args, run.last_step))
         scaler.step(optimizer)  # optimizer.step(), unless an fp16 gradient overflowed
         scaler.update()  # halves the scale after an overflow, and sometimes doubles it
         gradients.zero_()  # zero_grad() would drop the views

@@ -7,7 +7,6 @@ r"""Trains with torchrun, on GPUs or CPUs: each process has a shard of the model
 The four train_*.py compute the same step. They differ only in how processes divide it.
 """
 
-import math
 import os
 from datetime import timedelta
 
@@ -57,7 +56,6 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
         fully_shard(module, mesh=mesh, mp_policy=precision)
     model.to_empty(device=device)  # allocates the shards, which initialize() fills
     initialize(model, args.seed)
-    parameters = [weight for weight in model.parameters() if weight.requires_grad]
     groups = parameter_groups(model, args)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9, fused=True)
     scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
@@ -65,18 +63,17 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
     step = run.start(model, optimizer, scaler)  # 0, or that of the checkpoint
 
     # --- The loop: each iteration is one step of all ranks
-    max_norm = args.clip or math.inf  # --clip 0 measures the norm and clips nothing
     num_micro_batches = world_size * args.accumulate  # of a step, on all ranks
     stopping = False
     while step < run.last_step and not stopping:
         seed_step(args.seed, step, rank)  # dropout differs between ranks
-        lr = learning_rate(step + 1, args, run.last_step)
         num_targets = task.batches.num_targets(step)  # tokens or labels, in all micro-batches
         nll = torch.zeros((), dtype=torch.float64, device=device)
-        for index in range(rank, num_micro_batches, world_size):
+        for micro_step in range(args.accumulate):
             # Micro-batch i of m has the step's examples i, i + m, i + 2m, ...
+            index = micro_step * world_size + rank
             batch = task.batches.micro_batch(step, index, num_micro_batches, device)
-            is_last = index + world_size >= num_micro_batches
+            is_last = micro_step == args.accumulate - 1
             model.set_requires_gradient_sync(is_last)  # only then are gradients sent
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 loss, batch_nll = model(*batch)  # sums over targets; nll is for the log
@@ -85,8 +82,8 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
 
         # --- Step: each rank updates the weights that it has
         scaler.unscale_(optimizer)  # only --precision fp16 scales the loss
-        norm = clip_gradients(parameters, max_norm)  # as clip_grad_norm_, more exactly
-        set_learning_rate(optimizer, lr)
+        norm = clip_gradients(model.parameters(), args.clip)  # as clip_grad_norm_, more exactly
+        set_learning_rate(optimizer, learning_rate(step + 1, args, run.last_step))
         scaler.step(optimizer)  # optimizer.step(), unless an fp16 gradient overflowed
         scaler.update()  # halves the scale after an overflow, and sometimes doubles it
         optimizer.zero_grad()

@@ -1,17 +1,20 @@
 """Clipping the gradients by the norm of all of them, in all four training scripts."""
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 
 
-def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
     """Scales the gradients down to max_norm, and returns their norm before, in fp64.
 
     PyTorch's `clip_grad_norm_` does the same, but its norm depends on how the gradients are
     sharded, and it takes DTensors of one mesh only. In train_tp.py the weights that are split
     have the whole mesh, and the others the data ranks' alone. With DTensors it is a collective.
+    max_norm: 0 leaves the gradients as they are.
     """
     gradients: list = [weight.grad for weight in parameters if weight.grad is not None]
     # Whether they are DTensors; importing their class would take half a second.
@@ -26,8 +29,9 @@ def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
     if is_sharded:
         dist.all_reduce(square)
     norm = square.sqrt()
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(parts, scale.to(parts[0].dtype))
+    if max_norm:
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(parts, scale.to(parts[0].dtype))
     return norm
 
 

@@ -104,7 +104,7 @@ def time_computing(step: TrainingStep) -> Timings:
         (loss / ids.numel()).backward()
 
     def adam() -> None:
-        clip_gradients(list(model.parameters()), 1.0)
+        clip_gradients(model.parameters(), 1.0)
         optimizer.step()
 
     return Timings(

@@ -549,7 +549,7 @@ clip = train_ddp.clip_gradients
 seed_step = train_ddp.seed_step
 def noted_clip(parameters, max_norm):
     weights[:] = parameters
-    return clip(parameters, max_norm)
+    return clip(weights, max_norm)
 def noted_seed_step(seed, step, rank):                      # at the beginning of a step
     seed_step(seed, step, rank)
     if weights:

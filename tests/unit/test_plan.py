@@ -378,7 +378,7 @@ def test_a_step_waits_as_often_as_planned(waits, mode, accumulate, precision):
             model.set_requires_gradient_sync(not left)
         scaler.scale(model(ids, ids, ids, torch.arange(ids.numel()))[0]).backward()
     scaler.unscale_(optimizer)
-    clip_gradients(list(model.parameters()), 1.0)
+    clip_gradients(model.parameters(), 1.0)
     plain, slowly = (
         Estimate(
             TrainingStep(TINY, 64, 5, precision, delay=delay),
