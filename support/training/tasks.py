@@ -2,7 +2,7 @@
 
 The training scripts and the run know no more of a task than what `Task` says. Its
 implementations, such as support/translation/task.py, are imported only when the flags ask for
-them. CONTRIBUTING.md says how to add one.
+them. docs/extending.md says how to add one.
 """
 
 from typing import TYPE_CHECKING, Any, Protocol

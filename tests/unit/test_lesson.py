@@ -11,6 +11,7 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "docs" / "data.md",
+    ROOT / "docs" / "extending.md",
     ROOT / "docs" / "lesson.md",
     ROOT / "batch" / "README.md",
     ROOT / "configs" / "README.md",

@@ -614,7 +614,7 @@ def test_every_flag_of_the_models_shape_is_one_of_the_planner():
     planned = batch_plan.SHAPE
     for name, field in flags_of(Settings).items():
         if field.metadata["is_shape"] and field.metadata["task"] != CLASSIFY:
-            assert name in planned, f"see `a flag` in CONTRIBUTING.md: {name}"
+            assert name in planned, f"see `A flag` in docs/extending.md: {name}"
 
 
 @pytest.mark.slow

@@ -642,7 +642,7 @@ def test_runs_that_differ_in_what_is_learnt_are_not_joined():
     others = {"bleu_sentences"}
     for name, field in flags_of(Settings).items():
         if not field.metadata["changeable"] and name not in counted | compared | others:
-            assert name in runs_table.STUDY_FLAGS, f"see `a flag` in CONTRIBUTING.md: {name}"
+            assert name in runs_table.STUDY_FLAGS, f"see `A flag` in docs/extending.md: {name}"
 
 
 def test_a_figure_replaces_a_link_that_no_user_has_named(tmp_path):
