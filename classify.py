@@ -139,6 +139,8 @@ class Predictor:
 
         examples: texts, or images, (channels, height, width) bytes.
         """
+        if isinstance(examples, str):
+            raise TypeError("a Predictor takes a list of texts, not one string")
         config = self.model.config
         order = np.arange(len(examples))
         if not self.transform:

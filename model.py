@@ -266,10 +266,12 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, Tensor] | Tensor:
         """Returns `linear_cross_entropy` of a batch: (loss, nll), sums over its target tokens.
 
-        src: (batch, src); tgt_in: (batch, tgt), begins with bos; tgt_out: (batch, tgt), the
-        same shifted by one token, ends with eos; token_indices: (tokens,), which elements of
-        tgt_out.flatten() are not padding. Padding is at the end and counts for nothing. Without
-        tgt_out and token_indices it returns the logits in fp32, (batch, tgt, vocabulary).
+        src: (batch, src), ends with eos; tgt_in: (batch, tgt), begins with bos; tgt_out:
+        (batch, tgt), the same shifted by one token, ends with eos; token_indices: (tokens,),
+        which elements of tgt_out.flatten() are not padding. Padding is at the end and counts
+        for nothing. Without tgt_out and token_indices it returns the logits in fp32, (batch,
+        tgt, vocabulary). They are no method of their own, since FSDP gathers weights only
+        around `forward`.
         """
         memory, memory_mask = self.encode(src)
         x = self.decode(tgt_in, memory, memory_mask)  # (batch, tgt, d_model)
@@ -286,9 +288,10 @@ class Transformer(nn.Module):
     def greedy(self, src: Tensor) -> Tensor:
         """Returns translations, taking the most likely next token each time.
 
-        src: (batch, src) ids. Returns (batch, tgt) ids, padded after eos, without bos. Call
-        `eval()` first, or dropout changes the result. Training and translate.py use beam search
-        instead, which caches earlier positions: support/translation/beam.py.
+        src: (batch, src) ids that end with eos. Returns (batch, tgt) ids, padded after eos,
+        without bos. Call `eval()` first, or dropout changes the result. Training and
+        translate.py use beam search instead, which caches earlier positions:
+        support/translation/beam.py.
         """
         memory, memory_mask = self.encode(src)
         ids = torch.full((len(src), 1), self.config.bos, device=src.device)

@@ -37,8 +37,9 @@ LINES_AT_ONCE = 20_000  # of a file: the memory that it takes does not grow with
 # --- The command line -------------------------------------------------------------------------
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Returns the command line, checked. Raises UserError."""
+def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """Returns the arguments, checked; words: None for the command line's. Raises UserError."""
+    words = sys.argv[1:] if words is None else words
     parser = make_parser(__doc__, "[TEXT ...]")
     add = parser.add_argument
     add(
@@ -91,9 +92,9 @@ def parse_arguments() -> argparse.Namespace:
         "bf16; fp32 on a CPU]",
     )
     # After "--" come words alone. `parse_intermixed_args` does not know it.
-    flags = list(takewhile(lambda argument: argument != "--", sys.argv[1:]))
+    flags = list(takewhile(lambda word: word != "--", words))
     args = parser.parse_intermixed_args(flags)
-    args.words += sys.argv[len(flags) + 2 :]
+    args.words += words[len(flags) + 1 :]
     args.text = " ".join(args.words) if args.words else None
     check_arguments(args)
     devices = ("cpu",) if args.engine == "ctranslate2" else ("cpu", "cuda")
@@ -151,9 +152,10 @@ class Translator:
 
     def __init__(self, args: argparse.Namespace):
         """args: the command line, as `parse_arguments` returns it. Raises UserError."""
-        cores = available_cores()
-        procs = args.procs or cores
-        torch.set_num_threads(min(procs, cores))  # for one sentence, which this process decodes
+        procs = args.procs or available_cores()
+        # This process decodes a single sentence. With more threads that is no faster and, on
+        # cores with other work, many times as slow, since threads wait for each other.
+        torch.set_num_threads(1)
         self.n_best = args.n_best
         self.paths = []
         loaded = []

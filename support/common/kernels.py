@@ -217,6 +217,8 @@ def cpu_bf16_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 def look_up_sinusoids(rows: int, positions: Tensor, d_model: int) -> Tensor:
     """`sinusoids` of positions below `rows`, from a table: one kernel instead of seven."""
+    if torch.compiler.is_compiling():  # the table would be a tensor of torch.export, for ever
+        return sinusoids(positions, d_model)
     return table_of_sinusoids(rows, d_model, positions.device).index_select(0, positions)
 
 

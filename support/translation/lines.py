@@ -47,6 +47,8 @@ def translate_lines(
     warning says so. The translation of a blank line is empty. device: "cpu" or "cuda", and
     ranks: how many search side by side, decide how large the batches are.
     """
+    if isinstance(lines, str):
+        raise TypeError("translate_lines takes a list of lines, not one string")
     pieces = []  # token ids
     line_numbers = []  # of each piece
     for number, (line, ids) in enumerate(zip(lines, bpe.encode(lines))):

@@ -5,13 +5,13 @@ Example:
     answers = translate_lines(bpe, lines, max_tokens, pool.search)
 """
 
-import atexit
 import ctypes
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -75,7 +75,8 @@ class Pool:
             self.executor = ProcessPoolExecutor(
                 procs, context, set_up_process, (self.search_batch,)
             )
-            atexit.register(self.executor.shutdown)  # also keeps it until then
+            # Ends the processes with this object or, at the latest, with this process.
+            weakref.finalize(self, self.executor.shutdown)
         try:
             yield from self.executor.map(run_in_process, batches)
         except BrokenProcessPool:

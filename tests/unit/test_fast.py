@@ -12,7 +12,14 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from model import Attention, linear_cross_entropy, scaled_dot_product, sinusoids
+from model import (
+    Attention,
+    ModelConfig,
+    Transformer,
+    linear_cross_entropy,
+    scaled_dot_product,
+    sinusoids,
+)
 from support.common.fused_loss import (
     FusedLinearCrossEntropy,
     compiled_linear_cross_entropy,
@@ -555,6 +562,16 @@ def test_sinusoids_from_a_table_are_the_computed_ones(first, length):
         found = look_up_sinusoids(9, positions, 6)
     torch.testing.assert_close(found, sinusoids(positions, 6))
     assert not table_of_sinusoids(9, 6, positions.device).is_inference()
+
+
+def test_a_model_can_be_exported_before_its_first_use():
+    """The table of sinusoids would be torch.export's fake tensor, for this and other models."""
+    config = ModelConfig(vocab_size=20, layers=1, d_model=10, heads=1, d_ff=8)
+    model = speed_up(Transformer(config), "cpu").eval()
+    batch = (torch.tensor([[5, 6, 2]]), torch.tensor([[1, 7]]))
+    exported = torch.export.export(model, batch).module()
+    assert type(model(*batch)) is torch.Tensor
+    torch.testing.assert_close(exported(*batch), model(*batch))
 
 
 @pytest.mark.slow

@@ -617,6 +617,11 @@ def refused(folder) -> str:
     return str(refusal.value)
 
 
+def test_a_run_of_this_project_has_to_be_exported_first(folder):
+    (folder / "best.pt").touch()
+    assert "a run of this project" in refused(folder)
+
+
 @pytest.mark.parametrize(
     "entries, said",
     [

@@ -52,6 +52,19 @@ def scores(text) -> list[float]:
     return [float(line.split("\t")[0]) for line in text.splitlines()]
 
 
+def test_from_python(trained):
+    """As the README shows it. A process that decodes ends with the translator."""
+    words = ["--checkpoint", str(trained / "logs/first"), "--procs", "2"]
+    translator = translate.Translator(translate.parse_arguments(words))
+    sentences = [f"{SENTENCE} {i}" for i in range(200)]  # several batches
+    assert len(translator(sentences)) == 200
+    with pytest.raises(TypeError, match="a list of lines"):
+        translator(SENTENCE)
+    processes = children_of(os.getpid())
+    del translator
+    wait_for(lambda: not any(map(is_alive, processes)))
+
+
 def test_one_sentence_beam_and_n_best(trained, answer):
     one = run(trained, SENTENCE)
     assert one.returncode == 0 and one.stdout.count("\n") == 1 and one.stdout.strip(), (
