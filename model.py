@@ -91,7 +91,7 @@ class Attention(nn.Module):
     """Multi-head attention (section 3.2.2), of a sentence to itself or to another sequence."""
 
     # Unless the model is trained with --plain, support/common/kernels.py replaces `attend` by
-    # a faster function, and on GPUs `forward` by a method that calls `attend_to`.
+    # a faster function, and on GPUs `forward` by a method that calls `attend_projected`.
     attend: Callable = staticmethod(scaled_dot_product)
 
     def __init__(self, config: LayerConfig):
@@ -117,9 +117,9 @@ class Attention(nn.Module):
 
         Returns (batch, tgt, d_model).
         """
-        return self.attend_to(self.query(x), self.key_value(source), mask)
+        return self.attend_projected(self.query(x), self.key_value(source), mask)
 
-    def attend_to(self, query: Tensor, key_value: Tensor, mask: Tensor) -> Tensor:
+    def attend_projected(self, query: Tensor, key_value: Tensor, mask: Tensor) -> Tensor:
         """Does the rest of `forward`, after its first products.
 
         query: (batch, tgt, d_model), self.query(x); key_value: (batch, src, 2 * d_model),

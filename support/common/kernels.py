@@ -246,7 +246,7 @@ class OneProductAttention(Attention):
             bias = torch.cat([self.query.bias, self.key_value.bias])
         sizes = [len(self.query.weight), len(self.key_value.weight)]
         query, key_value = F.linear(x, weight, bias).split(sizes, dim=-1)
-        return self.attend_to(query, key_value, mask)
+        return self.attend_projected(query, key_value, mask)
 
 
 def in_low_precision(

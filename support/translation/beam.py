@@ -175,13 +175,13 @@ class Decoder:
             new = layer.self_attention.key_value(x)
             self.past_kv[i] = torch.cat([self.past_kv[i], new], dim=1)
             query = layer.self_attention.query(x)
-            return layer.self_attention.attend_to(query, self.past_kv[i], past_mask)
+            return layer.self_attention.attend_projected(query, self.past_kv[i], past_mask)
 
         def attend_to_source(x: Tensor) -> Tensor:
             # The hypotheses of a sentence take the place of the positions of a target.
             hypotheses = x.view(len(self.mask), -1, x.shape[2])  # (live, beam, d_model)
             query = layer.cross_attention.query(hypotheses)
-            y = layer.cross_attention.attend_to(query, self.source_kv[i], self.mask)
+            y = layer.cross_attention.attend_projected(query, self.source_kv[i], self.mask)
             return y.view(x.shape)
 
         x = layer.residuals[0](x, attend_to_past)
