@@ -12,6 +12,7 @@ so every rank can compute it without communication.
 
 import math
 import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,7 +28,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from support.common.errors import UserError
 from support.common.files import read_json
-from support.corpora.encoded import encoded_folder, in_order, make_once
+from support.corpora.encoded import encoded_folder, in_order, make_once, with_progress
 from support.corpora.held_out import count_shared, hash_pair, hold_out_pairs
 
 PAD, BOS, EOS = 0, 1, 2
@@ -35,6 +36,7 @@ FORMAT = 11  # of the encoded corpus: increase it when the same file is read dif
 ENCODED_AT_ONCE = 2_000  # pairs, so that memory does not grow with the corpus
 CHARACTERS_PER_TOKEN = 100  # hardly any token has more than a dozen
 BPE_PAIRS = 1_000_000  # enough to learn a BPE from
+MANY_PAIRS = 300_000  # whose preparation takes a minute or more
 MAX_WORD = 1000  # characters
 # A run of more than MAX_WORD letters, digits or other characters, as in base64. The time to
 # learn a BPE grows with the square of its length. In Chinese, punctuation ends a run.
@@ -123,16 +125,24 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> 
     is_held_out = "valid" not in corpus.parts
     parts = hold_out_pairs(corpus.parts) if is_held_out else corpus.parts
     # These two lines read every part, so that errors in a file come before the BPE is trained.
-    num_pairs = sum(1 for _ in corpus.parts["train"]())
+    pairs = with_progress(corpus.parts["train"](), f"{corpus.name}: pairs read")
+    num_pairs = sum(1 for _ in pairs)
     shared = count_shared(corpus.parts | {"train": parts["train"]}, hash_pair)
     stride = max(1, math.ceil(num_pairs / BPE_PAIRS))
     some_pairs = islice(parts["train"](), 0, None, stride)
+    if num_pairs >= MANY_PAIRS:
+        print(
+            f"{corpus.name}: {num_pairs:,} pairs; first a BPE is trained, then they are "
+            f"encoded, which takes some minutes for each million",
+            file=sys.stderr,
+        )
     texts = (with_spaces(text) for pair in some_pairs for text in pair)
     encoder = BPE(bpe) if bpe else BPE.train(texts, vocab_size)
     (folder / "tokenizer.json").write_text(encoder.serialized, encoding="utf-8")
     meta: dict[str, Any] = {"name": corpus.name, "held_out": is_held_out, "parts": {}}
     for part in in_order(parts):
-        counts = encode_part(parts[part](), encoder, folder / part, max_length)
+        pairs = with_progress(parts[part](), f"{corpus.name}, {part}: pairs encoded")
+        counts = encode_part(pairs, encoder, folder / part, max_length)
         if not counts["examples"]:
             hint = ""
             if is_held_out and part == "valid":

@@ -16,7 +16,7 @@ from support.classification.images import ImageTransform, read_image
 from support.classification.text_tokenizers import train_tokenizer
 from support.common.errors import UserError
 from support.common.files import write_json
-from support.corpora.encoded import encoded_folder, in_order, make_once
+from support.corpora.encoded import encoded_folder, in_order, make_once, with_progress
 from support.corpora.held_out import (
     choose_held_out,
     count_shared,
@@ -74,7 +74,8 @@ def encode(
         compared = corpus.parts | {"train": parts["train"]}
         shared = count_shared(compared, lambda labelled: hash_example(labelled[0]))
     for part in in_order(parts):
-        examples = with_numbers(parts[part](), numbers, f"{corpus.name}: the {part} set")
+        examples = with_progress(parts[part](), f"{corpus.name}, {part}: examples encoded")
+        examples = with_numbers(examples, numbers, f"{corpus.name}: the {part} set")
         counts = write(examples, folder / part)
         if not counts["examples"]:
             hint = ""

@@ -3,13 +3,19 @@
 import hashlib
 import json
 import shutil
+import sys
+import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from support.common.errors import UserError
 from support.common.files import replace
+
+T = TypeVar("T")
+ABANDONED = 86_400  # seconds after which no run still writes an unfinished folder
 
 
 def encoded_folder(cache: Path, name: str, description: list, tokenizer: str) -> Path:
@@ -59,6 +65,7 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
     unfinished = folder.with_name(f"partial-{uuid.uuid4().hex}")
     try:
         unfinished.mkdir(parents=True)
+        remove_abandoned(folder.parent)
         meta = write(unfinished)
         meta["sizes"] = {file.name: file.stat().st_size for file in unfinished.iterdir()}
         (unfinished / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
@@ -76,6 +83,28 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+def remove_abandoned(cache: Path) -> None:
+    """Removes unfinished folders of processes that were killed."""
+    for unfinished in cache.glob("partial-*"):
+        with suppress(OSError):  # another process removes it, too
+            written = max(path.stat().st_mtime for path in [unfinished, *unfinished.iterdir()])
+            if time.time() - written > ABANDONED:
+                shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def with_progress(items: Iterable[T], text: str, every: float = 30.0) -> Iterator[T]:
+    """Yields the items, and prints to standard error how many, every so many seconds.
+
+    text: what is done with them.
+    """
+    due = time.monotonic() + every
+    for number, item in enumerate(items, start=1):
+        yield item
+        if time.monotonic() >= due:
+            print(f"{text}: {number:,}", file=sys.stderr, flush=True)
+            due += every
 
 
 def read_tokenizer(folder: Path) -> str:

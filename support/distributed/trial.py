@@ -25,6 +25,7 @@ SHARE_OF_TRIAL = 0.2  # of the time
 # a model that has hardly learnt translates every sentence to the greatest length.
 LATER_EVALUATION = 0.5
 FINAL_SCORING = 3  # evaluations that the scoring at the end takes as long as
+LITTLE = 0.3  # of --minutes to train in, which a run warns of
 UNUSED = 0.05  # share of --minutes that is kept free, because speeds vary
 
 
@@ -34,6 +35,7 @@ class Trial:
 
     max_seconds: float  # after which it ends
     epoch_steps: int = 0
+    eval_every: int = 0  # steps between evaluations
     epoch_seconds: float = 0.0  # of the steps of an epoch
     steps_ended: float = 0.0  # when the last step did, by time.perf_counter
     evaluation_seconds: float = 0.0  # to evaluate and save once, without what a thread writes
@@ -45,6 +47,7 @@ def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store
 
     All processes take part. A signal in the trial ends them.
     """
+    say(rank, f"--minutes {args.minutes:g}: first a trial of some steps and an evaluation")
     trial = run_trial(train, rank, world_size, store, args)
     if Signals.run_stopped:
         say(rank, "stopped in the trial of --minutes; nothing was saved")
@@ -52,14 +55,14 @@ def settle_length(train: Callable, rank: int, world_size: int, store: dist.Store
     evaluation_seconds = LATER_EVALUATION * trial.evaluation_seconds
     remaining = 60 * args.minutes * (1 - UNUSED) - trial.elapsed
     remaining -= FINAL_SCORING * evaluation_seconds
-    eval_every = args.eval_every or trial.epoch_steps
-    evaluations = trial.epoch_steps / eval_every  # in an epoch
+    evaluations = trial.epoch_steps / trial.eval_every  # in an epoch
     epoch_seconds = trial.epoch_seconds + evaluations * evaluation_seconds
-    if remaining < 0:
+    if remaining < 60 * args.minutes * LITTLE:
         say(
             rank,
             f"warning: --minutes {args.minutes:g} is too short: preparing took "
-            f"{trial.elapsed:.0f} seconds, and an evaluation takes {evaluation_seconds:.0f}",
+            f"{trial.elapsed:.0f} seconds, and an evaluation takes {evaluation_seconds:.0f}; "
+            f"{max(0.0, remaining):.0f} are left for training",
         )
     epochs = max(0.0, remaining) / epoch_seconds
     if epochs >= 1:

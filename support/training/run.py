@@ -40,6 +40,9 @@ from support.training.throughput import Throughput, peak_rate
 # support/distributed/weights.py is imported where it is used. It takes as long to load as
 # PyTorch itself, and neither the parent of train_cpu.py nor `--help` needs it.
 
+MOST_STEPS_UNEVALUATED = 5_000  # unless --eval-every says otherwise
+MOST_STEPS_UNSAVED = 1_000  # unless --save-every does
+
 
 class Run:
     """Counts what a run does, in every rank; rank 0 also keeps logs/RUN/ and shows progress.
@@ -61,8 +64,10 @@ class Run:
         self.keeps_checkpoints = self.keeps_log or (rank == 0 and args.trial is not None)
         self.epoch_steps = len(task.batches)
         self.last_step = args.steps or args.epochs * self.epoch_steps
-        self.eval_every = args.eval_every or self.epoch_steps
-        self.save_every = args.save_every or self.eval_every
+        # An epoch of a large corpus takes days, so it is evaluated in equal parts.
+        parts = math.ceil(self.epoch_steps / MOST_STEPS_UNEVALUATED)
+        self.eval_every = args.eval_every or math.ceil(self.epoch_steps / parts)
+        self.save_every = args.save_every or min(self.eval_every, MOST_STEPS_UNSAVED)
         self.progress = Progress(growth=args.growth)
         self.throughput: Throughput
         # Sums of nll and norm over the steps that were not read back yet.
@@ -470,6 +475,7 @@ class Run:
         """Notes how long a trial's evaluation and steps took, before the files are written."""
         trial.evaluation_seconds = time.perf_counter() - trial.steps_ended
         trial.epoch_steps = self.epoch_steps
+        trial.eval_every = self.eval_every
         speed, _ = self.throughput.warm_medians()
         trial.epoch_seconds = summary.epoch_tokens(self) / speed
 

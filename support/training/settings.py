@@ -251,14 +251,21 @@ class RunSettings:
     config: str = flag("", "take flags from this YAML or JSON file", copied=False)
     name: str = flag("", "start the run logs/NAME, or resume it", copied=False)
     resume: str = flag("", "resume the run in this folder, logs/RUN", copied=False)
-    eval_every: int = flag(0, "steps between evaluations; 0: every epoch", changeable=True)
+    eval_every: int = flag(
+        0,
+        "steps between evaluations; 0: every epoch, and in equal parts of one that has more "
+        "than 5,000 steps",
+        changeable=True,
+    )
     bleu_sentences: int = flag(
         2000,
         "sentences of the validation set, at most, that give BLEU during training",
         task=TRANSLATE,
     )
     save_every: int = flag(
-        0, "steps between checkpoints; 0: at every evaluation", changeable=True
+        0,
+        "steps between checkpoints; 0: at every evaluation, and at least every 1,000",
+        changeable=True,
     )
     log_every: int = flag(
         10, "steps between rows of metrics.csv", (1, 2**31 - 1), changeable=True

@@ -33,11 +33,15 @@ def beginning(run) -> str:
     epochs = run.last_step / run.epoch_steps
     shown = f"{epochs:.1g}" if epochs < 0.1 else f"{round(epochs, 2):g}"
     steps = "1 step" if run.last_step == 1 else f"{run.last_step:,} steps"
+    evaluations = ""
+    if run.eval_every not in (run.epoch_steps, run.last_step):
+        evaluations = f"; an evaluation every {run.eval_every:,}"
     sharing = f" ({run.tp_size} share each layer)" if run.tp_size > 1 else ""
     lines = [
         f"settings: {source}",
         str(run.task),
-        f"epochs: {shown} of {len(run.task.batches.examples):,} {run.task.unit}, {steps}",
+        f"epochs: {shown} of {len(run.task.batches.examples):,} {run.task.unit}, {steps}"
+        f"{evaluations}",
         f"processes: {run.world_size}{sharing}, threads of each: {torch.get_num_threads()}, "
         f"{device_name(args.device)}, {args.precision}",
     ]
@@ -71,9 +75,11 @@ def forecast(run, step: int) -> str:
     else:
         seconds_of_epoch = epoch_tokens(run) / run.throughput.speeds[-1]
         remaining = steps / run.epoch_steps * seconds_of_epoch
-    if remaining < 120:
-        return f"about {remaining:.0f} seconds of training here"
-    return f"about {remaining / 60:.0f} minutes of training here"
+    units = ((86_400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
+    seconds, unit = next(
+        (size, unit) for size, unit in units if remaining >= 2 * size or size == 1
+    )
+    return f"about {remaining / seconds:.0f} {unit} of training here"
 
 
 def advice(run) -> str:

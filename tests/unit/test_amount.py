@@ -113,7 +113,8 @@ def test_minutes_become_epochs_or_steps(
         assert args.benchmark and args.trial.max_seconds == 12 * minutes
         assert Path(args.folder).is_dir()
         dist.init_process_group("gloo", rank=rank, world_size=world_size)
-        args.trial.epoch_seconds, args.trial.epoch_steps = epoch_seconds, 60
+        args.trial.epoch_seconds = epoch_seconds
+        args.trial.epoch_steps = args.trial.eval_every = 60
         args.trial.evaluation_seconds = evaluation_seconds
 
     monkeypatch.setattr("support.distributed.trial.seconds_since_start", lambda: 0.0)
@@ -131,7 +132,8 @@ def test_a_signal_in_the_trial_ends_the_run(monkeypatch, tmp_path, group_of_one,
 
     def train(rank, world_size, args):
         dist.init_process_group("gloo", rank=rank, world_size=world_size)
-        args.trial.epoch_seconds, args.trial.epoch_steps = 60.0, 60
+        args.trial.epoch_seconds = 60.0
+        args.trial.epoch_steps = args.trial.eval_every = 60
         monkeypatch.setattr(Signals, "run_stopped", True)
         monkeypatch.setattr(Signals, "received", signal.SIGINT)
 
@@ -139,7 +141,9 @@ def test_a_signal_in_the_trial_ends_the_run(monkeypatch, tmp_path, group_of_one,
     with pytest.raises(SystemExit) as stop:
         settle_length(train, 0, 1, group_of_one, args)
     assert (stop.value.code, args.epochs) == (130, 7)
-    assert capfd.readouterr().out == "stopped in the trial of --minutes; nothing was saved\n"
+    first, last = capfd.readouterr().out.splitlines()
+    assert first == "--minutes 10: first a trial of some steps and an evaluation"
+    assert last == "stopped in the trial of --minutes; nothing was saved"
 
 
 def test_a_trial_ends_when_its_time_is_over(monkeypatch):
@@ -171,6 +175,9 @@ def test_a_forecast_counts_what_remains():
     assert summary.forecast(run, step=800) == "about 100 seconds of training here"
     progress.last_evaluation = 400  # of which one takes longer than the steps of an epoch
     assert summary.forecast(run, step=800) == "about 62 seconds of training here"
+    for steps, said in ((20_000, "3 hours"), (300_000, "2 days")):  # of 0.625 seconds
+        run.last_step = 800 + steps
+        assert summary.forecast(run, step=800) == f"about {said} of training here"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from support.classification.labelled import find_labelled
 from support.classification.text_tokenizers import LOWER_CASE
 from support.common.errors import UserError
 from support.common.hardware import available_cores
-from support.corpora import download
+from support.corpora import download, encoded
 from support.corpora import pairs as corpora
 from support.corpora.download import sha256
 from support.corpora.encoded import make_once, read_tokenizer
@@ -420,6 +420,23 @@ def test_no_single_text_decides_what_is_held_out(tmp_path, pairs):
     assert set(read_text(folder, "valid", "tgt")) == {"once"}
     assert (len(Pairs(folder, "valid")), parts["valid"]["empty"]) == (17, 0)
     assert parts["train"]["empty"] == 50
+
+
+def test_a_long_job_says_how_far_it_is(capsys):
+    assert list(encoded.with_progress("abc", "letters read", every=0)) == ["a", "b", "c"]
+    assert capsys.readouterr().err.splitlines() == [f"letters read: {i}" for i in (1, 2, 3)]
+    assert list(encoded.with_progress("abc", "letters read")) == ["a", "b", "c"]
+    assert not capsys.readouterr().err
+
+
+def test_what_a_killed_process_has_left_is_removed_after_a_day(tmp_path):
+    for name, age in (("partial-old", 100_000), ("partial-new", 1000)):
+        (tmp_path / name).mkdir()
+        for path in (tmp_path / name / "train.src.ids", tmp_path / name):
+            path.touch()
+            os.utime(path, (time.time() - age,) * 2)
+    encoded.make_once(tmp_path / "corpus", lambda folder: {})
+    assert {path.name for path in tmp_path.iterdir()} == {"corpus", "partial-new"}
 
 
 def test_of_texts_that_follow_a_pattern_a_random_choice_is_held_out():
