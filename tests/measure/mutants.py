@@ -56,7 +56,7 @@ MODULES = {  # (what of it: all if none is named, tests)
     "support/corpora/held_out.py": ((), "test_data test_labelled"),
     "support/common/checkpoint.py": ((), "test_checkpoint test_run"),
     "support/translation/beam.py": ((), "test_beam"),
-    "support/distributed/weights.py": ((), "test_weights"),
+    "support/distributed/weights.py": ((), "test_weights test_trust"),
     "support/distributed/clip.py": ((), "test_weights"),
     "support/distributed/shards.py": ((), "test_trust"),
     "support/classification/text_tokenizers.py": ((), "test_classification"),

@@ -31,9 +31,11 @@ def make_model(seed=1, scale=4, **changes) -> Transformer:
     """
     model = Transformer(ModelConfig(**CONFIG | changes)).eval()
     initialize(model, seed)
-    for name, weight in model.named_parameters():
+    for number, (name, weight) in enumerate(model.named_parameters()):
         if weight.dim() > 1 and name != "embedding.weight":
             weight *= scale
+        elif name.endswith("norm.weight"):  # another one for each sub-layer
+            weight *= torch.linspace(0.8, 1.2, len(weight)).roll(number)
     model.embedding.weight[[PAD, BOS]] = 0  # so that `greedy` leaves them out, too
     model.embedding.weight[EOS] *= 2
     return model

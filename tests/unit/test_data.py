@@ -28,6 +28,8 @@ from support.corpora.download import sha256
 from support.corpora.encoded import make_once, read_tokenizer
 from support.corpora.held_out import (
     choose_held_out,
+    count_shared,
+    hash_pair,
     hash_text,
     hold_out_pairs,
     warnings_of_parts,
@@ -420,6 +422,12 @@ def test_no_single_text_decides_what_is_held_out(tmp_path, pairs):
     assert set(read_text(folder, "valid", "tgt")) == {"once"}
     assert (len(Pairs(folder, "valid")), parts["valid"]["empty"]) == (17, 0)
     assert parts["train"]["empty"] == 50
+
+
+def test_a_pair_with_an_empty_side_is_shared_with_none():
+    pairs = [("a", "b"), ("c", ""), ("", "d"), (" ", " ")]
+    parts = {"train": lambda: iter(pairs), "test": lambda: iter(pairs)}
+    assert count_shared(parts, hash_pair) == {"test": 1}
 
 
 def test_a_long_job_says_how_far_it_is(capsys):

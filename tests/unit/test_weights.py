@@ -146,6 +146,36 @@ def test_all_get_the_weights_that_rank_0_has(tmp_path, make):
     in_forks(tmp_path, part)
 
 
+@ALL
+def test_rank_0_gives_some_weights_and_the_others_stay(tmp_path, make):
+    """As those of --pretrained, which lack the last layer."""
+
+    def part(rank):
+        model, before, given = make(3), make_model(3).state_dict(), make_model(5).state_dict()
+        some = {name: weight for name, weight in given.items() if "encoder" in name}
+        weights.load_some_weights(model, some if rank == 0 else {}, rank)
+        for name, parameter in model.named_parameters():
+            assert torch.equal(whole(parameter), (before | some)[name]), name
+
+    in_forks(tmp_path, part)
+
+
+@ALL
+def test_weights_that_come_after_an_evaluation_are_used(tmp_path, make):
+    """FSDP leaves the root's weights gathered after it."""
+
+    def part(rank):
+        model, batch = make(3), make_batch()
+        with torch.no_grad():
+            before = model.eval()(*batch)[0]
+            weights.load_full_state_dict(model, make_model(5).state_dict())
+            after, expected = model(*batch)[0], make_model(5).eval()(*batch)[0]
+        assert after != before
+        torch.testing.assert_close(after, expected)
+
+    in_forks(tmp_path, part)
+
+
 @pytest.mark.parametrize(
     "make, into",
     [
