@@ -60,7 +60,7 @@ class PlanSettings:
     bandwidth_inside: float = flag(0.0, "GB/s, one way, between the GPUs of a node", POSITIVE)
     bandwidth_between: float = flag(0.0, "GB/s, one way, of a node's network", POSITIVE)
     total_tokens: float = flag(
-        0.0, "source and target tokens of the whole run, for its hours", (1, 1e18)
+        0.0, "source and target tokens of the whole run, with padding, for its hours", (1, 1e18)
     )
     measure: bool = flag(False, "with --hardware cpu: measure this machine's rates first")
     plot: str = flag("", "plot the estimate over 1 to 1,024 GPUs, to this PNG file")
