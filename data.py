@@ -12,7 +12,6 @@ so every rank can compute it without communication.
 
 import math
 import re
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,15 +27,16 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from support.common.errors import UserError
 from support.common.files import read_json
+from support.common.streams import note
 from support.corpora.encoded import encoded_folder, in_order, make_once, with_progress
 from support.corpora.held_out import count_shared, hash_pair, hold_out_pairs
 
 PAD, BOS, EOS = 0, 1, 2
-FORMAT = 11  # of the encoded corpus: increase it when the same file is read differently
+FORMAT = 10  # of the encoded corpus: increase it when the same file is read differently
 ENCODED_AT_ONCE = 2_000  # pairs, so that memory does not grow with the corpus
 CHARACTERS_PER_TOKEN = 100  # hardly any token has more than a dozen
 BPE_PAIRS = 1_000_000  # enough to learn a BPE from
-MANY_PAIRS = 300_000  # whose preparation takes a minute or more
+MANY_PAIRS = 300_000  # whose preparation takes long enough to say so
 MAX_WORD = 1000  # characters
 # A run of more than MAX_WORD letters, digits or other characters, as in base64. The time to
 # learn a BPE grows with the square of its length. In Chinese, punctuation ends a run.
@@ -131,10 +131,9 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> 
     stride = max(1, math.ceil(num_pairs / BPE_PAIRS))
     some_pairs = islice(parts["train"](), 0, None, stride)
     if num_pairs >= MANY_PAIRS:
-        print(
+        note(
             f"{corpus.name}: {num_pairs:,} pairs; first a BPE is trained, then they are "
-            f"encoded, which takes some minutes for each million",
-            file=sys.stderr,
+            f"encoded, which takes a minute or more for each million"
         )
     texts = (with_spaces(text) for pair in some_pairs for text in pair)
     encoder = BPE(bpe) if bpe else BPE.train(texts, vocab_size)

@@ -153,9 +153,6 @@ class Translator:
     def __init__(self, args: argparse.Namespace):
         """args: the command line, as `parse_arguments` returns it. Raises UserError."""
         procs = args.procs or available_cores()
-        # This process decodes a single sentence. With more threads that is no faster and, on
-        # cores with other work, many times as slow, since threads wait for each other.
-        torch.set_num_threads(1)
         self.n_best = args.n_best
         self.paths = []
         loaded = []
@@ -244,6 +241,9 @@ def start_prompt(translator: Translator) -> None:
 
 def main() -> None:
     args = parse_arguments()
+    # This process decodes single sentences. With more threads that is no faster and, on cores
+    # with other work, many times as slow, since threads wait for each other.
+    torch.set_num_threads(1)
     translator = Translator(args)
     if args.score:
         score_file(args, translator)

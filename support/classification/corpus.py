@@ -25,6 +25,7 @@ from support.common.errors import UserError
 from support.corpora.archives import File
 from support.corpora.class_folders import IMAGES
 from support.corpora.download import content_checksum
+from support.corpora.held_out import HOLD_OUT
 from support.corpora.tables import has_column
 
 MAX_CLASSES = 5000
@@ -32,7 +33,6 @@ FEW_CLASSES = 20  # up to so many may have one example each
 EXAMPLES_OF_CLASS = 10  # of training, on average: with fewer there is a warning
 MISSING = {"nan", "none", "null", "n/a", "na", "-"}  # labels that may stand for none
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
-HOLD_OUT = 4  # increase it when `hold_out_labelled` chooses other examples
 LARGE_CORPUS = 4 << 30  # bytes of images; above it the checksum is of names and sizes
 
 # Yields (example, class name): an example is a text, an image file, or an image's bytes.

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 # Without tabs and line ends, and without colours and "one line up", which progress bars use.
@@ -43,6 +43,12 @@ def write_visibly(write: Callable[[str], int], text: str) -> int:
     """Writes a text, with \\x07 for the bell, and so on for all that `CONTROL` matches."""
     write(CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text))
     return len(text)
+
+
+def note(text: str) -> None:
+    """Prints a line to standard error, if somebody still reads it."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager

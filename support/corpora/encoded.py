@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 
 from support.common.errors import UserError
 from support.common.files import replace
+from support.common.streams import note
 
 T = TypeVar("T")
 ABANDONED = 86_400  # seconds after which no run still writes an unfinished folder
@@ -87,7 +87,7 @@ def make_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Path:
 
 def remove_abandoned(cache: Path) -> None:
     """Removes unfinished folders of processes that were killed."""
-    for unfinished in cache.glob("partial-*"):
+    for unfinished in cache.glob("partial-" + 32 * "[0-9a-f]"):
         with suppress(OSError):  # another process removes it, too
             written = max(path.stat().st_mtime for path in [unfinished, *unfinished.iterdir()])
             if time.time() - written > ABANDONED:
@@ -103,7 +103,7 @@ def with_progress(items: Iterable[T], text: str, every: float = 30.0) -> Iterato
     for number, item in enumerate(items, start=1):
         yield item
         if time.monotonic() >= due:
-            print(f"{text}: {number:,}", file=sys.stderr, flush=True)
+            note(f"{text}: {number:,}")
             due += every
 
 

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain, product, zip_longest
 from pathlib import Path
+from typing import Any
 
 from support.common.errors import UserError
 from support.corpora import phrasebook
 from support.corpora.archives import PACKED, PARTS, File, zip_members
 from support.corpora.class_folders import LANGUAGE, visible, what_is_in
 from support.corpora.download import content_checksum, download, parse_checksums
+from support.corpora.held_out import HOLD_OUT
 from support.corpora.tables import TABLES, is_table, read_columns, read_lines, suffix_of
 
 # Elliott et al., 2016, for non-commercial research.
@@ -53,7 +55,9 @@ class Corpus:
         content = {
             part: list(map(content_checksum, files)) for part, files in self.files.items()
         }
-        description = [self.languages, sorted(content.items())]
+        description: list[Any] = [self.languages, sorted(content.items())]
+        if "valid" not in self.parts:
+            description.append(HOLD_OUT)
         return hashlib.sha256(json.dumps(description).encode()).hexdigest()
 
 

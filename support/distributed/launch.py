@@ -166,7 +166,7 @@ def exit_on_signal(number: int, _frame) -> None:
     """Raises SystemExit; a second signal is ignored while half-written files are removed."""
     Signals.handle(lambda *_: None)
     with suppress(OSError):  # standard error may be closed
-        os.write(2, b"stopped while the corpus was prepared; the next start begins again\n")
+        os.write(2, b"stopped before the training began\n")
     sys.exit(128 + number)
 
 

@@ -20,7 +20,6 @@ from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.images import ImageTransform
 from support.common.errors import UserError, as_user_error
 from support.common.key_value_order import from_keys_then_values
-from support.common.paths import quote
 from support.pretrained import hf_files
 from support.pretrained.families import (
     FAMILIES,
@@ -97,15 +96,16 @@ def load_pretrained(folder: str, image_size: int = 0) -> Pretrained:
     the positions are interpolated; 0: that of the folder. Raises UserError.
     """
     path = hf_files.find_folder(str(folder))
-    if (path / "best.pt").is_file() or (path / "last.pt").is_file():
-        raise UserError(
-            f"{path}: a run of this project; --pretrained takes a folder in Hugging Face's "
-            f"format, such as `classify.py --checkpoint {quote(path)} --export FOLDER` makes"
-        )
     entries = hf_files.read_entries(path / "config.json")
     family = str(entries.get("model_type"))
     if family not in FAMILIES:
-        raise UserError(f"{path}: model_type {family} is none of {', '.join(FAMILIES)}")
+        hint = ""
+        if (path / "metrics.csv").is_file():
+            hint = (
+                "; this is a run, and --pretrained takes a folder in Hugging Face's format: "
+                "classify.py --export makes one of a run that began with --pretrained"
+            )
+        raise UserError(f"{path}: model_type {family} is none of {', '.join(FAMILIES)}{hint}")
     source = TensorSource(path, family)
     has_teacher = "cls_classifier.weight" in source.file_names  # a DeiT with two last layers
     classes = source.take_num_classes() or 2

@@ -64,10 +64,9 @@ class Run:
         self.keeps_checkpoints = self.keeps_log or (rank == 0 and args.trial is not None)
         self.epoch_steps = len(task.batches)
         self.last_step = args.steps or args.epochs * self.epoch_steps
-        # An epoch of a large corpus takes days, so it is evaluated in equal parts.
+        # An epoch of a large corpus may take days, so it is evaluated in equal parts.
         parts = math.ceil(self.epoch_steps / MOST_STEPS_UNEVALUATED)
         self.eval_every = args.eval_every or math.ceil(self.epoch_steps / parts)
-        self.save_every = args.save_every or min(self.eval_every, MOST_STEPS_UNSAVED)
         self.progress = Progress(growth=args.growth)
         self.throughput: Throughput
         # Sums of nll and norm over the steps that were not read back yet.
@@ -175,25 +174,35 @@ class Run:
 
     def should_evaluate(self, step: int) -> bool:
         """Returns whether the model is evaluated after this step."""
-        return self.is_due(step, self.eval_every)
+        return self.is_done(step, self.is_evaluation_due(step))
 
     def should_save(self, step: int, stopping: bool) -> bool:
         """Returns whether a checkpoint is written after this step."""
-        return self.is_due(step, self.save_every) or (stopping and not self.args.benchmark)
+        if self.args.save_every:
+            is_due = step % self.args.save_every == 0
+        else:
+            is_due = self.is_evaluation_due(step) or step % MOST_STEPS_UNSAVED == 0
+        return self.is_done(step, is_due) or (stopping and not self.args.benchmark)
 
-    def is_due(self, step: int, every: int) -> bool:
-        """Returns whether a job is due that is done after every so many steps, and the last.
+    def is_evaluation_due(self, step: int) -> bool:
+        """Returns whether the steps from one evaluation to the next end here."""
+        if self.args.eval_every:
+            return step % self.args.eval_every == 0
+        return step % self.epoch_steps % self.eval_every == 0  # also at the end of an epoch
+
+    def is_done(self, step: int, is_due: bool) -> bool:
+        """Returns whether a job is done after this step: if it is due, and after the last step.
 
         A benchmark does none, except a trial after its last step.
         """
         is_last = step == self.last_step
         if self.args.benchmark:
             return is_last and self.args.trial is not None
-        return is_last or step % every == 0
+        return is_last or is_due
 
     def ends_row(self, step: int) -> bool:
         """Returns whether this step ends a row of metrics.csv."""
-        is_due = step % self.args.log_every == 0 or step % self.eval_every == 0
+        is_due = step % self.args.log_every == 0 or self.is_evaluation_due(step)
         return is_due or step == self.last_step
 
     def record(self, step: int, nll: Tensor, num_targets: int, norm: Tensor) -> None:

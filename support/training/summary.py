@@ -34,7 +34,7 @@ def beginning(run) -> str:
     shown = f"{epochs:.1g}" if epochs < 0.1 else f"{round(epochs, 2):g}"
     steps = "1 step" if run.last_step == 1 else f"{run.last_step:,} steps"
     evaluations = ""
-    if run.eval_every not in (run.epoch_steps, run.last_step):
+    if run.eval_every < run.last_step and run.eval_every != run.epoch_steps:
         evaluations = f"; an evaluation every {run.eval_every:,}"
     sharing = f" ({run.tp_size} share each layer)" if run.tp_size > 1 else ""
     lines = [

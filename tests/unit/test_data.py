@@ -424,27 +424,42 @@ def test_no_single_text_decides_what_is_held_out(tmp_path, pairs):
     assert parts["train"]["empty"] == 50
 
 
+def test_the_checksum_tells_which_version_has_held_pairs_out(tmp_path, monkeypatch):
+    """Else a resumed run would be validated on what it was trained on."""
+    for name in "ab":
+        write_pairs(tmp_path / name, PAIRS)
+    for valid in ("", str(tmp_path / "b")):
+        before = find_corpus(str(tmp_path / "a"), valid).checksum
+        with monkeypatch.context() as patch:
+            patch.setattr(corpora, "HOLD_OUT", 99)
+            assert (find_corpus(str(tmp_path / "a"), valid).checksum == before) == bool(valid)
+
+
 def test_a_pair_with_an_empty_side_is_shared_with_none():
     pairs = [("a", "b"), ("c", ""), ("", "d"), (" ", " ")]
     parts = {"train": lambda: iter(pairs), "test": lambda: iter(pairs)}
     assert count_shared(parts, hash_pair) == {"test": 1}
 
 
-def test_a_long_job_says_how_far_it_is(capsys):
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_long_job_says_how_far_it_is(capsys, monkeypatch):
     assert list(encoded.with_progress("abc", "letters read", every=0)) == ["a", "b", "c"]
     assert capsys.readouterr().err.splitlines() == [f"letters read: {i}" for i in (1, 2, 3)]
     assert list(encoded.with_progress("abc", "letters read")) == ["a", "b", "c"]
     assert not capsys.readouterr().err
+    monkeypatch.setattr("sys.stderr", open("/dev/full", "w"))  # noqa: SIM115
+    assert list(encoded.with_progress("abc", "letters read", every=0)) == ["a", "b", "c"]
 
 
 def test_what_a_killed_process_has_left_is_removed_after_a_day(tmp_path):
-    for name, age in (("partial-old", 100_000), ("partial-new", 1000)):
+    old, new, corpus = f"partial-{'0' * 32}", f"partial-{'1' * 32}", f"partial-{'0' * 16}"
+    for name, age in ((old, 100_000), (new, 1000), (corpus, 100_000)):
         (tmp_path / name).mkdir()
         for path in (tmp_path / name / "train.src.ids", tmp_path / name):
             path.touch()
             os.utime(path, (time.time() - age,) * 2)
     encoded.make_once(tmp_path / "corpus", lambda folder: {})
-    assert {path.name for path in tmp_path.iterdir()} == {"corpus", "partial-new"}
+    assert {path.name for path in tmp_path.iterdir()} == {"corpus", new, corpus}
 
 
 def test_of_texts_that_follow_a_pattern_a_random_choice_is_held_out():

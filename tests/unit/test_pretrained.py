@@ -618,8 +618,9 @@ def refused(folder) -> str:
 
 
 def test_a_run_of_this_project_has_to_be_exported_first(folder):
-    (folder / "best.pt").touch()
-    assert "a run of this project" in refused(folder)
+    (folder / "metrics.csv").touch()
+    (folder / "config.json").write_text("{}")
+    assert "this is a run" in refused(folder)
 
 
 @pytest.mark.parametrize(

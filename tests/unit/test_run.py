@@ -27,6 +27,7 @@ from support.distributed.signals import STOPPING, Signals
 from support.studies.runs_table import read_run
 from support.training import final
 from support.training.command_line import parse_arguments
+from support.training.run import Run
 from support.training.settings import CpuSettings, FsdpSettings, defaults_of
 from support.translation.task import Translation
 
@@ -378,3 +379,24 @@ def test_a_folder_with_a_damaged_config_json_is_answered(tmp_path, monkeypatch, 
     (folder / "config.json").write_text(content)
     with pytest.raises(UserError, match="config.json: damaged; choose another --name"):
         run_folder.make_folder(folder, "corpus")
+
+
+@pytest.mark.parametrize(
+    "epoch_steps, flags, evaluated, saved",
+    [
+        (900, {}, {900, 1800}, {900, 1000, 1800}),
+        (900, {"save_every": 700}, {900, 1800}, {700, 1400, 1800}),
+        (900, {"eval_every": 800}, {800, 1600, 1800}, {800, 1000, 1600, 1800}),
+        (900, {"benchmark": True}, set(), set()),
+        # In equal parts of at most 5,000 steps, the last of which ends with the epoch.
+        (7001, {"save_every": 7001}, {3501, 7001, 10_502, 14_002}, {7001, 14_002}),
+    ],
+)
+def test_when_a_run_evaluates_and_saves(tmp_path, epoch_steps, flags, evaluated, saved):
+    args = CpuSettings(folder=str(tmp_path), epochs=2, **flags)
+    run = Run(args, SimpleNamespace(batches=range(epoch_steps)), rank=0, world_size=1)
+    steps = range(1, 2 * epoch_steps + 1)
+    assert set(filter(run.should_evaluate, steps)) == evaluated
+    assert {step for step in steps if run.should_save(step, stopping=False)} == saved
+    if not args.benchmark:
+        assert evaluated <= set(filter(run.ends_row, steps))
