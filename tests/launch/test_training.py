@@ -131,7 +131,13 @@ def test_a_run_says_who_computes_and_whether_its_rate_gets_up():
     args.base_config = "configs/multi30k.yaml"
     task = FakeTask(batches=SimpleNamespace(examples=range(1200)))
     run = SimpleNamespace(
-        task=task, args=args, world_size=3, tp_size=1, last_step=99, epoch_steps=33
+        task=task,
+        args=args,
+        world_size=3,
+        tp_size=1,
+        last_step=99,
+        epoch_steps=33,
+        eval_every=33,
     )
     settings, data, length, processes, warning = run_summary.beginning(run).split("\n")
     assert settings == "settings: configs/multi30k.yaml, and the flags given"
@@ -140,6 +146,8 @@ def test_a_run_says_who_computes_and_whether_its_rate_gets_up():
     assert processes.startswith("processes: 3, threads of each: ")
     assert processes.endswith(", fp32")
     assert "the run has 99 steps, fewer than --warmup 100" in warning
+    run.eval_every = 11
+    assert "pairs, 99 steps; an evaluation every 11\n" in run_summary.beginning(run)
     run.last_step = 100
     assert len(run_summary.beginning(run).split("\n")) == 4
     args.config = "mine.yaml"
@@ -154,7 +162,13 @@ def test_layers_that_two_nodes_share_are_warned_of(monkeypatch):
     args = TpSettings(device="cpu", precision="fp32")
     task = FakeTask(batches=SimpleNamespace(examples=range(1200)))
     run = SimpleNamespace(
-        task=task, args=args, world_size=4, tp_size=2, last_step=9000, epoch_steps=33
+        task=task,
+        args=args,
+        world_size=4,
+        tp_size=2,
+        last_step=9000,
+        epoch_steps=33,
+        eval_every=9,
     )
     assert "processes: 4 (2 share each layer), " in run_summary.beginning(run)
     assert "warning" not in run_summary.beginning(run)
