@@ -124,7 +124,7 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> 
     """
     is_held_out = "valid" not in corpus.parts
     parts = hold_out_pairs(corpus.parts) if is_held_out else corpus.parts
-    # These two lines read every part, so that errors in a file come before the BPE is trained.
+    # Every part is read here, so that errors in a file come before the BPE is trained.
     pairs = with_progress(corpus.parts["train"](), f"{corpus.name}: pairs read")
     num_pairs = sum(1 for _ in pairs)
     shared = count_shared(corpus.parts | {"train": parts["train"]}, hash_pair)

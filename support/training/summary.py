@@ -75,11 +75,15 @@ def forecast(run, step: int) -> str:
     else:
         seconds_of_epoch = epoch_tokens(run) / run.throughput.speeds[-1]
         remaining = steps / run.epoch_steps * seconds_of_epoch
-    units = ((86_400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
-    seconds, unit = next(
-        (size, unit) for size, unit in units if remaining >= 2 * size or size == 1
-    )
-    return f"about {remaining / seconds:.0f} {unit} of training here"
+    if remaining < 120:
+        duration = f"{remaining:.0f} seconds"
+    elif remaining < 2 * 3600:
+        duration = f"{remaining / 60:.0f} minutes"
+    elif remaining < 2 * 86_400:
+        duration = f"{remaining / 3600:.0f} hours"
+    else:
+        duration = f"{remaining / 86_400:.0f} days"
+    return f"about {duration} of training here"
 
 
 def advice(run) -> str:

@@ -126,19 +126,16 @@ def test_flags_that_are_remembered_can_be_taken_back(tmp_path, monkeypatch):
     assert (args.recompute, args.compile, args.folder) == (False, True, "logs/deep/x")
 
 
+def fake_run(args, **others) -> SimpleNamespace:
+    """What the first lines of a run say something about."""
+    task = FakeTask(batches=SimpleNamespace(examples=range(1200)))
+    return SimpleNamespace(args=args, task=task, epoch_steps=33, eval_every=33, **others)
+
+
 def test_a_run_says_who_computes_and_whether_its_rate_gets_up():
     args = CpuSettings(device="cpu", precision="fp32", warmup=100)
     args.base_config = "configs/multi30k.yaml"
-    task = FakeTask(batches=SimpleNamespace(examples=range(1200)))
-    run = SimpleNamespace(
-        task=task,
-        args=args,
-        world_size=3,
-        tp_size=1,
-        last_step=99,
-        epoch_steps=33,
-        eval_every=33,
-    )
+    run = fake_run(args, world_size=3, tp_size=1, last_step=99)
     settings, data, length, processes, warning = run_summary.beginning(run).split("\n")
     assert settings == "settings: configs/multi30k.yaml, and the flags given"
     assert data == "the corpus"
@@ -160,16 +157,7 @@ def test_layers_that_two_nodes_share_are_warned_of(monkeypatch):
     """Each node has two of the four processes."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     args = TpSettings(device="cpu", precision="fp32")
-    task = FakeTask(batches=SimpleNamespace(examples=range(1200)))
-    run = SimpleNamespace(
-        task=task,
-        args=args,
-        world_size=4,
-        tp_size=2,
-        last_step=9000,
-        epoch_steps=33,
-        eval_every=9,
-    )
+    run = fake_run(args, world_size=4, tp_size=2, last_step=9000)
     assert "processes: 4 (2 share each layer), " in run_summary.beginning(run)
     assert "warning" not in run_summary.beginning(run)
     run.tp_size = 4

@@ -151,7 +151,9 @@ def test_rank_0_gives_some_weights_and_the_others_stay(tmp_path, make):
     """As those of --pretrained, which lack the last layer."""
 
     def part(rank):
-        model, before, given = make(3), make_model(3).state_dict(), make_model(5).state_dict()
+        model = make(3)
+        before = make_model(3).state_dict()
+        given = make_model(5).state_dict()
         some = {name: weight for name, weight in given.items() if "encoder" in name}
         weights.load_some_weights(model, some if rank == 0 else {}, rank)
         for name, parameter in model.named_parameters():
@@ -165,11 +167,14 @@ def test_weights_that_come_after_an_evaluation_are_used(tmp_path, make):
     """FSDP leaves the root's weights gathered after it."""
 
     def part(rank):
-        model, batch = make(3), make_batch()
+        batch = make_batch()
+        model = make(3).eval()
+        other = make_model(5).eval()
         with torch.no_grad():
-            before = model.eval()(*batch)[0]
-            weights.load_full_state_dict(model, make_model(5).state_dict())
-            after, expected = model(*batch)[0], make_model(5).eval()(*batch)[0]
+            before, _ = model(*batch)
+            weights.load_full_state_dict(model, other.state_dict())
+            after, _ = model(*batch)
+            expected, _ = other(*batch)
         assert after != before
         torch.testing.assert_close(after, expected)
 
