@@ -56,8 +56,9 @@ class TrainingStep:
         self.tokens = 2 * self.sentences * self.length
         self.count_flops()
 
-        # Of an element that enters a matrix product, and of one of the residual stream, which
-        # `in_low_precision` (support/common/kernels.py) rounds on GPUs, and ByteDropout on CPUs.
+        # Of an element that enters a matrix product, and of one of the residual stream:
+        # `in_low_precision` (support/common/kernels.py) rounds it on GPUs, and ByteDropout on
+        # CPUs.
         self.compute_bytes = LOW_PRECISION if autocast_dtype(self.precision) else FP32
         # On CPUs all norms compute in fp32 (`Fp32LayerNorm`), on GPUs only the last two.
         self.norm_bytes = FP32 if self.cpu else self.compute_bytes
