@@ -75,8 +75,8 @@ def encode(
         shared = count_shared(compared, lambda labelled: hash_example(labelled[0]))
     for part in in_order(parts):
         examples = with_progress(parts[part](), f"{corpus.name}, {part}: examples encoded")
-        examples = with_numbers(examples, numbers, f"{corpus.name}: the {part} set")
-        counts = write(examples, folder / part)
+        numbered = with_numbers(examples, numbers, f"{corpus.name}: the {part} set")
+        counts = write(numbered, folder / part)
         if not counts["examples"]:
             hint = ""
             if is_held_out and part == "valid":
