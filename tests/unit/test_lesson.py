@@ -13,6 +13,8 @@ DOCUMENTS = [
     ROOT / "docs" / "data.md",
     ROOT / "docs" / "extending.md",
     ROOT / "docs" / "lesson.md",
+    ROOT / "docs" / "own_script.md",
+    ROOT / "docs" / "running.md",
     ROOT / "batch" / "README.md",
     ROOT / "configs" / "README.md",
     ROOT / "tests" / "README.md",

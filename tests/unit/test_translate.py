@@ -53,7 +53,7 @@ def scores(text) -> list[float]:
 
 
 def test_from_python(trained):
-    """As the README shows it. A process that decodes ends with the translator."""
+    """As docs/running.md shows it. A process that decodes ends with the translator."""
     words = ["--checkpoint", str(trained / "logs/first"), "--procs", "2"]
     translator = translate.Translator(translate.parse_arguments(words))
     sentences = [f"{SENTENCE} {i}" for i in range(200)]  # several batches
