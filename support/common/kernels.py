@@ -354,19 +354,15 @@ class ByteDropout(nn.Dropout):
     On a CPU the random numbers are what dropout costs.
 
     A number is dropped if its byte is less than 256 p. That is not a whole number, so each row
-    (the last dimension) rounds it up or down at random; the mean over rows is exact.
-
-    In training under autocast the result is in bf16 or fp16, for any p, and so is the residual
-    stream of all layers.
+    (the last dimension) rounds it up or down at random; the mean over rows is exact. Under
+    autocast the result is in bf16 or fp16, and so is the residual stream of all layers.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
+        if not self.training or self.p == 0:
             return x
         if torch.is_autocast_enabled("cpu"):
             x = x.to(torch.get_autocast_dtype("cpu"))
-        if self.p == 0:
-            return x
         # 256 does not fit in a byte; and compiled code has random numbers of its own.
         if self.p > 0.99 or torch.compiler.is_compiling():
             return super().forward(x)

@@ -56,12 +56,16 @@ class TrainingStep:
         self.tokens = 2 * self.sentences * self.length
         self.count_flops()
 
-        # Of an element that enters a matrix product, and of one of the residual stream:
-        # `in_low_precision` (support/common/kernels.py) rounds it on GPUs, and ByteDropout on
-        # CPUs.
+        # Of an element that enters a matrix product.
         self.compute_bytes = LOW_PRECISION if autocast_dtype(self.precision) else FP32
+        # `in_low_precision` (support/common/kernels.py) rounds the residual stream on GPUs, and
+        # ByteDropout on CPUs.
+        rounded = not self.cpu or self.config.dropout > 0
+        self.residual_bytes = self.compute_bytes if rounded else FP32
+        # Autocast copies an fp32 tensor for each product that reads it.
+        self.copies_for_each_product = self.cpu and self.residual_bytes != self.compute_bytes
         # On CPUs all norms compute in fp32 (`Fp32LayerNorm`), on GPUs only the last two.
-        self.norm_bytes = FP32 if self.cpu else self.compute_bytes
+        self.norm_bytes = FP32 if self.cpu else self.residual_bytes
         # Per element: on CPUs a dropout keeps its factors, on GPUs a mask.
         self.dropout_bytes = 0
         if self.config.dropout:
@@ -102,16 +106,20 @@ def layer_activations(step: TrainingStep, sentences: int, attentions: int) -> fl
     """Returns the bytes that a layer keeps of `sentences` pairs for its backward pass.
 
     attentions: 1 in an encoder layer, 2 in a decoder layer. Norms, matrix products and
-    attention keep their inputs, ReLU its result. A tensor that two of them keep counts once.
+    attention keep their inputs, ReLU its result. A tensor that two of them keep counts once,
+    but see `copies_for_each_product`.
     """
     d = step.config.d_model
     number = step.compute_bytes
+    qkv_inputs = number
+    if step.copies_for_each_product:  # one for the query, one for the key and value
+        qkv_inputs = 2 * number
     # The norm's input, the products' inputs, q, k, v, the result, and the dropout.
     # With --tensor each process has a part of q, k, v, the result, and the hidden layer of the
     # feed-forward.
     part = number / step.tensor
     heads = step.config.heads / step.tensor
-    attention: float = d * (step.norm_bytes + number + 4 * part + step.dropout_bytes)
+    attention: float = d * (step.norm_bytes + qkv_inputs + 4 * part + step.dropout_bytes)
     if step.cpu and step.precision == "bf16":  # `cpu_bf16_attention` keeps a query's weights
         attention += number * heads * max(32, step.length)
     else:  # fused attention keeps the log-sum-exp of its scores
@@ -130,14 +138,15 @@ def activations(step: TrainingStep, sentences: int) -> float:
     tokens = sentences * step.length
     decoder_layer = layer_activations(step, sentences, attentions=2)
     if step.recompute:  # the input of each layer, and all of the last layer
-        inputs = 2 * config.layers * tokens * config.d_model * step.compute_bytes
+        inputs = 2 * config.layers * tokens * config.d_model * step.residual_bytes
         kept = inputs + decoder_layer
     else:
         encoder_layer = layer_activations(step, sentences, attentions=1)
         kept = config.layers * (encoder_layer + decoder_layer)
-    # The embeddings' dropouts, the inputs of the last two norms, the encoder's output, to which
-    # the decoder attends, and the input of the loss.
-    per_number = 2 * step.dropout_bytes + 2 * FP32 + 2 * step.compute_bytes
+    # The embeddings' dropouts, the inputs of the last two norms, and the input of the loss.
+    per_number = 2 * step.dropout_bytes + 2 * FP32 + step.compute_bytes
+    if not step.copies_for_each_product:  # else each layer has counted its own
+        per_number += step.compute_bytes  # the encoder's output, which the decoder attends to
     kept += tokens * config.d_model * per_number
     # The loss computes the gradient of its weights in the forward pass.
     return kept + FP32 * config.vocab_size * config.d_model
@@ -150,7 +159,9 @@ def temporary_memory(step: TrainingStep, shards: int, sentences: int) -> float:
     tokens = sentences * step.length
     weight_bytes = number if shards else FP32  # of the parameters that products read
     embedding = config.vocab_size * config.d_model
-    layer_backward = 2 * number * tokens * (config.d_ff / step.tensor + config.d_model)
+    layer_backward = tokens * (
+        2 * number * config.d_ff / step.tensor + 2 * step.residual_bytes * config.d_model
+    )
     largest_layer = max(step.units[1:])
     copies = end_of_layer = 0
     if shards:
