@@ -10,13 +10,19 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from data import CHARACTERS_PER_TOKEN, append_ids
+from data import append_ids
 from support.classification.corpus import Labelled, Reader, classes_of
 from support.classification.images import ImageTransform, read_image
 from support.classification.text_tokenizers import train_tokenizer
 from support.common.errors import UserError
 from support.common.files import write_json
-from support.corpora.encoded import encoded_folder, in_order, make_once, with_progress
+from support.corpora.encoded import (
+    CHARACTERS_PER_TOKEN,
+    encoded_folder,
+    in_order,
+    make_once,
+    with_progress,
+)
 from support.corpora.held_out import (
     choose_held_out,
     count_shared,

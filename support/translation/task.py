@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data import BOS, BPE, EOS, PAD, Batches, Pairs, evaluation_batches, prepare, read_text
+from data import BOS, BPE, EOS, PAD, Batches, Pairs, evaluation_batches
 from model import ModelConfig, Transformer
 from support.common.checkpoint import check_corpus
 from support.common.errors import UserError, as_user_error
@@ -35,6 +35,7 @@ from support.distributed.collectives import (
     sum_over_data,
 )
 from support.translation.beam import translate_batch
+from support.translation.encoding import prepare, read_text
 from support.translation.lines import translate_lines
 from support.translation.scores import Score, bleu, chrf
 

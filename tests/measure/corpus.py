@@ -55,9 +55,10 @@ def write(folder: Path, millions: list[str]) -> None:
 
 def encode(prefix: str) -> None:
     """In a process of its own: prints seconds and memory."""
-    from data import Batches, Pairs, prepare
+    from data import Batches, Pairs
     from support.common.paths import CACHE
     from support.corpora.pairs import find_corpus
+    from support.translation.encoding import prepare
 
     began = time.perf_counter()
     folder = prepare(find_corpus(prefix), CACHE / "encoded", vocab_size=3000)

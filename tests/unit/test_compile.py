@@ -8,10 +8,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from data import Batches, Pairs, prepare
+from data import Batches, Pairs
 from model import tensor_parallel_plan
 from support.common.kernels import speed_up
 from support.corpora.pairs import find_corpus
+from support.translation.encoding import prepare
 
 pytestmark = pytest.mark.slow
 

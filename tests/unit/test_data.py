@@ -17,7 +17,7 @@ import torch
 from conftest import make_link, write_pairs
 
 import data
-from data import BPE, NFC, Batches, Pairs, prepare, read_text
+from data import BPE, NFC, Batches, Pairs
 from support.classification.labelled import find_labelled
 from support.classification.text_tokenizers import LOWER_CASE
 from support.common.errors import UserError
@@ -38,6 +38,7 @@ from support.corpora.pairs import find_corpus
 from support.training.command_line import parse_arguments
 from support.training.settings import CpuSettings
 from support.training.tasks import prepare_task
+from support.translation.encoding import prepare, read_text
 
 PAIRS = [
     ("Ein Hund läuft.", "A dog runs."),
