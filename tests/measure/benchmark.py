@@ -7,8 +7,9 @@ All other flags are those of train_cpu.py. PYTHON is the interpreter of an envir
 JoeyNMT 2.3 (pip install joeynmt) or MarianMT (pip install transformers). torch.nn.Transformer
 is timed with this project's batches, loop and processes, and with the tutorials' recipe: one
 process, padded batches of 128 sentences as they come. Peers with one process run with and
-without our settings of glibc's allocator. Prints a table of the medians; --write keeps every
-run in logs/reference/benchmark/training.csv.
+without our settings of glibc's allocator. In bf16 all run only where the CPU is fast in it.
+Prints a table of the medians, each beside this project's in the same precision; --write keeps
+every run in logs/reference/benchmark/training.csv.
 """
 
 import argparse
@@ -30,6 +31,7 @@ import torch
 from reference import TorchTransformer
 
 import train_cpu
+from support.common.hardware import fast_precision
 from support.distributed.launch import spawn
 from support.training.command_line import CommandLine, parse_arguments
 from support.training.settings import CpuSettings
@@ -87,27 +89,30 @@ def write_table(found: dict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(["what", "allocator", "round", "target_tokens_per_second", "peak_mib"])
+        columns = ["what", "precision", "allocator", "round"]
+        rows.writerow([*columns, "target_tokens_per_second", "peak_mib"])
         rows.writerows(
-            [name, allocator, n, round(speed), round(memory)]
-            for (name, allocator), values in found.items()
+            [*key, n, round(speed), round(memory)]
+            for key, values in found.items()
             for n, (speed, memory) in enumerate(values, 1)
         )
 
 
 def print_table(found: dict) -> None:
     print(
-        "| | allocator | target tokens/s | MiB of the largest process | ours is faster by |\n|"
-        + " --- |" * 5
+        "| | precision | allocator | target tokens/s | range | MiB of the largest process "
+        "| ours is faster by |\n|" + " --- |" * 7
     )
     medians = {
         key: [statistics.median(column) for column in zip(*values)]
         for key, values in found.items()
     }
-    for (name, allocator), (speed, memory) in medians.items():
+    for (name, precision, allocator), (speed, memory) in medians.items():
+        speeds = [speed for speed, _ in found[name, precision, allocator]]
         print(
-            f"| {name} | {allocator} | {speed:,.0f} | {memory:,.0f} "
-            f"| {medians[OURS, 'set'][0] / speed:.1f} |"
+            f"| {name} | {precision} | {allocator} | {speed:,.0f} "
+            f"| {min(speeds):,.0f} - {max(speeds):,.0f} | {memory:,.0f} "
+            f"| {medians[OURS, precision, 'set'][0] / speed:.1f} |"
         )
 
 
@@ -146,11 +151,16 @@ def main() -> None:
                 )
 
         mine = [sys.executable, train_cpu.__file__, "--benchmark", *flags]
-        commands = [(OURS, "set", "", mine)]  # (what, allocator, precision, command)
-        for precision in ("bf16", "fp32"):
-            peer = [sys.executable, here, "--peer", *flags, "--precision", precision]
-            name = f"torch.nn.Transformer, our batches and loop, {precision}"
-            commands += [(name, "set", "", peer)]
+        peer = [sys.executable, here, "--peer", *flags]
+        precisions = {"fp32", fast_precision("cpu")}
+        commands = []  # (what, precision, allocator, command)
+        for precision in sorted(precisions):
+            for name, command in (
+                (OURS, mine),
+                ("torch.nn.Transformer, our batches and loop", peer),
+            ):
+                with_precision = [*command, "--precision", precision]
+                commands += [(name, precision, "set", with_precision)]
         for name, python, program, precision in (
             ("torch.nn.Transformer, the tutorials' recipe", sys.executable, "tutorial", "fp32"),
             ("MarianMT", given.marian, "marian", "fp32"),
@@ -158,24 +168,24 @@ def main() -> None:
             ("JoeyNMT", given.joeynmt, "joeynmt", "fp32"),
         ):
             commands += [
-                (f"{name}, {precision}", allocator, precision, [python, peers, program, folder])
+                (name, precision, allocator, [python, peers, program, folder])
                 for allocator in ("plain", "set")
-                if python
+                if python and precision in precisions
             ]
 
         plain = {key: value for key, value in os.environ.items() if key not in ALLOCATOR}
         for _ in range(given.rounds):
-            for name, allocator, precision, command in commands:
+            for name, precision, allocator, command in commands:
                 Path(folder, "shape.json").write_text(
                     json.dumps(shape | {"precision": precision})
                 )
                 env = plain if allocator == "plain" else plain | ALLOCATOR
                 said, memory = measure(command, env)
                 speed = target_speed(said, targets / (sources + targets))
-                found.setdefault((name, allocator), []).append((speed, memory))
+                found.setdefault((name, precision, allocator), []).append((speed, memory))
                 print(
-                    f"{name}, allocator {allocator}: {speed:,.0f} target tokens/s, "
-                    f"{memory:,.0f} MiB",
+                    f"{name}, {precision}, allocator {allocator}: {speed:,.0f} target "
+                    f"tokens/s, {memory:,.0f} MiB",
                     file=sys.stderr,
                     flush=True,
                 )
