@@ -85,7 +85,7 @@ def train(rank: int, world_size: int, args: FsdpSettings) -> None:
         norm = clip_gradients(model.parameters(), args.clip)  # as clip_grad_norm_, more exactly
         set_learning_rate(optimizer, learning_rate(step + 1, args, run.last_step))
         scaler.step(optimizer)  # optimizer.step(), unless an fp16 gradient overflowed
-        scaler.update()  # halves the scale after an overflow, and sometimes doubles it
+        scaler.update()  # halves the scale after an overflow, doubles it after 2,000 steps
         optimizer.zero_grad()
         step += 1
         stopping = stop_requested()  # an all-reduce: all ranks stop after the same step

@@ -69,7 +69,7 @@ def main() -> None:
                 step_loss += loss.detach()
             norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            optimizer.zero_grad(set_to_none=False)  # keeps the views into DDP's buckets
+            optimizer.zero_grad(set_to_none=False)  # sets gradients to 0: they stay views
         epoch += 1
         counts = count_right(model, own_valid_set, device)
         dist.all_reduce(counts)
