@@ -23,6 +23,7 @@ import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from unittest.mock import patch
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 
@@ -51,9 +52,12 @@ OURS = "this project"
 def train_peer(rank: int, world_size: int, args) -> None:
     """`train_cpu.train` with the model of PyTorch's layers, which initializes itself."""
     torch.manual_seed(args.seed)
-    Translation.model = lambda task: TorchTransformer(task.config)
-    train_cpu.initialize = lambda model, seed: None
-    train_cpu.train(rank, world_size, args)
+    # `patch.object` raises AttributeError if nothing has this name.
+    with (
+        patch.object(Translation, "build_model", lambda task: TorchTransformer(task.config)),
+        patch.object(train_cpu, "initialize", lambda model, seed: None),
+    ):
+        train_cpu.train(rank, world_size, args)
 
 
 def parse_flags(flags: list[str]) -> CommandLine:
