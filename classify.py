@@ -73,7 +73,6 @@ def parse_arguments() -> argparse.Namespace:
     )
     add_action(
         "--export",
-        type=Path,
         metavar="FOLDER",
         help="write a model trained with --pretrained for Hugging Face's transformers, which "
         "cuts the end of long texts",
@@ -94,11 +93,11 @@ def parse_arguments() -> argparse.Namespace:
         raise UserError(
             "--text and --label name columns of --score's file, so pass --score, too"
         )
-    if args.score == "" or args.export == Path():  # as of a variable that is not set
+    if "" in (args.score, args.export):  # as of a variable that is not set
         raise UserError("--score and --export need a name")
     if args.threads < 0:
         raise UserError(f"--threads {args.threads}: it must not be negative")
-    if args.export and (args.export / "config.json").exists():
+    if args.export and Path(args.export, "config.json").exists():
         raise UserError(f"--export {args.export}: the folder has a model already")
     args.device = find_device(args.device)
     return args
@@ -376,7 +375,7 @@ def main() -> None:
     if args.score is not None:
         score(args, predictor)
     elif args.export is not None:
-        export(args.export, predictor.model, predictor.state)
+        export(Path(args.export), predictor.model, predictor.state)
         print(f"{args.export}: {predictor.path} in the format of transformers")
     elif len(args.examples) > 1:
         classify_files(predictor, args.examples)

@@ -8,9 +8,9 @@
 For DDP, FSDP, FSDP within each node (--replicas), and tensor parallelism within each node with
 FSDP across, it prints the memory of the largest process by part, the seconds of a step,
 tokens/s, MFU, hours, the fewest GPUs that hold the model, and the best --accumulate; and for
-the fastest of these the lines of its SBATCH file. Every sentence counts as --max-length tokens
-long. The assumptions are the numbers at the top of the files of support/planning/, above all
-of machines.py.
+the fastest of these the lines of its SBATCH file or, on CPUs, the command. Every sentence
+counts as --max-length tokens long. The assumptions are the numbers at the top of the files of
+support/planning/, above all of machines.py.
 """
 
 import argparse

@@ -168,7 +168,7 @@ STUDIES = {
     "learning-rate": study_learning_rate,
     "delay": study_delay,
 }
-# The flags of the training script that a study sets, and so does not pass on.
+# Flags of the training script with which a study would be another one. It refuses them.
 OWN = {
     "processes": (),
     "batch-size": ("--batch-tokens", "--batch-size", "--steps"),
@@ -214,7 +214,7 @@ def refuse_own(study: str, passed_on: list[str]) -> None:
     flags = {argument.partition("=")[0] for argument in passed_on}
     for flag in (*OWN[study], *OWN_OF_ALL):
         if flag in flags:
-            raise UserError(f"{flag}: the study {study} sets it; --help lists its own flags")
+            raise UserError(f"{flag}: not for the study {study}; --help lists its flags")
 
 
 def add_flags(parser: argparse.ArgumentParser, study: str) -> None:

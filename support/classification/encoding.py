@@ -34,7 +34,7 @@ from support.corpora.held_out import (
 FORMAT = 16  # version of the files; increase it when examples are read or stored differently
 BLOCK = 1000  # texts encoded at once; a long one takes about 5 KiB per token of max_length
 VALID_EXAMPLES = 2000  # held out if there is no validation set,
-ONE_IN = 20  # but at most one of so many examples
+ONE_IN = 20  # but at most one of so many examples, and at least one in all
 MAX_SHOWN = 20  # of the images that cannot be read
 
 

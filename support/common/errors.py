@@ -104,7 +104,7 @@ def is_out_of_memory(problem: BaseException) -> bool:
 
 
 def run_main(main: Callable[[], None]) -> None:
-    """Runs the main function of a script that only reads a model and prints."""
+    """Runs the main function of a script that does not train."""
     prepare_streams()
     with exit_on_user_error():
         try:

@@ -233,7 +233,7 @@ class SpeedSettings:
         changeable=True,
     )
     plain: bool = flag(False, "run model.py as it is written, without faster replacements")
-    profile: bool = flag(False, "record three steps: step.png, memory.png and traces", **ONCE)
+    profile: bool = flag(False, "record some steps: step.png, memory.png and traces", **ONCE)
     benchmark: bool = flag(
         False, "time 200 steps and save nothing; prints tokens/s and MFU", changeable=True
     )

@@ -68,6 +68,7 @@ def measure(translate: Translate, sources: list[str]) -> tuple[float, list[str],
 
 def ours(path: Path, beam: int, flags: list[str]) -> Translate:
     """What translate.py does with these flags."""
+    torch.set_num_threads(1)  # as its `main` does
     sys.argv = [
         "translate.py",
         "--checkpoint",
@@ -137,7 +138,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     sources, references = map(list, zip(*read_parallel(args.src, args.tgt)))
-    model, bpe, _ = load_translator(*find_checkpoint(args.checkpoint, "translation"))
+    model, bpe, state = load_translator(*find_checkpoint(args.checkpoint, "translation"))
     print(
         f"{len(sources):,} sentences, {available_cores()} cores\n\n"
         f"| | beam | sentences/s | BLEU | ms for one sentence |\n|{' --- |' * 5}"
@@ -148,7 +149,7 @@ def main() -> None:
     ) -> None:
         print(
             f"| {what} | {beam} | {len(sources) / seconds:,.0f} "
-            f"| {bleu(hypotheses, references, 'en').value:.2f} | {1e3 * alone:.1f} |",
+            f"| {bleu(hypotheses, references, state['tgt']).value:.2f} | {1e3 * alone:.1f} |",
             flush=True,
         )
 

@@ -6,9 +6,9 @@
 
 A corpus is a name that --data knows, or a folder with train.csv and test.csv, tables with the
 columns `label` and `text`. Each is trained by train_cpu.py with the settings that it chooses,
-as logs/NAME/CORPUS, where NAME is "defaults" unless --name gives another. The same command goes
-on where it was stopped. Prints a table: accuracy on the test set, in %, and minutes in all.
-Needs scikit-learn.
+as logs/NAME/nothing-CORPUS or pretrained-CORPUS, where NAME is "defaults" unless --name gives
+another. The same command goes on where it was stopped. Prints a table: accuracy on the test
+set, in %, and minutes in all. Needs scikit-learn.
 """
 
 import argparse

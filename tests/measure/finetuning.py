@@ -215,7 +215,8 @@ def main() -> None:
         help=f"the Trainer's learning rate with batches of {TRAINER_BATCH}",
     )
     own.add_argument("--data", required=True, help="the corpus, as train_cpu.py takes it")
-    for name in ("test", "text", "label", "pretrained"):
+    own.add_argument("--pretrained", default="", help="folder of weights to begin with")
+    for name in ("test", "text", "label"):
         own.add_argument(f"--{name}", default="", help="as train_cpu.py takes it")
     if sys.argv[1:2] == ["--trainer"]:
         train_by_trainer(Path(sys.argv[2]))
@@ -243,6 +244,8 @@ def main() -> None:
         for turn in range(1, given.rounds + 1):
             speed, accuracy, args = train_ours(folder, mine, f"ours-{turn}")
             size = args["batch_size"]
+            if not size:
+                sys.exit("error: pass --batch-size, not --batch-tokens")
             record(f"this project, {args['precision']}, batches of {size}", speed, accuracy)
             told = what_is_told(args, classes, folder)
             for precision in sorted({"fp32", fast_precision("cpu")}, reverse=True):

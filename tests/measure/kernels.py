@@ -9,8 +9,7 @@ are on the CPU. An operation counts as a kernel unless it returns a view or allo
 cast is a copy in another precision. Operations of the backward pass belong to the line whose
 gradient they compute; those of no line add up the gradients of a tensor that has several uses.
 
-On a GPU an operation may take more than one kernel: a product may be split, and attention gets
-a mask of a multiple of 8 columns.
+On a GPU an operation may take more than one kernel: a product may be split.
 """
 
 import argparse

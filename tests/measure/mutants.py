@@ -33,6 +33,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch  # noqa: F401 (so that the forks need not import it)
 
 ROOT = Path(__file__).parents[2]
 MODULES = {  # (what of it: all if none is named, tests)

@@ -3,7 +3,8 @@
     PYTHON tests/measure/peers.py NAME FOLDER
 
 FOLDER holds train.src and train.tgt, the encoded corpus with numbers for words, and shape.json.
-Each prints target tokens a second without padding, over the last three quarters of its steps.
+tutorial and marian print target tokens a second without padding, over the last three quarters
+of their steps; joeynmt prints JoeyNMT's own log.
 joeynmt_search is for tests/measure/decoding.py.
 """
 
@@ -261,7 +262,7 @@ def joeynmt_search(folder: Path, shape: dict) -> None:
         ids = [translate(batch, beam) for batch in batches]
         seconds = time.perf_counter() - began
         alone = []
-        for sentence in batches[len(batches) // 2][:20]:
+        for sentence in batches[len(batches) // 2][:30]:
             began = time.perf_counter()
             translate([sentence], beam)
             alone.append(time.perf_counter() - began)

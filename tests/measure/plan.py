@@ -93,8 +93,9 @@ def run(
     line = command(
         mode, processes, *fixed.split(), *sizes.split(), *shape_flags(SHAPES[name]), *flags
     )
-    if mode == "cpu" and processes == 1:
-        line = ["taskset", "-c", "0", *line]  # it would have a thread for each core
+    if mode == "cpu":  # with more cores each process would have more threads
+        cores = min(processes, os.cpu_count() or 1)
+        line = ["taskset", "-c", f"0-{cores - 1}", *line]
     done = subprocess.run(
         line,
         capture_output=True,
@@ -203,7 +204,8 @@ def compare_large(flags: list[str], modes: list[str], counts: list[int]) -> None
                 make_step("large", recompute=recompute), hardware, mode, 1, processes, 1
             )
             predicted = estimate.peak_memory / MIB
-            state = 16 * parameters / max(1, estimate.shards) / MIB  # four numbers in fp32
+            own = sum(estimate.step.units)  # with TP a process has a part of each layer
+            state = 16 * own / max(1, estimate.shards) / MIB  # four numbers in fp32
             recompute_flag = ["--recompute"] if recompute else []
             _, mib = run("large", mode, processes, 3, [*flags, *recompute_flag], GIVE_BACK)
             print_row(

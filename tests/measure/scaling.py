@@ -47,16 +47,16 @@ def main() -> None:
     flags, tokens = ["--benchmark", "--steps", "60", *others], given.batch_tokens
     found, modes = {}, given.modes.split(",")
 
-    def on_core(core: int, mode: str, size: int) -> list[str]:
-        start = command(mode, 1, *flags, "--batch-tokens", str(size))
-        return ["taskset", "-c", str(core), *start]
+    def on_cores(cores: str, mode: str, processes: int, size: int) -> list[str]:
+        start = command(mode, processes, *flags, "--batch-tokens", str(size))
+        return ["taskset", "-c", cores, *start]
 
     for _ in range(5):
         for mode in modes:
             for what, runs in {
-                "one": [on_core(0, mode, tokens)],
-                "two": [command(mode, 2, *flags, "--batch-tokens", str(tokens))],
-                "ceiling": [on_core(core, mode, tokens // 2) for core in (0, 1)],
+                "one": [on_cores("0", mode, 1, tokens)],
+                "two": [on_cores("0,1", mode, 2, tokens)],
+                "ceiling": [on_cores(core, mode, 1, tokens // 2) for core in ("0", "1")],
             }.items():
                 found.setdefault((mode, what), []).append(speed(*runs))
     print(

@@ -6,8 +6,8 @@
 CORPUS is a folder with train.en and train.fr, dev.en and dev.fr, test.en and test.fr. The first
 --pairs of its training set are used. PYTHON is the interpreter of an environment with JoeyNMT
 2.3. Both programs train at the same time, with one core each: train_cpu.py with the settings
-that it chooses and --minutes, JoeyNMT with its recipe for IWSLT14, on text that our vocabulary
-has divided into tokens. JoeyNMT is stopped after as many minutes and tested with the best of
+that it chooses and --minutes, JoeyNMT with its recipe for IWSLT14, on text that a BPE of as
+many tokens has divided. JoeyNMT is stopped after as many minutes and tested with the best of
 its checkpoints. Prints a row of a table: corpus, minutes, our BLEU and steps, JoeyNMT's BLEU
 and steps. The runs are logs/small_pairs/NAME and NAME-joeynmt.
 """
@@ -16,7 +16,6 @@ import itertools
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -29,6 +28,8 @@ sys.path.insert(0, str(ROOT))
 
 from data import BPE
 from support.common.errors import make_parser, run_main
+from support.training.config_file import config_for_amount, read_config
+from support.training.settings import CpuSettings
 from support.translation.scores import bleu
 
 ONE_CORE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -191,19 +192,22 @@ def main() -> None:
     ]
     peer = None
     if args.joeynmt:
-        config = yaml.safe_load((ROOT / "configs" / "multi30k.yaml").read_text())
-        size = config["corpus"]["vocab-size"] if args.pairs > 20000 else 4000
+        config = config_for_amount("pairs", parts["train"][0])
+        size = read_config(str(config), CpuSettings).get("vocab_size", CpuSettings.vocab_size)
         bpe = BPE.train(itertools.chain(*parts["train"]), size)
         write_for_joeynmt(folder, sides, bpe, parts)
         peer = train_joeynmt(args.joeynmt, folder)
     began = time.monotonic()
-    process = subprocess.run(ours, env=os.environ | ONE_CORE, stdout=subprocess.DEVNULL)
-    if process.returncode:
-        sys.exit(process.returncode)  # it has said why
-    if peer:
-        time.sleep(max(0, args.minutes * 60 - (time.monotonic() - began)))
-        peer.send_signal(signal.SIGKILL)
-        peer.wait()
+    try:
+        process = subprocess.run(ours, env=os.environ | ONE_CORE, stdout=subprocess.DEVNULL)
+        if process.returncode:
+            sys.exit(process.returncode)  # it has said why
+        if peer:
+            time.sleep(max(0, args.minutes * 60 - (time.monotonic() - began)))
+    finally:
+        if peer:
+            peer.kill()
+            peer.wait()
     summary = json.loads(Path("logs", "small_pairs", name, "summary.json").read_text())
     row = [name, f"{args.minutes:g}", f"{summary['test_bleu']:.1f}", f"{summary['steps']}"]
     if peer:

@@ -86,7 +86,7 @@ STOPPED = re.compile(
     r"(?: --device cpu)?(?: --tensor 2)?$"
 )
 RESUMED = re.compile(
-    r"resumed logs/run at step (\d+)(?:, its last: nothing is left to train)?$"
+    r"resumed logs/run at step ([\d,]+)(?:, its last: nothing is left to train)?$"
 )
 STEP = re.compile(
     r"step (\d+)/(\d+), epoch (\d+): loss ([\d.]+)"
@@ -95,7 +95,7 @@ STEP = re.compile(
 
 # Lines that depend on how long a run is, how long it takes, and when it is killed.
 OF_LENGTH = re.compile(
-    r" in all; logs/run/ has| of training here$|^epochs: |, so it begins at step 0$"
+    r" in all; logs/run/ has| of training here$|^epochs: |^settings: |, so it begins at step 0$"
 )
 
 
@@ -387,7 +387,7 @@ class Soak:
             self.claims.append(found.groups())
             return int(found[2]) == self.steps
         if found := RESUMED.match(line):
-            return int(found[1]) <= self.saved_step()
+            return int(found[1].replace(",", "")) <= self.saved_step()
         self.others.add(line)
         return True
 

@@ -354,6 +354,8 @@ def test_a_run_that_diverged_at_once_is_left_out(tmp_path):
     diverged = write_run(tmp_path / "c", rows=0)
     done = run_plot("--out", ".", *runs, diverged, cwd=tmp_path)
     assert done.returncode == 0 and f"warning: {diverged} is left out" in done.stderr
+    both = run_plot("--out", ".", diverged, write_run(tmp_path / "d", rows=0), cwd=tmp_path)
+    assert both.returncode == 2 and "error: none of the runs has logged a loss" in both.stderr
 
 
 def test_a_confusion_matrix_is_drawn_of_one_classifier(tmp_path):

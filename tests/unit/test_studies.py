@@ -276,10 +276,10 @@ def test_the_other_runs_of_a_study_are_trained_if_one_fails(folder, corpus_flags
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("delay --accumulate 2", "--accumulate: the study delay sets it"),
-        ("batch-size --batch-size=8", "--batch-size: the study batch-size sets it"),
-        ("learning-rate --lr 1", "--lr: the study learning-rate sets it"),
-        ("processes --config a.yaml", "--config: the study processes sets it"),
+        ("delay --accumulate 2", "--accumulate: not for the study delay"),
+        ("batch-size --batch-size=8", "--batch-size: not for the study batch-size"),
+        ("learning-rate --lr 1", "--lr: not for the study learning-rate"),
+        ("processes --config a.yaml", "--config: not for the study processes"),
         ("batch-size --examples 9", "--examples is for a study of another task"),
         ("batch-size --data kinds --tokens 9", "--tokens is for a study of another task"),
     ],
