@@ -27,7 +27,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 PAD, BOS, EOS = 0, 1, 2
 MAX_WORD = 1000  # characters
-# A run of more than MAX_WORD letters, digits or other characters, as in base64. The time to
+# A run of more than MAX_WORD letters, or digits, or other characters, as dashes. The time to
 # learn a BPE grows with the square of its length. In Chinese, punctuation ends a run.
 LONG_WORD = re.compile(r"[^\W\d_]{N,}|\d{N,}|(?:_|[^\w\s]){N,}".replace("N", str(MAX_WORD + 1)))
 SIDES = ("src", "tgt")
@@ -194,9 +194,9 @@ def group_by_length(
 
     lengths: (examples,) of each side, in tokens. A batch takes `batch_size` examples, or, if
     that is 0, as many as fit in `batch_tokens` tokens of the longer side. Examples of equal
-    lengths are shuffled by `rng`. The number of examples in a batch depends on the length of
-    its longest one alone. If it is 32 or more, it is rounded down to a multiple of 8, so that
-    few different shapes occur, and processes get equal shares.
+    lengths are shuffled by `rng`. With `batch_tokens`, the length of its longest example alone
+    decides how many a batch has, except for the last one: at least one, and from 32 on a
+    multiple of 8, so that few different shapes occur, and processes get equal shares.
     """
     # The first and the last side: a classifier's examples have only one, which is both.
     longer = np.maximum(lengths[0], lengths[-1])

@@ -91,7 +91,7 @@ class Attention(nn.Module):
     """Multi-head attention (section 3.2.2), of a sentence to itself or to another sequence."""
 
     # Unless the model is trained with --plain, support/common/kernels.py replaces `attend` by
-    # a faster function, and on GPUs `forward` by a method that calls `attend_projected`.
+    # a faster function, and on GPUs in bf16 `forward` by one that calls `attend_projected`.
     attend: Callable = staticmethod(scaled_dot_product)
 
     def __init__(self, config: LayerConfig):
@@ -123,8 +123,8 @@ class Attention(nn.Module):
         """Does the rest of `forward`, after its first products.
 
         query: (batch, tgt, d_model), self.query(x); key_value: (batch, src, 2 * d_model),
-        self.key_value(source). A beam search passes the query of the last position alone, with
-        the keys and values of all positions so far.
+        self.key_value(source). Returns (batch, tgt, d_model). In self-attention, a beam search
+        passes the query of the last position alone, with the keys and values of all so far.
         """
         k, v = self.split_key_value(key_value)
         y = self.attend(self.split(query), k, v, mask)  # (batch, heads, tgt, d_head)
@@ -184,7 +184,10 @@ class DecoderLayer(nn.Module):
         self.residuals = nn.ModuleList(Residual(config) for _ in range(3))
 
     def forward(self, x: Tensor, mask: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
-        """x: (batch, tgt, d_model); mask: (tgt, tgt); memory: (batch, src, d_model)."""
+        """x: (batch, tgt, d_model); mask: (tgt, tgt); memory: (batch, src, d_model).
+
+        memory_mask: (batch, 1, 1, src). Returns the shape of x.
+        """
         x = self.residuals[0](x, lambda y: self.self_attention(y, y, mask))
         x = self.residuals[1](x, lambda y: self.cross_attention(y, memory, memory_mask))
         return self.residuals[2](x, self.feed_forward)
@@ -240,7 +243,10 @@ class Transformer(nn.Module):
         return self.dropout(x + self.sinusoids(positions, self.config.d_model))
 
     def encode(self, src: Tensor) -> tuple[Tensor, Tensor]:
-        """src: (batch, src) ids. Returns memory (batch, src, d_model) and its mask."""
+        """src: (batch, src) ids. Returns memory, (batch, src, d_model), and its mask.
+
+        mask: (batch, 1, 1, src), True where there is no padding.
+        """
         mask = (src != self.config.pad)[:, None, None]
         x = self.embed(src)
         for layer in self.encoder:
@@ -248,7 +254,10 @@ class Transformer(nn.Module):
         return self.encoder_norm(x), mask
 
     def decode(self, tgt_in: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
-        """tgt_in: (batch, tgt) ids. Returns (batch, tgt, d_model), for the projection."""
+        """tgt_in: (batch, tgt) ids; memory, memory_mask: as `encode` returns them.
+
+        Returns (batch, tgt, d_model), for the projection.
+        """
         # Padding comes last, so the mask of later positions hides it from real tokens, too.
         length = tgt_in.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=tgt_in.device).tril()
@@ -278,8 +287,8 @@ class Transformer(nn.Module):
         if tgt_out is None:
             return F.linear(x, self.embedding.weight).float()
         assert token_indices is not None, "token_indices come with tgt_out"
-        # The projection is most of the work, so padding is left out before it. The indices come
-        # with the batch, because finding the tokens here would make the CPU wait for a GPU.
+        # Padding is left out before the projection, the largest product. The indices come with
+        # the batch, because finding the tokens here would make the CPU wait for a GPU.
         x = x.flatten(0, 1).index_select(0, token_indices)  # (tokens, d_model)
         target = tgt_out.flatten().index_select(0, token_indices)
         return self.loss(x, self.embedding.weight, target, self.config.label_smoothing)

@@ -83,13 +83,13 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
         help="decoder: support/translation/beam.py, or CTranslate2 in int8 on the CPU [own]",
     )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run [auto]")
-    add("--procs", type=int, default=0, help="processes for a file, one core each [all cores]")
+    add("--procs", type=int, default=0, help="processes for a file of many lines [all cores]")
     add(
         "--precision",
         choices=("auto", "bf16", "fp16", "fp32"),
         default="auto",
-        help="precision of matrix products [auto: bf16 on a GPU, or fp16 on one that has no "
-        "bf16; fp32 on a CPU]",
+        help="precision of matrix products [auto: bf16 on a GPU, or fp16 on one of compute "
+        "capability 7; else fp32]",
     )
     # After "--" come words alone. `parse_intermixed_args` does not know it.
     flags = list(takewhile(lambda word: word != "--", words))
@@ -241,8 +241,9 @@ def start_prompt(translator: Translator) -> None:
 
 def main() -> None:
     args = parse_arguments()
-    # This process decodes single sentences. With more threads that is no faster and, on cores
-    # with other work, many times as slow, since threads wait for each other.
+    # This process decodes what fits in one batch, such as a sentence; others decode files. With
+    # more threads a sentence is no faster and, on cores with other work, many times as slow,
+    # since threads wait for each other.
     torch.set_num_threads(1)
     translator = Translator(args)
     if args.score:

@@ -33,6 +33,7 @@ from torch import Tensor
 from support.common.errors import UserError, as_user_error, first_line
 from support.common.files import replace, sync, sync_folder
 from support.common.paths import LOGS, quote, script_path
+from support.common.streams import note
 
 FORMAT = 3  # increase it when a field, a weight's rows, or what model.py computes changes
 CAN_MAP = sys.platform != "win32"  # where a file cannot be replaced while it is mapped
@@ -162,9 +163,16 @@ def find_checkpoint(path: Path | None, task_type: str) -> tuple[Path, dict]:
 
 
 def newest_checkpoint(task_type: str) -> tuple[Path, dict]:
-    """Returns best.pt of the newest run of that type under logs/, and its content."""
+    """Returns best.pt of the newest run of that type under logs/, and its content.
+
+    A file that cannot be read is left out, with a warning. Raises UserError if there is none.
+    """
     for path in sorted(find_all("best.pt"), key=os.path.getmtime, reverse=True):
-        checkpoint = load(path)
+        try:
+            checkpoint = load(path)
+        except UserError as problem:
+            note(f"warning: {problem}")
+            continue
         if checkpoint["task"]["type"] == task_type:
             return path, checkpoint
     command = f"python {script_path('train_cpu.py')}"

@@ -81,7 +81,7 @@ def cgroup_quota(cgroups: Path) -> int:
 
 
 def matrix_rate(device: str, precision: str) -> float:
-    """Measures the FLOP/s of matrix products of several sizes, for at most two seconds."""
+    """Measures the FLOP/s of matrix products of several sizes, for about two seconds."""
     dtype = autocast_dtype(precision) or torch.float32
     sizes = (4096, 8192) if device == "cuda" else (768, 1024, 1536)
     matrices = [torch.randn(size, size, device=device, dtype=dtype) for size in sizes]
@@ -146,7 +146,7 @@ def check_gpus() -> None:
     cuda = torch.version.cuda
     if not cuda:
         raise UserError(
-            "--device cuda: this PyTorch is made for CPUs alone; install the one for CUDA, or "
+            "--device cuda: this PyTorch is built without CUDA; install the one with it, or "
             "use --device cpu instead"
         )
     if not torch.cuda.is_available():

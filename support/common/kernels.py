@@ -4,8 +4,9 @@
 
 model.py writes each part as one would read it. `speed_up` replaces attention, the loss
 (fused_loss.py) and others by faster implementations, and on CPUs layer norms and embeddings by
-more exact ones. With --plain it replaces nothing. tests/unit/test_fast.py compares both, and
-tests/measure/tricks.py measures the gain of each part.
+more exact ones. With --plain it replaces nothing but what --compile and --recompute need.
+tests/unit/test_fast.py compares both, and tests/measure/tricks.py measures the gain of each
+part.
 """
 
 import math

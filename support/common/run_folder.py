@@ -101,7 +101,7 @@ def try_to_lock(file: IO) -> bool:
 
 
 def remove_if_empty(folder: str) -> None:
-    """Removes a run's folder, and then logs/, if nothing but a lock was written to it."""
+    """Removes a run's folder if it has nothing but a lock, and then its parent if empty."""
     if not folder:
         return
     path = Path(folder)

@@ -16,8 +16,9 @@ MAX_SHARED = 0.1  # of a part; in many corpora a few short texts occur several t
 def hold_out_pairs(parts: dict) -> dict:
     """Returns the readers of a corpus of pairs, with a validation set held out of training.
 
-    It has about 1,000 pairs, at most one in 20, but at least one. A hash of the source chooses
-    them, so that equal sentences stay together. Pairs with an empty side do not count.
+    It has about 1,000 pairs, or one in 20 if these are fewer. A hash of the source chooses
+    them, so that all pairs of a source stay together; if all sources are equal, it is empty.
+    Pairs with an empty side do not count.
     """
     fields = [("hash", np.uint32), ("is_whole", bool)]
     pairs = (
@@ -47,9 +48,9 @@ def hold_out(
 
 
 def hash_text(text: str) -> int:
-    """Returns a number of 32 bits; texts that are encoded alike have the same.
+    """Returns a number of 32 bits, the same for texts that differ only in spaces around them.
 
-    It is 0 if the text is empty.
+    Unicode's ways to write the same character count as equal. It is 0 if the text is empty.
     """
     content = unicodedata.normalize("NFC", text.strip()).encode()
     return hash_bytes(content) if content else 0
@@ -65,7 +66,7 @@ def hash_bytes(content: bytes) -> int:
 
 
 def hash_pair(pair: tuple[str, str]) -> int:
-    """Returns a number of 32 bits, the same for pairs that are encoded alike.
+    """Returns a number of 32 bits, as `hash_text` does for a text.
 
     It is 0 if a side is empty, since such a pair is left out.
     """

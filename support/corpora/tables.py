@@ -250,9 +250,9 @@ def unquoted(cell: str, is_quoted_column: bool) -> str:
 
 
 def read_objects(path: File) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the objects of a JSON file by their columns, each with its line's number.
+    """Yields the objects of a JSON file by their columns, each with its number.
 
-    The file has an object a line, or a list of objects; then they are numbered.
+    The file has an object a line, with the number of the line, or is a list of objects.
     """
     lines = read_lines(path)
     first_line = next(lines, "")
@@ -268,7 +268,7 @@ def read_objects(path: File) -> Iterator[tuple[int, dict[str, Any]]]:
         )
     for number, row in rows:
         if not isinstance(row, dict):
-            raise UserError(f"{path}, line {number}: no JSON object; {JSON_FORMS}")
+            raise UserError(f"{path}, row {number}: no JSON object; {JSON_FORMS}")
         yield number, columns_of(row)
 
 
@@ -317,9 +317,9 @@ def read_columns(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yields the number of each row and the cells of some columns. Raises UserError.
 
-    columns: names in the first row or in the JSON objects, or positions from 1. If all are
-    positions, the first row may be a header: see `is_header`. flags: the flags that name
-    columns, for error messages.
+    columns: names in the first row or in the JSON objects or, except in JSON, positions from 1.
+    If all are positions, the first row may be a header: see `is_header`. flags: the flags that
+    name columns, for error messages.
     """
     if suffix_of(path) in JSON:
         yield from read_columns_of_objects(path, columns, flags)
@@ -361,11 +361,11 @@ def read_columns_of_objects(
         for name in columns:
             if column_name(name) not in row:
                 found = ", ".join(row)[:120]
-                raise UserError(f"{path}, line {number}: no {name!r} ({flags}); it has {found}")
+                raise UserError(f"{path}, row {number}: no {name!r} ({flags}); it has {found}")
             value = row[column_name(name)]
             if isinstance(value, list | dict):
                 raise UserError(
-                    f"{path}, line {number}: {name!r} is a list or an object, not text "
+                    f"{path}, row {number}: {name!r} is a list or an object, not text "
                     f"({flags}); {JSON_FORMS}"
                 )
             if value is None:

@@ -1,4 +1,4 @@
-"""A slow network on a fast machine: each collective waits before it begins."""
+"""A slow network on a fast machine: the collectives of a step wait before they begin."""
 
 import time
 from contextlib import contextmanager

@@ -104,8 +104,8 @@ def report_out_of_memory(rank: int, device: str):
         is_cpu = device == "cpu" or isinstance(problem, MemoryError)
         owner = "the CPU's" if is_cpu else "its GPU's"
         raise UserError(
-            f"process {rank} is out of {owner} memory; choose a smaller --batch-tokens, a "
-            f"larger --accumulate, or --recompute"
+            f"process {rank} is out of {owner} memory; choose a larger --accumulate or "
+            f"--recompute, or begin another run with a smaller --batch-tokens or --batch-size"
         ) from None
 
 
@@ -141,8 +141,9 @@ def end_at_once():
 def rank_0_first():
     """Runs the block in rank 0, then in the first process of each other node, then in the rest.
 
-    The first ones download and encode the corpus; the others find it on their node's disk. No
-    process goes on before all nodes have it. A collective.
+    The first ones download and encode the corpus; the others of a node find it on its disk. No
+    process goes on before all nodes have it. A collective. After the trial of --minutes, which
+    has prepared the corpus, no process waits for another to run the block.
     """
     rank = ThisProcess.rank
     store = ThisProcess.store
@@ -196,7 +197,7 @@ def spawn(train: Train, command_line: rendezvous.CommandLine) -> None:
     """Starts --procs processes on this machine's CPU, and waits until they have ended.
 
     Passes signals on to them. Exits with status 0, 1 if a process has died, 2 for a user's
-    error, or 128 + signal if the run was stopped.
+    error, or 128 + signal if it has passed one on.
     """
     with exit_on_user_error():
         cores = available_cores()

@@ -29,8 +29,9 @@ BACKLOG = 4096  # connections: as many as Linux allows by default
 
 @contextmanager
 def exit_if_another_dies(store: dist.Store, rank: int, world_size: int) -> Iterator[None]:
-    """Ends this process at once if, in the block, it gets a signal and another one has died.
+    """Ends this process if, in the block, it gets a signal and another one has died.
 
+    It begins to ask GRACE seconds after the signal.
     store: one that no process of the run keeps, and that all of them reach.
     """
     host = os.environ["MASTER_ADDR"]

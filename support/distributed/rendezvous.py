@@ -74,7 +74,11 @@ def connect(port: int, timeout: timedelta) -> dist.TCPStore:
 
 @contextmanager
 def publish(store: dist.Store, key: str):
-    """Sets a key when the block has ended: to "", or to the message of its error."""
+    """Sets a key when the block has ended: to "", or to the message of its error.
+
+    After another exception than UserError and OSError the key is not set: the launcher ends the
+    processes that wait for it.
+    """
     try:
         yield
     except (UserError, OSError) as problem:
@@ -115,7 +119,7 @@ def share_settings(
 ) -> Any:
     """Returns the settings of the run, the same in all processes: rank 0 sends its own.
 
-    Every process compares its command line, code and versions with rank 0's, so that none
+    Every process compares its command line, code and PyTorch with rank 0's, so that none
     trains something else unnoticed. If one differs, or rank 0's settings are impossible, all
     raise UserError with the same message. torchrun_store: outlives a restart, and has the run's
     folder.
@@ -314,7 +318,9 @@ def own_address(address: str) -> str | None:
 def interface_to(address: str) -> str | None:
     """Returns the network interface through which this machine reaches `address`, or None.
 
-    Gloo would use the interface of this machine's hostname, which often is loopback.
+    Gloo would use the interface of this machine's hostname, which often is loopback. On the
+    node that has `address` it may be loopback all the same, if this is the node's hostname: a
+    user then sets GLOO_SOCKET_IFNAME.
     """
     own = own_address(address)
     for name, addresses in psutil.net_if_addrs().items():

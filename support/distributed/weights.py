@@ -93,10 +93,11 @@ def save_sharded(folder: Path, name: str, weights: dict, state: dict) -> None:
     try:
         dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder / name)
     except dcp.CheckpointException as problem:
-        raise UserError(
-            f"{folder / name}: the checkpoint cannot be written "
-            f"({first_failure(problem)}); the previous one is intact"
-        ) from problem
+        message = f"{folder / name}: the checkpoint cannot be written"
+        message += f" ({first_failure(problem)})"
+        if (folder / "last.pt").is_file():
+            message += "; the previous one is intact"
+        raise UserError(message) from problem
 
 
 def first_failure(problem: dcp.CheckpointException) -> str:

@@ -23,9 +23,9 @@ from support.training.summary import epoch_tokens, format_duration
 
 
 def score_run(run, model: nn.Module) -> None:
-    """Scores the best weights on the test set, and writes summary.json. A collective.
+    """Scores the best weights on the validation and test set, and writes summary.json.
 
-    `model` is left with the best weights.
+    There may be no test set. A collective. `model` is left with the best weights.
     """
     run.say("scoring the best weights")
     keep_mean_if_better(run, model)

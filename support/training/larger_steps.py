@@ -24,8 +24,8 @@ def find_growth(task, args: Settings) -> int:
     """Returns the factor by which to enlarge the steps, a power of two.
 
     It is as large as the GPUs need to reach an MFU of LOW_MFU in the time in which the CPU
-    starts the kernels of a step, but leaves the run at least MIN_STEPS steps. It is 1 if the
-    number of steps is given, or found by --minutes.
+    starts the kernels of a step, but at most MAX_GROWTH, and leaves the run at least MIN_STEPS
+    steps. It is 1 if the number of steps is given (but for --benchmark) or found by --minutes.
     """
     if args.minutes or (args.steps and not args.benchmark):
         return 1

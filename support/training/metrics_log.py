@@ -46,7 +46,7 @@ class MetricsLog:
     def __init__(
         self, run, model: nn.Module, step: int, hosts_and_devices: list[tuple[str, str]]
     ):
-        """Opens metrics.csv, and removes from the folder what comes after `step`.
+        """Writes config.json, and opens metrics.csv without the rows that come after `step`.
 
         step: the last one done; hosts_and_devices: of each rank.
         """

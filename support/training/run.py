@@ -94,9 +94,9 @@ class Run:
         """Prints the settings, starts or resumes the run, and returns how many steps are done.
 
         A new run begins at step 0, with pretrained weights if the task has them. A resumed run
-        loads last.pt: rank 0 reads it and sends the weights; with --sharded each rank reads its
-        own shard. scaler: what scales the loss in fp16. Raises UserError if the ranks have
-        different data.
+        loads last.pt: rank 0 reads it and sends the weights; of a sharded checkpoint each rank
+        reads its own shard. scaler: what scales the loss in fp16. Raises UserError if the ranks
+        have different data, or the run cannot begin.
         """
         self.throughput = Throughput(peak_rate(self.args, self.rank, self.world_size))
         self.say(summary.beginning(self))
@@ -267,11 +267,12 @@ class Run:
         """Closes the log, and raises UserError: a loss or a gradient is not finite."""
         self.writer.wait()
         self.close()
+        saved = [name for name in ("best.pt", "last.pt") if (self.folder / name).is_file()]
+        saved = broadcast_object(saved)  # other nodes may not have the folder
         hint = "Nothing was saved."
-        for name in ("best.pt", "last.pt"):
-            if (self.folder / name).is_file() and not self.args.benchmark:
-                hint = f"The last good checkpoint is {self.folder}/{name}."
-        remedies = ["a lower --lr", "a longer --warmup"]
+        if saved and not self.args.benchmark:
+            hint = f"The last good checkpoint is {self.folder}/{saved[-1]}."
+        remedies = ["a new run with a lower --lr", "one with a longer --warmup"]
         if self.args.precision != "fp32":
             remedies.append("--precision fp32")
         raise UserError(
@@ -319,7 +320,8 @@ class Run:
     # --- Evaluations and checkpoints
 
     def record_evaluation(self, step: int, model: nn.Module, metrics: dict[str, float]) -> None:
-        """Logs an evaluation, and saves its weights: best.pt if they are the best, step-N.pt.
+        """Logs an evaluation, and saves its weights: as best.pt if they are the best, and as
+        step-N.pt if checkpoints are averaged.
 
         The best have the highest first metric in validation, and of those the lowest loss.
         A collective: rank 0 gathers the weights. Raises UserError where the loss is not finite.
@@ -481,7 +483,7 @@ class Run:
         long_barrier()  # torchrun ends all ranks once one of them leaves with an error
 
     def measure_trial(self, trial) -> None:
-        """Notes how long a trial's evaluation and steps took, before the files are written."""
+        """Notes how long a trial's steps and evaluation took, before a thread writes files."""
         trial.evaluation_seconds = time.perf_counter() - trial.steps_ended
         trial.epoch_steps = self.epoch_steps
         trial.eval_every = self.eval_every

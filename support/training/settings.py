@@ -74,7 +74,8 @@ class CorpusSettings:
     )
     valid: str = flag(
         "",
-        "PREFIX, table or class folders to validate on; else some of --data is held out",
+        "PREFIX, table or class folders to validate on; without any, some of the training set "
+        "is held out",
         changeable=True,
     )
     test: str = flag("", "PREFIX, table or class folders to score at the end", changeable=True)
@@ -101,7 +102,7 @@ class CorpusSettings:
         "tokens; longer sentence pairs are left out, longer texts lose their middle",
         (1, 32_767),
     )
-    label: str = flag("", "column of a table, by name or position, that holds the class")
+    label: str = flag("", "column of a table that holds the class, by name or position")
     text: str = flag("", "columns with the text, separated by commas", task=CLASSIFY)
     image_size: int = flag(
         0,
@@ -235,7 +236,9 @@ class SpeedSettings:
     plain: bool = flag(False, "run model.py as it is written, without faster replacements")
     profile: bool = flag(False, "record some steps: step.png, memory.png and traces", **ONCE)
     benchmark: bool = flag(
-        False, "time 200 steps and save nothing; prints tokens/s and MFU", changeable=True
+        False,
+        "time --steps, or 200 of them, and save nothing; prints tokens/s and MFU",
+        changeable=True,
     )
     hardware_tflops: float = flag(
         0.0, "peak of a process's GPU or cores, for MFU; 0: look up or measure", **ONCE
@@ -284,7 +287,9 @@ class RunSettings:
         changeable=True,
     )
     delay_ms: float = flag(
-        0.0, "milliseconds to wait before each collective, as in a slow network", **ONCE
+        0.0,
+        "milliseconds to wait before each collective of a step, as in a slow network",
+        **ONCE,
     )
     netem: bool = flag(
         False,

@@ -87,14 +87,14 @@ def forecast(run, step: int) -> str:
 
 
 def advice(run) -> str:
-    """Returns a line, after a line break, with a larger step if GPUs are hardly used, or "".
+    """Returns a line with a larger step if the GPUs of a new run are hardly used, or "".
 
     Starting the kernels takes as long for a large step as for a small one. Adam's learning rate
     grows with the square root of the step.
     """
     args = run.args
     mfu = run.throughput.mfus[-1]
-    if args.device != "cuda" or mfu >= LOW_MFU:
+    if args.device != "cuda" or mfu >= LOW_MFU or args.is_resumed:
         return ""
     most = MAX_GROWTH // args.growth
     growth = min(most, 2 ** math.ceil(math.log2(GOOD_MFU / mfu)))

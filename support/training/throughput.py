@@ -54,9 +54,9 @@ class Throughput:
 def peak_rate(args, rank: int, world_size: int, cache: Path = CACHE) -> float:
     """Returns the FLOP/s of all ranks together, which MFU is a share of. A collective.
 
-    With --hardware-tflops, or a GPU of PEAKS, it is that figure times the number of ranks.
-    Otherwise all ranks multiply large matrices at the same time, once for a machine, and the
-    sum of their rates is kept in `cache`.
+    With --hardware-tflops, or in bf16 or fp16 on a GPU of PEAKS, it is that figure times the
+    number of ranks. Otherwise all ranks multiply large matrices at the same time, and the sum
+    of their rates is kept in `cache`.
     """
     path = cache / "matrix_rates.json"
     setup = (

@@ -248,7 +248,7 @@ def test_a_run_behind_a_link_is_found(tmp_path, monkeypatch, model):
     assert found == Path("logs/linked/best.pt")
 
 
-def test_the_newest_run_of_a_kind_is_found(tmp_path, monkeypatch, model):
+def test_the_newest_run_of_a_kind_is_found(tmp_path, monkeypatch, model, capsys):
     monkeypatch.setattr("sys.argv", ["translate.py"])
     monkeypatch.chdir(tmp_path)
     write_runs(
@@ -276,6 +276,9 @@ def test_the_newest_run_of_a_kind_is_found(tmp_path, monkeypatch, model):
     (tmp_path / "logs/logs").rename(tmp_path / "logs/set")  # as --name set/study does
     os.utime("logs/set/study/best.pt")
     assert checkpoint.find_checkpoint(None, "translation")[0] == Path("logs/set/study/best.pt")
+    Path("logs/set/study/best.pt").write_bytes(b"cut short")
+    assert checkpoint.find_checkpoint(None, "translation")[0] == best
+    assert "warning: logs/set/study/best.pt: not a whole checkpoint" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path / "logs")
     for kind, data in {"translation": "", "classification": " --data kinds"}.items():
         with pytest.raises(

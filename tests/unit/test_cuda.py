@@ -166,7 +166,7 @@ def test_no_value_is_read_from_a_gpu_between_rows_of_the_log(tmp_path, corpus_fl
 @pytest.mark.parametrize(
     "cuda, is_there, capability, message",
     [
-        (None, False, None, "this PyTorch is made for CPUs alone"),
+        (None, False, None, "this PyTorch is built without CUDA"),
         ("13.0", False, None, "nvidia-smi has to show one and CUDA 13.0 or newer"),
         ("13.0", True, (7, 0), "no code for the Tesla V100, which is sm_70, older than sm_75"),
     ],

@@ -237,7 +237,7 @@ def test_an_inner_object_does_not_replace_the_outer_ones_columns(tmp_path):
     assert read_table(tmp_path / "a.jsonl", json.dumps(row) + "\n") == [("mine", "a")]
     corpus = find_labelled(str(tmp_path / "a.jsonl"), text="quoted.text", label="other.stars")
     assert read(corpus) == [("theirs", "1")]
-    assert "line 1: no 'stars'" in refusal(read_all, tmp_path / "a.jsonl", label="stars")
+    assert "row 1: no 'stars'" in refusal(read_all, tmp_path / "a.jsonl", label="stars")
 
 
 def test_half_a_character_in_json_becomes_a_question_mark(tmp_path):
@@ -403,16 +403,16 @@ TABLES = {  # name: (content, what the answer says)
     "broken.jsonl": ('{"text": "a", "label": 1}\n{"text": \n', "line 2: broken JSON"),
     "deep.jsonl": ("[" * 100_000, "broken JSON"),
     "pretty.json": ('{\n "text": "a"}\n', "an object a line, or is one list of objects"),
-    "list.jsonl": ('{"text": "a", "label": 1}\n["a", 1]\n', "line 2: no JSON object"),
+    "list.jsonl": ('{"text": "a", "label": 1}\n["a", 1]\n', "row 2: no JSON object"),
     "commas.tsv": ("text,label\na,b\n", "no tab divides the first row"),
     "bars.csv": ("text|label\na|b\n", "no comma, tab or semicolon divides the first row"),
     "lacks.jsonl": (
         '{"text": "a", "label": 1}\n{"text": "b"}\n',
-        "line 2",
+        "row 2",
         "'label'",
         "has text",
     ),
-    "nested.jsonl": ('{"text": ["a"], "label": 1}\n', "line 1: 'text' is a list or an object"),
+    "nested.jsonl": ('{"text": ["a"], "label": 1}\n', "row 1: 'text' is a list or an object"),
     "latin.csv": (b"text,label\nsch\xf6n,1\n", "line 2: not UTF-8"),
     "quote.csv": ('text,label\n"a,1\n', "quote.csv, line"),
 }

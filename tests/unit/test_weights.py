@@ -297,17 +297,21 @@ def test_a_sharded_checkpoint_that_is_not_whole_is_refused_in_one_line(tmp_path,
             )
             one.unlink() if wrong != "cut" else one.write_bytes(one.read_bytes()[:100])
             (tmp_path / "file").write_text("")
+            (tmp_path / "again").mkdir()
+            (tmp_path / "again/last.pt").write_text("")
+            (tmp_path / "again/parts").write_text("")
         dist.barrier()
         with pytest.raises(
             UserError, match=r"parts: not a whole checkpoint \(process \d: .+\)$"
         ) as problem:
             weights.restore(model, optimizer, None, str(tmp_path / "parts"))
         assert "\n" not in str(problem.value)
-        with pytest.raises(
-            UserError,
-            match="file/parts: the checkpoint cannot be written .* the previous one is intact",
-        ):
-            weights.save_sharded(tmp_path / "file", "parts", *state)
+        for folder, end in (("file", ""), ("again", "; the previous one is intact")):
+            message = (
+                rf"{folder}/parts: the checkpoint cannot be written \(process \d: .+\){end}$"
+            )
+            with pytest.raises(UserError, match=message):
+                weights.save_sharded(tmp_path / folder, "parts", *state)
 
     in_forks(tmp_path, part)
 
