@@ -9,9 +9,9 @@ curves.png shows the losses (the training loss as a running mean) and the task's
 over steps and over time. A single run of a classifier also gets a confusion.png. Runs
 that differ in the number of processes are compared in scaling.png, in the batch size in
 batch_size.png, in the learning rate in learning_rate.png, and in the delay in delay.png.
-There a line joins runs that differ in no other setting, except in their length, --warmup,
---tensor and seed; if there are none, runs of one script, study and --accumulate. A point is
-the median of equal runs.
+There a line joins runs that differ in no other setting but length, --warmup, --tensor and
+seed or, if there are none, runs of one script, study and --accumulate; a point is the
+median of equal runs.
 """
 
 import csv

@@ -171,7 +171,7 @@ def newest_checkpoint(task_type: str) -> tuple[Path, dict]:
         try:
             checkpoint = load(path)
         except UserError as problem:
-            note(f"warning: {problem}")
+            note(f"warning: {problem}; it is left out")
             continue
         if checkpoint["task"]["type"] == task_type:
             return path, checkpoint

@@ -35,7 +35,7 @@ def speed_up(
     """Replaces parts of `model` by faster ones, unless its configuration is plain; returns it.
 
     In fp32 they compute the same, up to rounding and the random numbers of dropout. Under
-    autocast they also round the residual stream, as FSDP does (on a CPU, dropout does it).
+    autocast they also round the residual stream, as FSDP does (on a CPU only with dropout).
 
     device: "cpu" or "cuda", where the model will run; dtype: that of autocast, if it is used;
     recompute: keep only the inputs of each layer for the backward pass, and compute the rest
@@ -355,8 +355,10 @@ class ByteDropout(nn.Dropout):
     On a CPU the random numbers are what dropout costs.
 
     A number is dropped if its byte is less than 256 p. That is not a whole number, so each row
-    (the last dimension) rounds it up or down at random; the mean over rows is exact. Under
-    autocast the result is in bf16 or fp16, and so is the residual stream of all layers.
+    (the last dimension) rounds it up or down at random; the mean over rows is exact.
+
+    In training under autocast, with p > 0, the result is in bf16 or fp16, and so is the residual
+    stream of all layers.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -97,7 +97,8 @@ class Estimate:
             seconds = self.ddp_communication()
         else:
             seconds = self.fsdp_communication() + self.tensor_communication()
-        return seconds + self.network.all_reduce(STOP_BYTES) + self.step.delay
+        seconds += self.network.all_reduce(STOP_BYTES) + self.step.delay
+        return max(0.0, round(seconds, 12))  # the difference of equal numbers may be 1e-18
 
     @property
     def seconds(self) -> float:

@@ -266,9 +266,9 @@ class Run:
     def end_diverged_run(self, step: int, quantity: str) -> None:
         """Closes the log, and raises UserError: a loss or a gradient is not finite."""
         self.writer.wait()
-        self.close()
         saved = [name for name in ("best.pt", "last.pt") if (self.folder / name).is_file()]
         saved = broadcast_object(saved)  # other nodes may not have the folder
+        self.close()
         hint = "Nothing was saved."
         if saved and not self.args.benchmark:
             hint = f"The last good checkpoint is {self.folder}/{saved[-1]}."

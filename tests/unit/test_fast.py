@@ -232,6 +232,9 @@ def test_dropout_does_nothing_to_evaluate_or_with_p_0():
     x = torch.randn(5, 7)
     assert ByteDropout(0.3).eval()(x) is x
     assert ByteDropout(0.0)(x) is x
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ByteDropout(0.3).eval()(x) is x
+        assert ByteDropout(0.0)(x) is x
 
 
 # --- The loss

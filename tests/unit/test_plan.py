@@ -410,6 +410,13 @@ def test_processes_take_turns_on_cores():
     assert two == pytest.approx(one / 2) and four == pytest.approx(one / 2)
 
 
+@pytest.mark.parametrize("sentences", [8, 32, 64])
+def test_a_single_gpu_waits_for_nothing(sentences):
+    step = TrainingStep(ModelConfig(8000), sentences, 128, "bf16")
+    for mode in ("ddp", "fsdp", "hsdp", "tp"):
+        assert best(step, H100, mode, 1, 1).communication == 0
+
+
 def test_more_gpus_are_faster_and_use_their_peak_less(large):
     estimates = [best(large, H100, "fsdp", nodes, 8) for nodes in (2, 4, 16, 64)]
     assert all(few.seconds > many.seconds for few, many in zip(estimates, estimates[1:]))
