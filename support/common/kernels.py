@@ -357,8 +357,8 @@ class ByteDropout(nn.Dropout):
     A number is dropped if its byte is less than 256 p. That is not a whole number, so each row
     (the last dimension) rounds it up or down at random; the mean over rows is exact.
 
-    In training under autocast, with p > 0, the result is in bf16 or fp16, and so is the residual
-    stream of all layers.
+    In training under autocast, with p > 0, the result is in bf16 or fp16, and so is the
+    residual stream of all layers.
     """
 
     def forward(self, x: Tensor) -> Tensor:
