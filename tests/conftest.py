@@ -26,6 +26,8 @@ if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Waiting OpenMP threads sleep. Spinning ones take many times as long on a busy machine.
 os.environ["OMP_WAIT_POLICY"] = "passive"
+# Servers on loopback are not behind a proxy.
+os.environ["no_proxy"] = "127.0.0.1"
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [
     str(ROOT),
@@ -284,11 +286,15 @@ def wait_for(condition, seconds=240):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, train):
-    """A folder with a small finished run, logs/first."""
+    """A folder with a small finished run, logs/first.
+
+    It has learnt next to nothing, so that its translations differ from source to source: after
+    a few steps at a higher learning rate all of them would be a single letter, repeated.
+    """
     folder = tmp_path_factory.mktemp("trained")
-    done = train(
-        folder,
-        *shlex.split("--name first --steps 30 --eval-every 10 --average-checkpoints 2"),
-    )
+    flags = "--name first --steps 30 --eval-every 10 --average-checkpoints 2 --warmup 3000"
+    done = train(folder, *shlex.split(flags))
     assert done.returncode == 0, done.stderr
+    text = (folder / "logs/first/translations.txt").read_text(encoding="utf-8")
+    assert len(set(text.splitlines())) > 10
     return folder

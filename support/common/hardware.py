@@ -240,7 +240,12 @@ def check_compiler(device: str) -> None:
     program = "#include <Python.h>\n"
     try:
         done = subprocess.run(
-            command, input=program, capture_output=True, text=True, errors="replace"
+            command,
+            input=program,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
         )
         if done.returncode == 0:
             return

@@ -59,7 +59,7 @@ class TrainingStep:
         # Of an element that enters a matrix product.
         self.compute_bytes = LOW_PRECISION if autocast_dtype(self.precision) else FP32
         # `in_low_precision` (support/common/kernels.py) rounds the residual stream on GPUs, and
-        # ByteDropout on CPUs. (FSDP always rounds it, so without dropout this is too much for it.)
+        # ByteDropout on CPUs. (FSDP always rounds it: without dropout this is too much there.)
         rounded = not self.cpu or self.config.dropout > 0
         self.residual_bytes = self.compute_bytes if rounded else FP32
         # Autocast copies an fp32 tensor for each product that reads it.

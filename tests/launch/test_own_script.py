@@ -53,6 +53,7 @@ def test_one_process_and_two_compute_the_same_also_resumed(tmp_path, train):
 @pytest.mark.slow
 def test_one_device_resumes(tmp_path, train):
     expected = train("one_gpu", 1)
+    assert len(expected) == 2
     (tmp_path / "one_gpu.pt").unlink()
     found = train("one_gpu", 1, epochs=1) + train("one_gpu", 1)
     assert found == [pytest.approx(row, rel=1e-4) for row in expected]

@@ -99,7 +99,7 @@ def test_any_checkpoint_goes_on_in_any_mode(tmp_path, corpus_flags, go):
 
 @pytest.mark.slow
 def test_checkpoints_in_parts_and_recomputed_activations(tmp_path, corpus_flags, go):
-    """Saved in parts by three processes, gone on with by two; then one file, for any mode."""
+    """Saved in parts by two processes, and gone on with; then one file, for any mode."""
     flags = [*corpus_flags, *SMALL, "--dropout", "0.1", "--eval-every", "10"]
     go("fsdp", 2, "--name", "whole", "--steps", "16", *flags)
     for how in (

@@ -219,6 +219,7 @@ def test_each_file_is_named_after_its_job():
         "study": 'exec python batch/study.py "$@"',
         "tp": 'torchrun_on_all_nodes train_tp.py "$@"',
     }
+    assert {f"{name}.sbatch" for name in commands} <= {*FILES}
     for file in FILES:
         subprocess.run(["bash", "-n", ROOT / "batch" / file], check=True)
         *header, source, command = (ROOT / "batch" / file).read_text().splitlines()

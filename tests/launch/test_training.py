@@ -380,7 +380,7 @@ def test_bad_flags_are_answered_in_one_line(tmp_path, train):
         (["--precision", "tf32"], "--precision tf32: only GPUs have it; use fp32"),
         (["--profile", "--benchmark"], "saves nothing: leave out --profile"),
         (["--lr", "nan"], "--lr nan: it must be from 0 to"),
-        (["--data", os.fsdecode(b"\xff.tsv")], "--data '\\udcff.tsv': not UTF-8"),
+        (["--data", "\udcff.tsv"], "--data '\\udcff.tsv': not UTF-8"),
         (["--name", "/tmp/x"], "--name '/tmp/x': letters, digits"),
         (["--name", "a/../../x"], "--name 'a/../../x': letters, digits"),
         (["--dropout", "1.5"], "dropout 1.5 is not in [0, 1)"),
@@ -526,6 +526,7 @@ def test_a_name_goes_on_in_the_precision_that_auto_was(trained, monkeypatch, cor
     monkeypatch.setattr("support.training.command_line.fast_precision", lambda device: "bf16")
     small = [word for word in SMALL if word not in ("--precision", "fp32")]
     how = [*corpus_flags, *small, "--eval-every", "10", "--average-checkpoints", "2"]
+    how += ["--warmup", "3000"]
     for more, precision in (
         (["--name", "first"], "fp32"),
         (["--name", "first", "--precision", "bf16"], "bf16"),
@@ -594,8 +595,9 @@ def test_a_run_waits_for_the_last_checkpoint_of_the_one_before(tmp_path, train):
         )  # it has begun, and waits
         time.sleep(1)
         later.rename(run / "last.pt")
-    _, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
+    assert "resumed logs/r at step 4" in out
     assert [int(row["step"]) for row in read_metrics(run)] == [1, 2, 3, 4, 5, 6]
     assert (
         json.loads((run / "config.json").read_text())["flags"]["procs"] == 0
@@ -695,10 +697,12 @@ def test_the_measured_rate_is_one_that_products_reach():
     torch.set_num_threads(1)
     rate = hardware.matrix_rate("cpu", "fp32")
     matrix = torch.randn(512, 512)
-    began = time.perf_counter()
-    matrix @ matrix
-    seconds = time.perf_counter() - began
-    assert 1e8 < 2 * 512**3 / seconds < 20 * rate
+    reached = 0.0
+    for _ in range(5):
+        began = time.perf_counter()
+        matrix @ matrix
+        reached = max(reached, 2 * 512**3 / (time.perf_counter() - began))
+    assert rate / 20 < reached < 20 * rate
 
 
 @pytest.mark.parametrize("count", ["0", "7"])

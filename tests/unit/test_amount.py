@@ -59,7 +59,9 @@ def test_epochs_on_the_command_line_override_the_steps_of_a_file(tmp_path, monke
 
 
 def test_every_file_can_be_chosen():
-    for path in config_file.CONFIGS.glob("*-to-*.yaml"):
+    paths = list(config_file.CONFIGS.glob("*-to-*.yaml"))
+    assert paths
+    for path in paths:
         kind, _, limit = path.stem.rpartition("-to-")
         assert (config_file.CONFIGS / f"{kind}.yaml").is_file(), f"{kind} has no file for more"
         assert config_file.config_for_amount(kind, range(int(limit))) == path

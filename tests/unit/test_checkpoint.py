@@ -389,4 +389,6 @@ def test_a_translator_with_a_weight_too_few_or_too_many_is_refused(tmp_path, mod
     few = {name: weight for name, weight in weights.items() if name != "embedding.weight"}
     for wrong in (few, weights | {"another": torch.zeros(1)}):
         checkpoint.save(tmp_path / "wrong.pt", content(model) | {"model": wrong})
-        refusal(read_translator, tmp_path / "wrong.pt")
+        assert "not a whole checkpoint of a translator" in refusal(
+            read_translator, tmp_path / "wrong.pt"
+        )

@@ -211,7 +211,7 @@ def test_texts_that_are_cut_are_counted(answer):
 
 def test_a_files_name_in_place_of_a_text_is_noted(answer):
     done = answer("train.csv")
-    assert "animal" in done.out and done.err.endswith("lines of the file: < train.csv\n")
+    assert done.out.count("%") == 5 and done.err.endswith("lines of the file: < train.csv\n")
 
 
 def test_what_reads_the_lines_may_leave(folder):
@@ -358,11 +358,11 @@ def test_what_cannot_be_scored_is_refused(answer, tmp_path):
     (tmp_path / "images" / "animal" / "1.png").write_bytes(b"")
     for name, expected in [
         ("ids.csv", "5,001 classes; does --label name the right column?"),
-        ("empty.csv", "empty"),
+        ("empty.csv", "it has no example"),
         ("columns.csv", "no column 'words'"),
         ("no.csv", "no such file"),
         ("images", "it has images, but logs/texts/best.pt is a model of texts"),
-        ("nothing", "nothing"),
+        ("nothing", "no such file or folder"),
     ]:
         with pytest.raises(UserError, match=expected) as problem:
             answer("--score", tmp_path / name)
@@ -406,7 +406,7 @@ def test_what_does_not_go_together_is_refused(folder, tmp_path, answer):
     config = content["task"]["config"] | {"d_model": 32}
     torch.save(content | {"task": content["task"] | {"config": config}}, tmp_path / "shape.pt")
     for flags, expected in [
-        (["dog", "--checkpoint", "no.pt"], "no.pt"),
+        (["dog", "--checkpoint", "no.pt"], "no.pt: no such file"),
         (["dog", "--checkpoint", tmp_path], ": no best.pt, which a run has after its first"),
         (["dog", "--checkpoint", tmp_path / "zero.pt"], "zero.pt: not a whole checkpoint"),
         (

@@ -90,4 +90,4 @@ def test_an_epoch_has_three_graphs_at_most(graphs, batches, alone, wrap, device,
             with torch.autocast("cpu", torch.bfloat16):
                 loss, _ = train_model(*batch)
             loss.backward()
-    assert len(graphs) <= 3
+    assert 2 <= len(graphs) <= 3

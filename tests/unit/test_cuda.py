@@ -73,6 +73,7 @@ if "RANK" in os.environ:
 """
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="torchrun needs libuv")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 @pytest.mark.parametrize("mode", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_a_run_on_two_gpus_comes_to_its_end(tmp_path, corpus_flags, mode):
@@ -224,8 +225,8 @@ def test_a_step_takes_no_more_kernels_than_it_took():
     passes = kernels.count(layers=6)
     totals = [counter.lines.total() for counter in passes.values()]
     casts = [counter.casts.total() for counter in passes.values()]
-    assert totals[0] <= 268 and totals[1] <= 341, totals
-    assert casts[0] <= 5 and casts[1] <= 2, casts
+    assert 200 < totals[0] <= 268 and 250 < totals[1] <= 341, totals
+    assert 0 < casts[0] <= 5 and 0 < casts[1] <= 2, casts
 
 
 def test_measuring_goes_on_after_a_section_that_fails(tmp_path, monkeypatch, capsys):
@@ -259,13 +260,14 @@ def test_without_a_gpu_there_is_nothing_to_measure():
     assert done.stderr.startswith("error: --device cuda: ")
 
 
-def test_tf32_is_for_products_of_matrices_and_only_if_asked_for():
+def test_tf32_is_for_products_of_matrices_and_only_if_asked_for(monkeypatch):
     before = torch.get_float32_matmul_precision()
     try:
-        configure_backends("fp32")
-        assert torch.get_float32_matmul_precision() == "highest"
-        configure_backends("tf32")
-        assert torch.get_float32_matmul_precision() == "high"
+        for precision, expected in (("fp32", "highest"), ("tf32", "high")):
+            monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+            configure_backends(precision)
+            assert torch.get_float32_matmul_precision() == expected
+            assert not torch.backends.cudnn.allow_tf32  # convolutions
     finally:
         torch.set_float32_matmul_precision(before)
 

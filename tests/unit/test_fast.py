@@ -3,6 +3,7 @@
 import copy
 import operator
 import statistics
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -170,6 +171,7 @@ def test_an_embedding_adds_up_the_gradients_of_bf16_weights_in_fp32():
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_gradients_of_many_tokens_in_bf16(norm, fsdp):
     """They are near those in fp32, also with the weights in bf16, as FSDP gathers them."""
+    torch.manual_seed(0)
     rows = torch.arange(3, 23).roll(1)[torch.randint(20, (400, 20))]
     batch = rows, rows.roll(1, 1), rows, torch.arange(rows.numel())
 
@@ -369,7 +371,8 @@ def test_a_plain_model_is_left_as_it_is_written(device, compiled):
         assert [type(module) for module in model.modules()] == before
 
 
-def test_a_plain_run_has_a_plain_model_and_stores_so(corpus_flags, monkeypatch):
+def test_a_plain_run_has_a_plain_model_and_stores_so(corpus_flags, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     command = ["train_cpu.py", *corpus_flags, "--vocab-size", "300", "--plain"]
     monkeypatch.setattr("sys.argv", command)
     task = prepare_task(parse_arguments("", CpuSettings).complete())
@@ -604,7 +607,7 @@ def test_the_compiled_loss_is_the_plain_one(vocab):
     ],
 )
 def test_bf16_is_for_processors_that_multiply_in_it(monkeypatch, capabilities, bf16):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     assert fast_precision("cpu") == ("bf16" if bf16 else "fp32")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)  # as on macOS
@@ -620,10 +623,16 @@ def test_the_fast_precision_of_a_gpu(monkeypatch, capability, precision):
     assert fast_precision("cuda") == precision
 
 
-def test_memory_can_be_kept():
-    keep_freed_memory()  # whatever the C library is
+def test_memory_can_be_kept(monkeypatch):
+    calls = []
+    libc = SimpleNamespace(mallopt=lambda *pair: calls.append(pair) or 1)
+    monkeypatch.setattr("ctypes.CDLL", lambda _: libc)
+    monkeypatch.setattr("sys.platform", "linux")
+    keep_freed_memory()
+    assert calls == [(-3, 2**30), (-1, -1), (-2, 2**28)]
 
 
 def test_a_c_library_without_glibcs_parameters_is_left_as_it_is(monkeypatch):
     monkeypatch.setattr("ctypes.CDLL", lambda _: object())  # as musl has none
+    monkeypatch.setattr("sys.platform", "linux")
     keep_freed_memory()

@@ -95,9 +95,10 @@ def imports_of_the_project(module: str, nodes=ast.walk) -> set[str]:
 def changed_lines(before: str, after: str) -> list[str]:
     """The lines in which two files differ, as diff prints them but with - for < and + for >."""
     command = ["diff", ROOT / before, ROOT / after]
-    output = subprocess.run(command, capture_output=True, text=True).stdout
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode < 2, done.stderr
     marks = {"<": "-", ">": "+"}
-    return [marks[line[0]] + line[2:] for line in output.splitlines() if line[0] in marks]
+    return [marks[line[0]] + line[2:] for line in done.stdout.splitlines() if line[0] in marks]
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")

@@ -995,8 +995,9 @@ def test_a_class_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
 
     for name in ("scandir", "listdir"):
         monkeypatch.setattr(os, name, refuse_c(getattr(os, name)))
-    with pytest.raises(PermissionError):
+    with pytest.raises(PermissionError) as problem:
         find_labelled(str(tmp_path))
+    assert problem.value.filename == str(tmp_path / "c")
 
 
 def test_a_folder_with_a_test_part_alone_is_found_but_nothing_to_train_on(tmp_path):

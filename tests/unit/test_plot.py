@@ -11,6 +11,7 @@ import shutil
 import statistics
 import struct
 import subprocess
+import warnings
 from unittest import mock
 
 import numpy as np
@@ -101,7 +102,9 @@ def run_plot(*arguments, cwd):
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         mock.patch("sys.argv", ["plot.py", *map(str, arguments)]),
+        warnings.catch_warnings(),
     ):
+        warnings.simplefilter("error", UserWarning)  # pytest would keep warnings to itself
         try:
             runpy.run_path(str(ROOT / "plot.py"), run_name="__main__")
         except SystemExit as left:

@@ -193,7 +193,7 @@ def test_logits_are_those_of_transformers(tmp_path, name, config, left_out):
     )
     if "Roberta" in name:
         assert found.config.max_length == 18
-    if "Bert" in name:  # a longer text than all of its positions is refused
+    if "Bert" in name:
         assert found.transform is None and Tokenizer.from_str(
             found.tokenizer
         ).get_vocab_size() == len(WORDS)

@@ -345,7 +345,8 @@ def test_tasks_count_from_one(study):
 def test_models_with_other_heads_are_split_into_other_parts(study):
     *_, commands = study("processes --processes 1 8 --heads 8")
     assert any("tp-8" in command for command in commands)
-    *_, commands = study("processes --processes 1 4 --heads 2 --name two")
+    status, _, _, commands = study("processes --processes 1 4 --heads 2 --name two")
+    assert status == 0 and commands
     assert not any("tp-4" in command for command in commands)
 
 

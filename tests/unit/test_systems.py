@@ -80,9 +80,10 @@ def test_two_processes_train_go_on_and_translate(tmp_path, system, corpus_flags)
 def test_a_process_trains_without_torchrun_on_windows(tmp_path, mode, corpus_flags):
     """PyTorch's torchrun does not start there, but its variables can be set by hand."""
     code = f"""
-import os, runpy, sys
+import os, runpy, socket, sys
 os.environ |= dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
-os.environ["MASTER_PORT"] = "29517"
+with socket.create_server(("127.0.0.1", 0)) as server:
+    os.environ["MASTER_PORT"] = str(server.getsockname()[1])
 runpy.run_path({str(ROOT / f"train_{mode}.py")!r}, run_name="__main__")
 """
     flags = [*corpus_flags, *SMALL, *shlex.split("--device cpu --name r --steps 3")]
@@ -93,7 +94,12 @@ runpy.run_path({str(ROOT / f"train_{mode}.py")!r}, run_name="__main__")
 
 
 def reads_or_writes_text(call: ast.Call) -> bool:
-    """Whether a call is open() of a text file, or read_text or write_text of a path."""
+    """Whether a call is open() of a text file, or read_text or write_text of a path.
+
+    Or of another function with the keyword `text`, such as subprocess.run.
+    """
+    if any(keyword.arg == "text" for keyword in call.keywords):
+        return getattr(call.func, "attr", "") in ("run", "Popen", "check_output")
     if isinstance(call.func, ast.Attribute):
         return call.func.attr in ("read_text", "write_text")
     modes = [*call.args[1:2], *(each.value for each in call.keywords if each.arg == "mode")]

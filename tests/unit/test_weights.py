@@ -4,6 +4,7 @@ import faulthandler
 import gc
 import multiprocessing
 import os
+import sys
 from datetime import timedelta
 
 import pytest
@@ -30,6 +31,8 @@ from support.profiling import memory
 
 def in_forks(folder, part, procs=2) -> None:
     """Calls part(rank) in `procs` forks that share a Gloo group, for at most two minutes."""
+    if sys.platform != "linux":
+        pytest.skip("it needs forks, and a loopback interface called lo")
 
     def one(rank):
         faulthandler.dump_traceback_later(120, exit=True, file=2)  # if it hangs, show where
