@@ -27,8 +27,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 PAD, BOS, EOS = 0, 1, 2
 MAX_WORD = 1000  # characters
-# A run of more than MAX_WORD letters, or digits, or other characters, as dashes. The time to
-# learn a BPE grows with the square of its length. In Chinese, punctuation ends a run.
+# A run of more than MAX_WORD letters, or digits, or other characters, such as dashes. The time
+# to learn a BPE grows with the square of its length. In Chinese, punctuation ends a run.
 LONG_WORD = re.compile(r"[^\W\d_]{N,}|\d{N,}|(?:_|[^\w\s]){N,}".replace("N", str(MAX_WORD + 1)))
 SIDES = ("src", "tgt")
 NFC = normalizers.NFC()  # Unicode can write é in two ways; this makes their bytes equal

@@ -93,10 +93,18 @@ def save(path: Path, checkpoint: dict) -> None:
             free = shutil.disk_usage(path.parent).free >> 20
             reason += f"; {free:,} MiB are free on the disk"
         partial.unlink(missing_ok=True)
-        message = f"{path}: the checkpoint cannot be written ({reason})"
-        if path.is_file():
-            message += "; the previous one is intact"
-        raise UserError(message) from problem
+        raise write_error(path, reason, previous=path) from problem
+
+
+def write_error(path: Path, reason: str, previous: Path) -> UserError:
+    """Returns the error of a checkpoint that cannot be written.
+
+    previous: where the one before it is, if there is one.
+    """
+    message = f"{path}: the checkpoint cannot be written ({reason})"
+    if previous.is_file():
+        message += "; the previous one is intact"
+    return UserError(message)
 
 
 class Writer:

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from support.common.checkpoint import write_error
 from support.common.errors import UserError, first_line
 from support.distributed.collectives import is_communication_error
 
@@ -93,11 +94,8 @@ def save_sharded(folder: Path, name: str, weights: dict, state: dict) -> None:
     try:
         dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder / name)
     except dcp.CheckpointException as problem:
-        message = f"{folder / name}: the checkpoint cannot be written"
-        message += f" ({first_failure(problem)})"
-        if (folder / "last.pt").is_file():
-            message += "; the previous one is intact"
-        raise UserError(message) from problem
+        reason = first_failure(problem)
+        raise write_error(folder / name, reason, previous=folder / "last.pt") from problem
 
 
 def first_failure(problem: dcp.CheckpointException) -> str:

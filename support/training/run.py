@@ -320,11 +320,12 @@ class Run:
     # --- Evaluations and checkpoints
 
     def record_evaluation(self, step: int, model: nn.Module, metrics: dict[str, float]) -> None:
-        """Logs an evaluation, and saves its weights: as best.pt if they are the best, and as
-        step-N.pt if checkpoints are averaged.
+        """Logs an evaluation, and saves its weights.
 
-        The best have the highest first metric in validation, and of those the lowest loss.
-        A collective: rank 0 gathers the weights. Raises UserError where the loss is not finite.
+        They are saved as best.pt if they are the best, and as step-N.pt if checkpoints are
+        averaged. The best have the highest first metric in validation, and of those the lowest
+        loss. A collective: rank 0 gathers the weights. Raises UserError where the loss is not
+        finite.
         """
         from support.distributed import weights
 
