@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.corpus import MAX_CLASSES, Labelled, Reader, normalize_name
-from support.classification.encoding import encode_texts, hold_out_labelled
+from support.classification.encoding import encode_texts, hold_out_labelled, longest_text
 from support.classification.images import ImageTransform, read_image
 from support.classification.labelled import find_labelled
 from support.classification.metrics import metrics_table
@@ -121,6 +121,7 @@ class Predictor:
         self.transform = None
         with as_user_error(f"{path}: not a complete checkpoint of a classifier"):
             self.classes = self.state["classes"]
+            self.windows = self.flags["windows"]  # of a text, at most
             if self.state["transform"]:
                 self.transform = ImageTransform(**self.state["transform"])
             else:
@@ -143,7 +144,8 @@ class Predictor:
         config = self.model.config
         order = np.arange(len(examples))
         if not self.transform:
-            ids, num_cut = encode_texts(self.tokenizer, examples, config.max_length)
+            limits = (config.max_length, self.windows)
+            ids, num_cut = encode_texts(self.tokenizer, examples, *limits)
             self.num_cut += num_cut
             # Texts of similar lengths need little padding.
             order = np.argsort([-len(text) for text in ids], kind="stable")
@@ -386,9 +388,10 @@ def main() -> None:
     else:
         classify_stdin(predictor)
     if predictor.num_cut:
+        longest = longest_text(predictor.model.config.max_length, predictor.windows)
         print(
             f"warning: {predictor.num_cut:,} of {predictor.num_examples:,} texts were cut to "
-            f"the model's maximum of {predictor.model.config.max_length} tokens",
+            f"the model's maximum of {longest}",
             file=sys.stderr,
         )
 

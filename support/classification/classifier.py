@@ -156,6 +156,26 @@ class Classifier(nn.Module):
         num_tokens = is_token.sum(1, keepdim=True).clamp(min=1)
         return (x * is_token[..., None]).sum(1) / num_tokens
 
+    def logits(self, x: Tensor) -> Tensor:
+        """Returns (batch, classes), in fp32. x: see `forward`; of ids, at most max_length."""
+        y, is_token = self.encode(x)
+        return self.head(self.pool(y, is_token)).float()
+
+    def mean_over_windows(self, x: Tensor) -> Tensor:
+        """Returns the logits of texts with more than max_length tokens, (batch, classes).
+
+        A text is divided into windows of max_length tokens. The encoder gets each window alone,
+        and the logits are the mean over the windows, each weighted by its number of tokens.
+        x: (batch, length) ids.
+        """
+        length = self.config.max_length
+        x = F.pad(x, (0, -x.shape[1] % length), value=self.config.pad)
+        x = x.view(len(x), -1, length)  # (batch, windows, length)
+        tokens = (x != self.config.pad).sum(-1)  # (batch, windows): 0 past the end of a text
+        logits = self.logits(x.flatten(0, 1)).view(*tokens.shape, -1)
+        weight = tokens / tokens.sum(-1, keepdim=True).clamp(min=1)
+        return (logits * weight[..., None]).sum(1)
+
     def forward(
         self, x: Tensor, label: Tensor | None = None, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor] | Tensor:
@@ -166,8 +186,8 @@ class Classifier(nn.Module):
         it is 0, the nll leaves the example out, too. Without label and weight, it returns the
         logits, (batch, classes), in fp32.
         """
-        y, is_token = self.encode(x)
-        logits = self.head(self.pool(y, is_token)).float()
+        is_long = not self.config.patch and x.shape[1] > self.config.max_length
+        logits = self.mean_over_windows(x) if is_long else self.logits(x)
         if label is None or weight is None:
             return logits
         log_p = logits.log_softmax(-1)

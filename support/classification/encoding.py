@@ -31,7 +31,7 @@ from support.corpora.held_out import (
     hold_out,
 )
 
-FORMAT = 16  # version of the files; increase it when examples are read or stored differently
+FORMAT = 17  # version of the files; increase it when examples are read or stored differently
 BLOCK = 1000  # texts encoded at once; a long one takes about 5 KiB per token of max_length
 VALID_EXAMPLES = 2000  # held out if there is no validation set,
 ONE_IN = 20  # but at most one of so many examples, and at least one in all
@@ -45,20 +45,29 @@ def prepare_labelled(
     max_length: int,
     vocab_size: int,
     kind: str = "bpe",
+    windows: int = 1,
 ) -> Path:
     """Encodes a labelled corpus into a folder that any number of processes can map.
 
     Returns the folder. tokenizer: serialized, or "": then one of at most `vocab_size` tokens is
-    trained, of this kind: see `train_tokenizer`. Raises UserError.
+    trained, of this kind: see `train_tokenizer`. max_length, windows: see `encode_texts`.
+    Raises UserError.
     """
-    description = [FORMAT, corpus.name, corpus.checksum, max_length, vocab_size, kind]
+    sizes = (max_length, windows, vocab_size)
+    description = [FORMAT, corpus.name, corpus.checksum, *sizes, kind]
     folder = encoded_folder(cache, corpus.name, description, tokenizer)
-    write = partial(encode, corpus, tokenizer, max_length, vocab_size, kind)
+    write = partial(encode, corpus, tokenizer, *sizes, kind)
     return make_once(folder, write)
 
 
 def encode(
-    corpus: Labelled, serialized: str, max_length: int, vocab_size: int, kind: str, folder: Path
+    corpus: Labelled,
+    serialized: str,
+    max_length: int,
+    windows: int,
+    vocab_size: int,
+    kind: str,
+    folder: Path,
 ) -> dict[str, Any]:
     """Writes flat files of each part, and a tokenizer of texts; returns meta.json's content."""
     classes = classes_of(corpus)
@@ -73,7 +82,8 @@ def encode(
         serialized = serialized or train_tokenizer(parts["train"], count, kind, vocab_size)
         (folder / "tokenizer.json").write_text(serialized, encoding="utf-8")
         tokenizer = Tokenizer.from_str(serialized)
-        write = partial(write_texts, tokenizer=tokenizer, max_length=max_length)
+        encode_block = partial(encode_texts, tokenizer, max_length=max_length, windows=windows)
+        write = partial(write_texts, encode_block=encode_block)
     counts_of_parts = {}
     shared = {}
     if corpus.modality == "text":  # the files of images would have to be read once more
@@ -146,31 +156,58 @@ def hash_example(example: str | Path | np.ndarray) -> int:
 
 
 def encode_texts(
-    tokenizer: Tokenizer, texts: Sequence[str], max_length: int
+    tokenizer: Tokenizer, texts: Sequence[str], max_length: int, windows: int = 1
 ) -> tuple[list[list[int]], int]:
-    """Returns the token ids of each text, and how many texts had more than `max_length` tokens.
+    """Returns the token ids of each text, and how many texts did not fit in their windows.
 
-    These keep their first and last tokens, which often tell more than those in the middle.
+    A text has as many windows of `max_length` tokens as it needs, at most `windows`, one after
+    another. Each has the tokenizer's special tokens. If there may be several, a quarter of each
+    is the beginning of the text, often a title, and the windows divide the rest. Texts that do
+    not fit keep their first and last tokens, which often tell more than those in the middle.
     """
     tokenizer.encode_special_tokens = True  # a "[PAD]" in a text is text
-    half = CHARACTERS_PER_TOKEN * math.ceil(max_length / 2)
+    before, after = special_tokens(tokenizer)
+    size = max_length - len(before) - len(after)  # of a window, without special tokens
+    num_first = size // 4 if windows > 1 else 0
+    part = size - num_first
+    most = num_first + windows * part
+    num_last = most // 2
+    half = CHARACTERS_PER_TOKEN * math.ceil(most / 2)
     # Without the middle of a long text, which is cut out below, encoding takes less time.
     short_texts = [text[:half] + text[half:][-half:] for text in map(str.strip, texts)]
-    encodings = tokenizer.encode_batch(short_texts)
-    num_last = max_length // 2
     num_cut = 0
     ids_of_texts = []
-    for encoding in encodings:
+    for encoding in tokenizer.encode_batch(short_texts, add_special_tokens=False):
         ids = encoding.ids
-        if len(ids) > max_length:
+        if len(ids) > most:
             num_cut += 1
-            ids = ids[: max_length - num_last] + ids[len(ids) - num_last :]
-        ids_of_texts.append(ids)
+            ids = ids[: most - num_last] + ids[len(ids) - num_last :]
+        first, rest = ids[:num_first], ids[num_first:]
+        ids_of_windows = []
+        for start in range(0, max(1, len(rest)), part):
+            ids_of_windows += [*before, *first, *rest[start : start + part], *after]
+        ids_of_texts.append(ids_of_windows)
     return ids_of_texts, num_cut
 
 
+def longest_text(max_length: int, windows: int) -> str:
+    """Returns in words how much of a text `encode_texts` keeps."""
+    tokens = f"{max_length} tokens"
+    return tokens if windows == 1 else f"{windows} windows of {tokens}"
+
+
+def special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Returns the ids of the tokens that a tokenizer puts before a text, and after it."""
+    encoding = tokenizer.encode("a")
+    first = encoding.special_tokens_mask.index(0)  # of the text itself
+    num_after = encoding.special_tokens_mask[::-1].index(0)
+    return encoding.ids[:first], encoding.ids[len(encoding.ids) - num_after :]
+
+
 def write_texts(
-    examples: Iterator[tuple[str, int]], path: Path, tokenizer: Tokenizer, max_length: int
+    examples: Iterator[tuple[str, int]],
+    path: Path,
+    encode_block: Callable[[Sequence[str]], tuple[list[list[int]], int]],
 ) -> dict:
     """Writes PATH.ids, PATH.labels, (texts,), both int32, and PATH.offsets, (texts + 1,) int64.
 
@@ -180,7 +217,7 @@ def write_texts(
     with open(f"{path}.labels", "wb") as file:
         while block := list(islice(examples, BLOCK)):
             texts, labels = zip(*block)
-            encoded, cut = encode_texts(tokenizer, texts, max_length)
+            encoded, cut = encode_block(texts)
             counts["examples"] += len(block)
             counts["empty"] += texts.count("")
             counts["cut"] += cut

@@ -20,6 +20,8 @@ from support.common.files import read_json
 class Examples:
     """One part of an encoded corpus. Each example has one target: its label."""
 
+    window = 0  # tokens of a window, if an example counts as one of its windows
+
     def __init__(self, folder: Path, part: str):
         self.labels = map_file(folder / f"{part}.labels", np.int32)
 
@@ -49,16 +51,20 @@ class Examples:
 
 
 class Texts(Examples):
-    """One part of an encoded corpus of texts."""
+    """One part of an encoded corpus of texts.
 
-    def __init__(self, folder: Path, part: str, pad: int = 0):
+    window: if it is not 0, a text counts as so many tokens at most, one of its windows.
+    """
+
+    def __init__(self, folder: Path, part: str, pad: int = 0, window: int = 0):
         super().__init__(folder, part)
         self.pad = pad
+        self.window = window
         self.texts = Sentences(f"{folder / part}", np.int32)
 
     def lengths(self, rows: np.ndarray) -> list[np.ndarray]:
         """Returns the tokens of the texts `rows`, (rows,); an empty text counts as one."""
-        return [np.maximum(self.texts.lengths(rows), 1)]
+        return [np.clip(self.texts.lengths(rows), 1, self.window or None)]
 
     def inputs(self, rows: np.ndarray, width: int) -> torch.Tensor:
         """Returns padded ids, (rows, width) int64. 0 means the width of the longest text."""
@@ -124,12 +130,26 @@ class ExampleBatches(Batches):
     ) -> tuple[torch.Tensor, ...]:
         """Returns (x, label, weight) like `Examples.batch`, augmented and weighted."""
         x, label, weight = self.examples.batch(rows, *widths)
+        if self.examples.window and len(rows):
+            x = self.draw_windows(rows, widths[0], epoch)
         if (self.crop or self.flip) and len(rows):
             draws = self.offsets_and_flips(epoch)[rows]
             x = torch.from_numpy(shift_and_mirror(x.numpy(), draws))
         if self.token_dropout and len(rows):
             self.hide_tokens(x, rows, epoch)
         return x, label, weight * self.weights[label]
+
+    def draw_windows(self, rows: np.ndarray, width: int, epoch: int) -> torch.Tensor:
+        """Returns the ids of a window of each text, (rows, width), another in other epochs.
+
+        A window is drawn with a probability that is proportional to its number of tokens.
+        """
+        texts = self.examples.texts
+        drawn = [np.random.default_rng([self.seed, epoch, row, 1]).random() for row in rows]
+        window = (drawn * texts.lengths(rows)).astype(np.int64) // self.examples.window
+        first = torch.from_numpy(window * self.examples.window)
+        ids = texts.padded(rows, int(first.max()) + width, self.examples.pad)
+        return ids.take_along_dim(first[:, None] + torch.arange(width), dim=1)
 
     def hide_tokens(self, ids: torch.Tensor, rows: np.ndarray, epoch: int) -> None:
         """Replaces a share of the tokens by padding, but not the first: no text is empty."""

@@ -7,25 +7,25 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from support.classification.classifier import Classifier, ClassifierConfig
+from support.classification.corpus import Labelled
 from support.common.errors import UserError
 
 
 def adapt(
-    pretrained, args, corpus: str, classes: list[str], tokenizer: str
+    pretrained, args, classes: list[str]
 ) -> tuple[ClassifierConfig, dict[str, Tensor], str]:
     """Returns the model's config, the weights that it begins with, and a line about them.
 
-    pretrained: what `load_pretrained` in support/pretrained/load.py returns; corpus: its name;
-    tokenizer: serialized, or "" for images. The last layer is kept, its rows in the order of
-    `classes`, if it knows all of these. Raises UserError if the weights do not fit.
+    pretrained: what `load_pretrained` in support/pretrained/load.py returns. The last layer is
+    kept, its rows in the order of `classes`, if it knows all of these. Raises UserError if the
+    flags do not fit the weights.
     """
-    check_fits(pretrained, args, corpus, tokenizer)
     config = adapted_config(pretrained.config, args, len(classes))
     with torch.device("meta"):  # names without memory
         model = Classifier(config)
     names = model.state_dict().keys()
     weights = {name: value for name, value in pretrained.weights.items() if name in names}
-    if tokenizer:
+    if not config.patch:
         weights["positions"] = weights["positions"][: args.max_length]
     rows = [] if args.pool == "mean" else rows_of(classes, pretrained)
     last_layer = f"head.{len(model.head) - 1}"
@@ -40,16 +40,17 @@ def adapt(
     return config, weights, f"{args.pretrained}: new are {new}; left out: {dropped}"
 
 
-def check_fits(pretrained, args, corpus: str, tokenizer: str) -> None:
+def check_fits(pretrained, args, corpus: Labelled) -> None:
     """Raises UserError if the model reads no such examples, or none of this --max-length."""
-    modality = "texts" if tokenizer else "images"
-    model_modality = "images" if pretrained.config.patch else "texts"
-    if model_modality != modality:
+    modality = "image" if pretrained.config.patch else "text"
+    if modality != corpus.modality:
         raise UserError(
-            f"--pretrained loads a model of {model_modality}, but {corpus} has {modality}"
+            f"--pretrained loads a model of {modality}s, but {corpus.name} has "
+            f"{corpus.modality}s"
         )
-    if tokenizer:
-        special_tokens = Tokenizer.from_str(tokenizer).num_special_tokens_to_add(False)
+    if modality == "text":
+        tokenizer = Tokenizer.from_str(pretrained.tokenizer)
+        special_tokens = tokenizer.num_special_tokens_to_add(False)
         smallest = special_tokens + 1
         largest = pretrained.config.max_length
         if not smallest <= args.max_length <= largest:

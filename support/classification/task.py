@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from data import evaluation_batches
 from support.classification.classifier import Classifier, ClassifierConfig, classifier_flops
 from support.classification.corpus import Labelled, warnings_of_classes
-from support.classification.encoding import prepare_labelled
+from support.classification.encoding import longest_text, prepare_labelled
 from support.classification.examples import ExampleBatches, Images, Texts
 from support.classification.images import ImageTransform
 from support.classification.labelled import find_labelled
 from support.classification.metrics import compute_metrics, metrics_table, per_class
-from support.classification.starting_weights import adapt
+from support.classification.starting_weights import adapt, check_fits
 from support.common.checkpoint import check_corpus
 from support.common.errors import UserError
 from support.common.files import read_json, write_csv
@@ -75,11 +75,13 @@ class Classification:
         corpus = find_labelled(
             args.data, args.valid, args.test, args.text, args.label, args.image_size, transform
         )
+        if pretrained:
+            check_fits(pretrained, args, corpus)
         self.encode(corpus, tokenizer, state)
         if state:
             self.config = ClassifierConfig(**state["config"])
         elif pretrained:
-            adapted = adapt(pretrained, args, corpus.name, self.classes, self.tokenizer)
+            adapted = adapt(pretrained, args, self.classes)
             self.config, self.pretrained_weights, self.summary_of_weights = adapted
         else:
             self.config = self.new_config()
@@ -93,6 +95,8 @@ class Classification:
         """Divides the training set into batches of the size that the flags set."""
         args = self.args
         train = self.examples_of("train")
+        if args.windows > 1 and isinstance(train, Texts):
+            train = Texts(self.folder, "train", self.config.pad, self.config.max_length)
         weights = np.ones(len(self.classes))
         if args.class_weights:  # all classes count as if they were equally frequent
             counts = np.bincount(train.labels, minlength=len(self.classes))
@@ -130,6 +134,7 @@ class Classification:
             max_length=args.max_length,
             vocab_size=args.vocab_size,
             kind=args.tokenizer,
+            windows=args.windows,
         )
         self.meta = read_json(self.folder / "meta.json")
         self.unit = f"{corpus.modality}s"
@@ -150,9 +155,10 @@ class Classification:
                     f"images, but {self.name} has texts"
                 )
             return
-        if has_set("token_dropout", "tokenizer"):
+        if has_set("token_dropout", "tokenizer", "windows"):
             raise UserError(
-                f"--token-dropout and --tokenizer are for texts, but {self.name} has images"
+                f"--token-dropout, --tokenizer and --windows are for texts, but {self.name} "
+                f"has images"
             )
         size = self.transform.output_size
         if args.crop >= size:
@@ -208,7 +214,8 @@ class Classification:
             if counts.get("empty"):
                 line += f"; {counts['empty']:,} empty"
             if counts.get("cut"):
-                line += f"; {counts['cut']:,} cut to {self.args.max_length} tokens"
+                longest = longest_text(self.args.max_length, self.args.windows)
+                line += f"; {counts['cut']:,} cut to {longest}"
             if self.meta["held_out"] and part == "valid":
                 line += "; held out of training"
             lines.append(line)

@@ -18,7 +18,7 @@ def export(folder: Path, model: Classifier, state: dict[str, Any]) -> None:
     """Writes a folder that transformers opens, with the same logits and class names.
 
     state: of the task. Raises UserError if no class of transformers computes the model.
-    From texts that are too long, transformers cuts the end, and classify.py the middle.
+    Of a long text transformers reads only the beginning, and classify.py all windows.
     """
     config = model.config
     if config.plain:

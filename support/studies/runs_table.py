@@ -37,7 +37,7 @@ SETTINGS = {
 # Other flags that affect speed and loss. Runs that differ in one of them belong to different
 # studies. (Not the length, --warmup and --tensor: they may change with what a study compares,
 # the batch size and the processes.)
-DATA = ("src", "tgt", "text", "label", "tokenizer", "max_length", "image_size")
+DATA = ("src", "tgt", "text", "label", "tokenizer", "max_length", "windows", "image_size")
 MODEL = ("heads", "dropout", "norm", "patch", "stem_channels", "pretrained", "pool", "freeze")
 RATES = ("schedule", "head_lr", "weight_decay", "class_weights")
 REGULARIZATION = ("token_dropout", "crop", "flip", "label_smoothing", "clip")

@@ -99,8 +99,14 @@ class CorpusSettings:
     )
     max_length: int = flag(
         128,
-        "tokens; longer sentence pairs are left out, longer texts lose their middle",
+        "tokens; longer sentence pairs are left out, longer texts divided into --windows",
         (1, 32_767),
+    )
+    windows: int = flag(
+        1,
+        "most windows, of --max-length tokens, that a longer text is divided into",
+        (1, 1000),
+        task=CLASSIFY,
     )
     label: str = flag("", "column of a table that holds the class, by name or position")
     text: str = flag("", "columns with the text, separated by commas", task=CLASSIFY)

@@ -74,12 +74,13 @@ def test_a_split_run_that_goes_on_is_the_same_to_the_bit(tmp_path, corpus_flags,
 def test_any_checkpoint_goes_on_in_any_mode(tmp_path, corpus_flags, go):
     """The curve is the same as without interruption, and the result translates.
 
-    The run goes from FSDP on 4 processes (2 replicas of 2 shards) to split layers on 4, DDP on
-    2 and train_cpu.py on 1.
+    The run goes from FSDP on 4 processes (2 replicas of 2 shards) to FSDP on 3, which read
+    these shards, to split layers on 4, DDP on 2 and train_cpu.py on 1.
     """
     flags = [*corpus_flags, *SMALL, "--dropout", "0", "--eval-every", "5"]
     go("cpu", 1, "--name", "unbroken", "--steps", "12", *flags)
-    go("fsdp", 4, "--name", "moved", "--steps", "4", "--replicas", "2", *flags)
+    go("fsdp", 4, "--name", "moved", "--steps", "3", "--replicas", "2", "--sharded", *flags)
+    go("fsdp", 3, "--resume", "logs/moved", "--steps", "4")
     go("tp2", 4, "--resume", "logs/moved", "--steps", "6")
     go("ddp", 2, "--resume", "logs/moved", "--steps", "8")
     go("cpu", 1, "--resume", "logs/moved", "--steps", "12")

@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from test_data import content_of, damage
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from classify import Predictor
+from data import append_ids
 from model import initialize, scaled_dot_product
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.corpus import classes_of
@@ -72,6 +74,7 @@ def table(tmp_path_factory):
         "--test",
         str(folder / "test.csv"),
         *shlex.split("--label topic --text title,text --epochs 2 --token-dropout 0.2"),
+        *shlex.split("--max-length 6 --windows 3"),  # the longest have about 30 tokens
     ]
 
 
@@ -306,6 +309,49 @@ def test_texts_are_cut_and_counted():
     assert encode_texts(tokenizer, texts[1:2], 1) == ([[1]], 1)
 
 
+def test_a_long_text_is_divided_into_windows():
+    """Each has the special tokens, and the beginning of the text; the middle may be lost."""
+    vocabulary = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *map(str, range(10))]
+    ids_of_tokens = {token: i for i, token in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.WordPiece(ids_of_tokens, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    texts = ["", "0", "0 1 2 3", "0 1 2 3 4", "0 1 2 3 4 5 6 7 8 9", "0 1 2 3 4 5 6 7 8 9 x"]
+    ids, num_cut = encode_texts(tokenizer, texts, max_length=6, windows=3)
+    shown = ["".join(tokenizer.id_to_token(id)[:2] for id in row) for row in ids]
+    assert shown == [
+        "[C[S",
+        "[C0[S",
+        "[C0123[S",
+        "[C0123[S[C04[S",
+        "[C0123[S[C0456[S[C0789[S",
+        "[C0123[S[C0467[S[C089[U[S",  # without 5
+    ]
+    assert num_cut == 1
+    assert encode_texts(tokenizer, texts[3:4], max_length=6)[0] == [[1, 4, 5, 7, 8, 2]]
+
+
+def test_the_windows_of_a_text_are_averaged_by_their_tokens():
+    config = ClassifierConfig(
+        3, vocab_size=20, d_model=8, heads=2, d_ff=8, layers=2, max_length=4
+    )
+    initialize(model := Classifier(config).eval(), seed=1)
+    ids = torch.randint(1, 20, (3, 10), generator=torch.Generator().manual_seed(1))
+    ids[1, 6:] = ids[2, 3:] = 0  # texts of three windows, of two, and of one
+    logits = model(ids)
+    first, second, third = ids[:, :4], ids[:, 4:8], ids[:, 8:]
+    expected = torch.stack(
+        [
+            (4 * model(first[:1]) + 4 * model(second[:1]) + 2 * model(third[:1]))[0] / 10,
+            (4 * model(first[1:2]) + 2 * model(second[1:2]))[0] / 6,
+            model(first[2:])[0],
+        ]
+    )
+    torch.testing.assert_close(logits, expected)
+
+
 def test_a_token_is_a_word_and_a_rare_word_is_unknown():
     texts = [
         "The dog's tail, the Dog!! nai\u0308ve",
@@ -381,9 +427,41 @@ def test_texts_get_pieces_of_words_where_words_seldom_recur():
     assert kind("a dog", "two cats", "three cats", "some dogs") == "BPE"
 
 
+def test_training_takes_one_window_of_a_text_another_in_each_epoch(tmp_path):
+    lengths = [3, 4, 9, 12, 0]
+    texts = [list(range(100 * i + 1, 100 * i + 1 + n)) for i, n in enumerate(lengths)]
+    append_ids(str(tmp_path / "train"), texts, np.dtype(np.int32))
+    np.zeros(5, np.int32).tofile(tmp_path / "train.labels")
+    examples = Texts(tmp_path, "train", window=4)
+    plan = ExampleBatches(examples, 8, 1, 0, np.ones(1))
+    rows = np.arange(5)
+    assert examples.lengths(rows)[0].tolist() == [3, 4, 4, 4, 1]
+    windows = [(0, 4), (4, 8), (8, 12)]
+    drawn: dict[int, Counter] = {row: Counter() for row in range(5)}
+    for epoch in range(300):
+        x = plan.collate(rows, [4], epoch)[0]
+        assert x.shape == (5, 4)
+        for row, text, ids in zip(rows, texts, x.tolist()):
+            shown = [id for id in ids if id]
+            drawn[row][next(i for i, (a, b) in enumerate(windows) if text[a:b] == shown)] += 1
+    assert drawn[0] == drawn[1] == drawn[4] == {0: 300}
+    # Of nine tokens the third window has one.
+    assert 100 < drawn[2][0] < 170 and 100 < drawn[2][1] < 170 and 15 < drawn[2][2] < 60
+    assert all(70 < drawn[3][window] < 130 for window in range(3))
+    assert torch.equal(
+        plan.collate(rows[[3, 2]], [4], 7)[0], plan.collate(rows, [4], 7)[0][[3, 2]]
+    )
+    other_seed = ExampleBatches(examples, 8, 2, 0, np.ones(1))
+    of_seeds = [
+        [p.collate(rows, [4], epoch)[0] for epoch in range(9)] for p in (plan, other_seed)
+    ]
+    assert not torch.equal(torch.stack(of_seeds[0]), torch.stack(of_seeds[1]))
+    assert plan.collate(rows[:0], [4], 0)[0].shape == (1, 4)
+
+
 def test_hidden_tokens_depend_on_seed_epoch_and_text_alone():
     class Whole:  # 40 texts of 9 tokens, none of them 0
-        pad = 0
+        pad = window = 0
 
         def __len__(self):
             return 40
@@ -456,6 +534,7 @@ def test_flags_that_do_not_go_together_are_refused(refusal, images, flags, expec
         ["--data", "kinds", "--stem-channels", "8"],
         ["--data", "IMAGES", "--token-dropout", "0.1"],
         ["--data", "IMAGES", "--tokenizer", "words"],
+        ["--data", "IMAGES", "--windows", "2"],
     ],
 )
 def test_flags_are_refused_before_the_corpus_is_encoded(refusal, images, monkeypatch, flags):

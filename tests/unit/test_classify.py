@@ -62,7 +62,7 @@ def save(folder, model, kind="classification", flags=None, **saved):
             "step": 1,
             "model": model.state_dict(),
             "task": task,
-            "flags": flags or {},
+            "flags": {"windows": 1} | (flags or {}),
             "progress": {},
         },
     )
