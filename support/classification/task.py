@@ -3,6 +3,7 @@
 The interface of a task is `Task` in support/training/tasks.py.
 """
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -272,6 +273,12 @@ class Classification:
         """Returns the loss and the metrics of a part; see `Task.evaluate`."""
         metrics, _ = self.classify(model, part, data_rank, data_size, keep=False)
         return metrics
+
+    def standard_error(self, value: float) -> float:
+        """Returns that of an accuracy, or of another share, of the validation set."""
+        n = len(self.examples_of("valid"))
+        share = (value * n + 1) / (n + 2)  # so that all right of few examples has an error, too
+        return math.sqrt(max(0.0, share * (1 - share)) / n)
 
     def final_evaluation(
         self, model: nn.Module, part: str, data_rank: int, data_size: int

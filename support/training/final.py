@@ -90,7 +90,7 @@ def keep_mean_if_better(run, model: nn.Module) -> None:
     # As during training: a longer run compares its evaluations with this one.
     score = run.score(run.task.evaluate(model, "valid", run.data_rank, run.data_size))
     if score[-1] > run.progress.best[-1]:  # of negative losses; never if it is not finite
-        run.progress.best = score
+        run.progress.best = run.progress.highest = score
         if run.keeps_log:
             content = run.checkpoint_content(run.last_step, mean) | {"averaged": len(paths)}
             checkpoint.save(run.folder / "best.pt", content)

@@ -18,9 +18,10 @@ class Progress:
     tokens: int = 0
     nll: float = 0.0  # since the last row of metrics.csv, like targets
     targets: int = 0
-    # What `Run.score` returned for the best evaluation.
+    # What `Run.score` returned: the highest so far, and for the weights that are kept as best.
+    highest: list[float] = field(default_factory=lambda: [-math.inf, -math.inf])
     best: list[float] = field(default_factory=lambda: [-math.inf, -math.inf])
-    since_best: int = 0  # evaluations since the best one
+    since_best: int = 0  # evaluations since the highest one
     last_evaluation: int = 0  # its step
     epoch: dict[str, float] = field(default_factory=EPOCH_SUMS.copy)  # the current one's sums
     evaluated: dict[str, float] = field(default_factory=dict)  # last evaluation of the epoch
@@ -52,15 +53,21 @@ class Progress:
         self.targets = 0
         return loss
 
-    def note_evaluation(self, step: int, score: list[float]) -> bool:
-        """Notes an evaluation, and returns whether it is the best so far."""
+    def note_evaluation(self, step: int, score: list[float], standard_error: float) -> bool:
+        """Notes an evaluation, and returns whether its weights are kept as the best.
+
+        They are if it is the highest. They also are if its first metric is less than a standard
+        error lower: that may be chance, and later weights were trained for longer.
+        """
         self.last_evaluation = step
         self.since_best += 1
-        is_best = score > self.best
-        if is_best:
-            self.best = score
+        if score > self.highest:
+            self.highest = score
             self.since_best = 0
-        return is_best
+        is_kept = not self.since_best or score[0] > self.highest[0] - standard_error
+        if is_kept:
+            self.best = score
+        return is_kept
 
     def end_epoch(self, number: int, step: int) -> None:
         """Keeps the record of the epoch that `step` ends, and begins the next one."""

@@ -59,7 +59,12 @@ def discard_newer_best(folder: Path, step: int) -> dict[str, Any]:
             return {"best": best["progress"]["best"]}
         path.unlink()
     new = Progress()
-    return {"best": new.best, "since_best": 0, "last_evaluation": 0}
+    return {
+        "best": new.best,
+        "highest": new.highest,
+        "since_best": 0,
+        "last_evaluation": 0,
+    }
 
 
 def say_resumed(run, step: int, flags: dict[str, Any]) -> None:

@@ -322,10 +322,9 @@ class Run:
     def record_evaluation(self, step: int, model: nn.Module, metrics: dict[str, float]) -> None:
         """Logs an evaluation, and saves its weights.
 
-        They are saved as best.pt if they are the best, and as step-N.pt if checkpoints are
-        averaged. The best have the highest first metric in validation, and of those the lowest
-        loss. A collective: rank 0 gathers the weights. Raises UserError where the loss is not
-        finite.
+        They are saved as best.pt if they are the best (`Progress.note_evaluation`), and as
+        step-N.pt if checkpoints are averaged. A collective: rank 0 gathers the weights. Raises
+        UserError where the loss is not finite.
         """
         from support.distributed import weights
 
@@ -336,14 +335,16 @@ class Run:
         self.progress.evaluated = {f"valid_{name}": value for name, value in metrics.items()}
         self.write_row(self.progress.evaluated)
         self.end_epoch(step)
-        is_best = self.progress.note_evaluation(step, self.score(metrics))
+        score = self.score(metrics)
+        standard_error = self.task.standard_error(score[0])
+        is_best = self.progress.note_evaluation(step, score, standard_error)
         content = self.checkpoint_content(step, state)
         self.write_files(lambda: self.write_evaluated(content, is_best))
         self.stop_if_patience_is_over(step)
         self.restart_clock()
 
     def score(self, metrics: dict[str, float]) -> list[float]:
-        """Returns what decides which evaluation is the best: first metric, then -loss."""
+        """Returns what decides which evaluation is the highest: first metric, then -loss."""
         # With --bleu-sentences 0 the first metric is missing.
         first_metric = [metrics.get(name, 0.0) for name in self.task.metrics[:1]]
         return [*first_metric, -metrics["loss"]]

@@ -23,7 +23,8 @@ class Task(Protocol):
 
     pretrained_weights: dict[str, Tensor] | None  # by name, or None: begin with random ones
     # The metrics of an evaluation, for all of which higher is better. The first one selects the
-    # best weights, and the loss decides between equal ones. Without metrics the loss selects.
+    # best weights, with its standard error, and the loss decides between equal ones. Without
+    # metrics the loss selects.
     metrics: tuple[str, ...]
     unit: str  # what the corpus's examples are, such as "pairs" or "images"
     speed_unit: str  # what tokens_per_second counts
@@ -60,6 +61,9 @@ class Task(Protocol):
         A collective; all ranks get the same. It computes no gradients, and leaves the model in
         training mode. data_rank, data_size: see `evaluation_batches` in data.py.
         """
+
+    def standard_error(self, value: float) -> float:
+        """Returns that of the first metric in validation if it has this value; 0: unknown."""
 
     def final_evaluation(
         self, model: nn.Module, part: str, data_rank: int, data_size: int

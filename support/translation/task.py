@@ -159,6 +159,10 @@ class Translation:
         model.train()
         return metrics
 
+    def standard_error(self, value: float) -> float:
+        """Returns 0: the standard error of BLEU has no simple formula."""
+        return 0.0
+
     @torch.no_grad()
     def final_evaluation(
         self, model: nn.Module, part: str, data_rank: int, data_size: int

@@ -27,6 +27,7 @@ from support.distributed.signals import STOPPING, Signals
 from support.studies.runs_table import read_run
 from support.training import final
 from support.training.command_line import parse_arguments
+from support.training.progress import Progress
 from support.training.run import Run
 from support.training.settings import CpuSettings, FsdpSettings, defaults_of
 from support.translation.task import Translation
@@ -120,6 +121,28 @@ def test_the_first_metric_chooses_the_best_weights_or_else_the_loss(
     monkeypatch.setattr(Classification, "report", lambda *_: ({}, ""))
     train_here("--steps", 2, "--eval-every", 1, "--average-checkpoints", averaged)
     assert best_step(tmp_path / "logs/r") == best
+
+
+def test_of_evaluations_that_differ_by_chance_the_last_is_the_best():
+    progress = Progress()
+    scores = [
+        [0.90, -1.0],
+        [0.95, -2.0],
+        [0.94, -3.0],
+        [0.93, -1.0],
+        [0.95, -2.0],
+        [0.94, -1.0],
+    ]
+    kept = [progress.note_evaluation(step, score, 0.015) for step, score in enumerate(scores)]
+    assert kept == [True, True, True, False, True, True]
+    assert (progress.highest, progress.best) == ([0.95, -2.0], [0.94, -1.0])
+    assert progress.since_best == 4  # for --patience
+
+
+def test_the_standard_error_of_an_accuracy():
+    task = SimpleNamespace(examples_of=lambda part: {"valid": range(100)}[part])
+    errors = [Classification.standard_error(task, value) for value in (0.0, 0.5, 0.9, 1.0)]
+    assert errors == pytest.approx([0.0099, 0.05, 0.0307, 0.0099], abs=1e-4)
 
 
 def test_nothing_is_translated_where_the_loss_is_not_finite():
