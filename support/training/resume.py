@@ -56,7 +56,7 @@ def discard_newer_best(folder: Path, step: int) -> dict[str, Any]:
     if path.is_file():
         best = checkpoint.load(path)
         if best["step"] <= step:  # it may hold the mean of weights, which is not in last.pt
-            return {"best": best["progress"]["best"]}
+            return {name: best["progress"][name] for name in ("highest", "best")}
         path.unlink()
     new = Progress()
     return {
