@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from data import group_by_length
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.corpus import MAX_CLASSES, Labelled, Reader, normalize_name
 from support.classification.encoding import encode_texts, hold_out_labelled, longest_text
@@ -44,7 +45,7 @@ from support.corpora.pairs import find_part_tables
 from support.corpora.tables import blocks, find_table, lines_of
 from support.pretrained.export import export
 
-BATCH_SIZES = {"cpu": 32, "cuda": 512}  # examples; a GPU needs more of them to be busy
+BATCH_TOKENS = {"cpu": 4096, "cuda": 65_536}  # a GPU needs more of them to be busy
 BLOCK = 1024  # examples classified at a time, so that memory does not grow with the file
 MAX_CLASSES_SHOWN = 5
 BAR_WIDTH = 30  # characters of a bar that stands for probability 1
@@ -142,18 +143,17 @@ class Predictor:
         if isinstance(examples, str):
             raise TypeError("a Predictor takes a list of texts, not one string")
         config = self.model.config
-        order = np.arange(len(examples))
-        if not self.transform:
+        if self.transform:
+            lengths = np.full(len(examples), config.num_prefix_tokens + config.num_patches)
+        else:
             limits = (config.max_length, self.windows)
             ids, num_cut = encode_texts(self.tokenizer, examples, *limits)
             self.num_cut += num_cut
-            # Texts of similar lengths need little padding.
-            order = np.argsort([-len(text) for text in ids], kind="stable")
+            lengths = np.array([max(1, len(text)) for text in ids])
         self.num_examples += len(examples)
-        batch_size = BATCH_SIZES[self.device]
         logits = torch.empty(len(examples), config.classes)
-        for first in range(0, len(examples), batch_size):
-            rows = order[first : first + batch_size]
+        batch_tokens = BATCH_TOKENS[self.device]
+        for rows in group_by_length([lengths], batch_tokens, np.random.default_rng(0)):
             if self.transform:
                 x = torch.from_numpy(np.stack([examples[row] for row in rows]))
             else:

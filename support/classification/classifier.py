@@ -162,19 +162,19 @@ class Classifier(nn.Module):
         return self.head(self.pool(y, is_token)).float()
 
     def mean_over_windows(self, x: Tensor) -> Tensor:
-        """Returns the logits of texts with more than max_length tokens, (batch, classes).
+        """Returns the logits of texts in windows of max_length tokens, (batch, classes).
 
-        A text is divided into windows of max_length tokens. The encoder gets each window alone,
-        and the logits are the mean over the windows, each weighted by its number of tokens.
-        x: (batch, length) ids.
+        The encoder gets each window alone. A text's logits are the mean over its windows.
+        x: (batch, length) ids, as `encode_texts` in encoding.py puts windows one after another.
         """
         length = self.config.max_length
         x = F.pad(x, (0, -x.shape[1] % length), value=self.config.pad)
         x = x.view(len(x), -1, length)  # (batch, windows, length)
-        tokens = (x != self.config.pad).sum(-1)  # (batch, windows): 0 past the end of a text
-        logits = self.logits(x.flatten(0, 1)).view(*tokens.shape, -1)
-        weight = tokens / tokens.sum(-1, keepdim=True).clamp(min=1)
-        return (logits * weight[..., None]).sum(1)
+        is_window = (x != self.config.pad).any(-1)  # (batch, windows): False after a text's end
+        is_window[:, 0] = True  # also of an empty text
+        logits = self.logits(x.flatten(0, 1)).view(*is_window.shape, -1)
+        logits = logits.masked_fill(~is_window[..., None], 0.0)
+        return logits.sum(1) / is_window.sum(1, keepdim=True)
 
     def forward(
         self, x: Tensor, label: Tensor | None = None, weight: Tensor | None = None
@@ -184,7 +184,8 @@ class Classifier(nn.Module):
         x: (batch, length) ids or (batch, channels, height, width) pixels, either bytes or
         normalized fp32; label: (batch,); weight: (batch,), a factor of each example's loss. If
         it is 0, the nll leaves the example out, too. Without label and weight, it returns the
-        logits, (batch, classes), in fp32.
+        logits, (batch, classes), in fp32. Ids beyond max_length are further windows of a text:
+        see `mean_over_windows`.
         """
         is_long = not self.config.patch and x.shape[1] > self.config.max_length
         logits = self.mean_over_windows(x) if is_long else self.logits(x)

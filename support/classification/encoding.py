@@ -31,8 +31,8 @@ from support.corpora.held_out import (
     hold_out,
 )
 
-FORMAT = 17  # version of the files; increase it when examples are read or stored differently
-BLOCK = 1000  # texts encoded at once; a long one takes about 5 KiB per token of max_length
+FORMAT = 19  # version of the files; increase it when examples are read or stored differently
+BLOCK = 1000  # windows encoded at once, each of at most about 5 KiB per token of max_length
 VALID_EXAMPLES = 2000  # held out if there is no validation set,
 ONE_IN = 20  # but at most one of so many examples, and at least one in all
 MAX_SHOWN = 20  # of the images that cannot be read
@@ -83,7 +83,8 @@ def encode(
         (folder / "tokenizer.json").write_text(serialized, encoding="utf-8")
         tokenizer = Tokenizer.from_str(serialized)
         encode_block = partial(encode_texts, tokenizer, max_length=max_length, windows=windows)
-        write = partial(write_texts, encode_block=encode_block)
+        block_size = max(1, BLOCK // windows)
+        write = partial(write_texts, encode_block=encode_block, block_size=block_size)
     counts_of_parts = {}
     shared = {}
     if corpus.modality == "text":  # the files of images would have to be read once more
@@ -158,34 +159,37 @@ def hash_example(example: str | Path | np.ndarray) -> int:
 def encode_texts(
     tokenizer: Tokenizer, texts: Sequence[str], max_length: int, windows: int = 1
 ) -> tuple[list[list[int]], int]:
-    """Returns the token ids of each text, and how many texts did not fit in their windows.
+    """Returns the token ids of each text, and how many texts lost their middle.
 
     A text has as many windows of `max_length` tokens as it needs, at most `windows`, one after
-    another. Each has the tokenizer's special tokens. If there may be several, a quarter of each
-    is the beginning of the text, often a title, and the windows divide the rest. Texts that do
-    not fit keep their first and last tokens, which often tell more than those in the middle.
+    another. Each has the tokenizer's special tokens, of which there must be fewer. With
+    `windows` > 1, each begins with the same first tokens of the text, often a title. The rest
+    of the text is divided among the windows; the last overlaps the one before, so that it is
+    full. A text that does not fit keeps its first and last tokens, which often tell more than
+    those in the middle.
     """
     tokenizer.encode_special_tokens = True  # a "[PAD]" in a text is text
     before, after = special_tokens(tokenizer)
     size = max_length - len(before) - len(after)  # of a window, without special tokens
     num_first = size // 4 if windows > 1 else 0
-    part = size - num_first
-    most = num_first + windows * part
-    num_last = most // 2
-    half = CHARACTERS_PER_TOKEN * math.ceil(most / 2)
+    num_new = size - num_first
+    max_tokens = num_first + windows * num_new
+    num_last = max_tokens // 2
+    half = CHARACTERS_PER_TOKEN * math.ceil(max_tokens / 2)
     # Without the middle of a long text, which is cut out below, encoding takes less time.
     short_texts = [text[:half] + text[half:][-half:] for text in map(str.strip, texts)]
     num_cut = 0
     ids_of_texts = []
     for encoding in tokenizer.encode_batch(short_texts, add_special_tokens=False):
         ids = encoding.ids
-        if len(ids) > most:
+        if len(ids) > max_tokens:
             num_cut += 1
-            ids = ids[: most - num_last] + ids[len(ids) - num_last :]
+            ids = ids[: max_tokens - num_last] + ids[len(ids) - num_last :]
         first, rest = ids[:num_first], ids[num_first:]
         ids_of_windows = []
-        for start in range(0, max(1, len(rest)), part):
-            ids_of_windows += [*before, *first, *rest[start : start + part], *after]
+        last_start = max(0, len(rest) - num_new)
+        for start in [*range(0, last_start, num_new), last_start]:
+            ids_of_windows += [*before, *first, *rest[start : start + num_new], *after]
         ids_of_texts.append(ids_of_windows)
     return ids_of_texts, num_cut
 
@@ -208,6 +212,7 @@ def write_texts(
     examples: Iterator[tuple[str, int]],
     path: Path,
     encode_block: Callable[[Sequence[str]], tuple[list[list[int]], int]],
+    block_size: int,
 ) -> dict:
     """Writes PATH.ids, PATH.labels, (texts,), both int32, and PATH.offsets, (texts + 1,) int64.
 
@@ -215,7 +220,7 @@ def write_texts(
     """
     counts = {"examples": 0, "empty": 0, "cut": 0, "tokens": 0}
     with open(f"{path}.labels", "wb") as file:
-        while block := list(islice(examples, BLOCK)):
+        while block := list(islice(examples, block_size)):
             texts, labels = zip(*block)
             encoded, cut = encode_block(texts)
             counts["examples"] += len(block)

@@ -20,7 +20,7 @@ from support.common.files import read_json
 class Examples:
     """One part of an encoded corpus. Each example has one target: its label."""
 
-    window = 0  # tokens of a window, if an example counts as one of its windows
+    window = 0  # see `Texts`
 
     def __init__(self, folder: Path, part: str):
         self.labels = map_file(folder / f"{part}.labels", np.int32)
@@ -53,7 +53,7 @@ class Examples:
 class Texts(Examples):
     """One part of an encoded corpus of texts.
 
-    window: if it is not 0, a text counts as so many tokens at most, one of its windows.
+    window: if it is not 0, a text counts as one of its windows: at most this many tokens.
     """
 
     def __init__(self, folder: Path, part: str, pad: int = 0, window: int = 0):
@@ -115,7 +115,13 @@ class ExampleBatches(Batches):
         self.token_dropout = token_dropout
         # FSDP in bf16 or fp16 rounds the model's inputs, so all scripts use rounded weights.
         self.weights = torch.from_numpy(weights).bfloat16().float()
+        self.draw_shares = lru_cache(maxsize=1)(self.draw_shares_of_epoch)
         self.offsets_and_flips = lru_cache(maxsize=1)(self.draw_offsets_and_flips)
+
+    def draw_shares_of_epoch(self, epoch: int) -> np.ndarray:
+        """Returns (examples,) numbers from 0 to 1, which choose a window of each text."""
+        rng = np.random.default_rng([self.seed, epoch, 1 << 21])  # see below
+        return rng.random(len(self.examples))
 
     def draw_offsets_and_flips(self, epoch: int) -> np.ndarray:
         """Returns (examples, 3): pixels down, pixels to the right, and 1 to mirror it."""
@@ -140,12 +146,9 @@ class ExampleBatches(Batches):
         return x, label, weight * self.weights[label]
 
     def draw_windows(self, rows: np.ndarray, width: int, epoch: int) -> torch.Tensor:
-        """Returns the ids of a window of each text, (rows, width), another in other epochs.
-
-        A window is drawn with a probability that is proportional to its number of tokens.
-        """
+        """Returns the ids of a window of each text, (rows, width), drawn anew in each epoch."""
         texts = self.examples.texts
-        drawn = [np.random.default_rng([self.seed, epoch, row, 1]).random() for row in rows]
+        drawn = self.draw_shares(epoch)[rows]  # all windows of a long text are full
         window = (drawn * texts.lengths(rows)).astype(np.int64) // self.examples.window
         first = torch.from_numpy(window * self.examples.window)
         ids = texts.padded(rows, int(first.max()) + width, self.examples.pad)

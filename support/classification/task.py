@@ -275,7 +275,7 @@ class Classification:
         return metrics
 
     def standard_error(self, value: float) -> float:
-        """Returns that of an accuracy, or of another share, of the validation set."""
+        """Returns the standard error of the accuracy in validation; see `Task`."""
         n = len(self.examples_of("valid"))
         share = (value * n + 1) / (n + 2)  # so that all right of few examples has an error, too
         return math.sqrt(max(0.0, share * (1 - share)) / n)

@@ -35,7 +35,7 @@ from support.common.files import replace, sync, sync_folder
 from support.common.paths import LOGS, quote, script_path
 from support.common.streams import note
 
-FORMAT = 3  # increase it when a field, a weight's rows, or what model.py computes changes
+FORMAT = 4  # increase it when a field, a weight's rows, or what model.py computes changes
 CAN_MAP = sys.platform != "win32"  # where a file cannot be replaced while it is mapped
 SCRIPTS = {"translation": "translate.py", "classification": "classify.py"}  # by task type
 

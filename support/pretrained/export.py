@@ -17,8 +17,8 @@ from support.pretrained.hf_files import write_preprocessor, write_tokenizer
 def export(folder: Path, model: Classifier, state: dict[str, Any]) -> None:
     """Writes a folder that transformers opens, with the same logits and class names.
 
-    state: of the task. Raises UserError if no class of transformers computes the model.
-    Of a long text transformers reads only the beginning, and classify.py all windows.
+    state: of the task. Raises UserError if no class of transformers computes the model. Of a
+    text with more than max_length tokens, transformers reads only the beginning.
     """
     config = model.config
     if config.plain:

@@ -18,7 +18,7 @@ class Progress:
     tokens: int = 0
     nll: float = 0.0  # since the last row of metrics.csv, like targets
     targets: int = 0
-    # What `Run.score` returned: the highest so far, and for the weights that are kept as best.
+    # What `Run.score` returned for the highest evaluation, and for the weights in best.pt.
     highest: list[float] = field(default_factory=lambda: [-math.inf, -math.inf])
     best: list[float] = field(default_factory=lambda: [-math.inf, -math.inf])
     since_best: int = 0  # evaluations since the highest one

@@ -336,7 +336,7 @@ class Run:
         self.write_row(self.progress.evaluated)
         self.end_epoch(step)
         score = self.score(metrics)
-        standard_error = self.task.standard_error(score[0])
+        standard_error = self.task.standard_error(score[0]) if self.task.metrics else 0.0
         is_best = self.progress.note_evaluation(step, score, standard_error)
         content = self.checkpoint_content(step, state)
         self.write_files(lambda: self.write_evaluated(content, is_best))

@@ -99,12 +99,13 @@ class CorpusSettings:
     )
     max_length: int = flag(
         128,
-        "tokens; longer sentence pairs are left out, longer texts divided into --windows",
+        "tokens; longer sentence pairs are left out; longer texts are divided (--windows) or "
+        "lose their middle",
         (1, 32_767),
     )
     windows: int = flag(
         1,
-        "most windows, of --max-length tokens, that a longer text is divided into",
+        "windows, of --max-length tokens, that a longer text is divided into, at most",
         (1, 1000),
         task=CLASSIFY,
     )

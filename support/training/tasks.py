@@ -22,9 +22,8 @@ class Task(Protocol):
     """What is trained, on which data, and how it is evaluated."""
 
     pretrained_weights: dict[str, Tensor] | None  # by name, or None: begin with random ones
-    # The metrics of an evaluation, for all of which higher is better. The first one selects the
-    # best weights, with its standard error, and the loss decides between equal ones. Without
-    # metrics the loss selects.
+    # The metrics of an evaluation, for all of which higher is better. The first one, or without
+    # metrics the loss, selects the best weights: see `note_evaluation` in progress.py.
     metrics: tuple[str, ...]
     unit: str  # what the corpus's examples are, such as "pairs" or "images"
     speed_unit: str  # what tokens_per_second counts
@@ -63,7 +62,10 @@ class Task(Protocol):
         """
 
     def standard_error(self, value: float) -> float:
-        """Returns that of the first metric in validation if it has this value; 0: unknown."""
+        """Returns the standard error of the first metric in validation, where it has `value`.
+
+        0 if it is unknown.
+        """
 
     def final_evaluation(
         self, model: nn.Module, part: str, data_rank: int, data_size: int
