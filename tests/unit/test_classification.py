@@ -671,7 +671,7 @@ def test_empty_texts_are_counted(first_lines, tmp_path):
 
 def fine_tune(folder, mode, procs, name, table, init, *flags):
     own = (
-        f"--name {name} --pretrained {init} --max-length 16 --dropout 0 --lr 3e-3 "
+        f"--name {name} --pretrained {init} --max-length 8 --dropout 0 --lr 3e-3 "
         f"--precision fp32 --batch-size 24 --warmup 5 --log-every 1"
     )
     return train(folder, mode, procs, *table, *shlex.split(own), *flags)

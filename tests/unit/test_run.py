@@ -328,10 +328,10 @@ def test_the_mean_of_the_last_is_kept_where_its_loss_is_lower(
     torch.testing.assert_close(best["model"], average(paths), rtol=0, atol=0)
 
 
-def test_a_longer_run_keeps_the_mean_until_an_evaluation_is_better(
+def test_a_longer_run_keeps_the_mean_until_an_evaluation_is_as_good(
     tmp_path, train_here, monkeypatch
 ):
-    """The mean is better than the evaluation after it, which is better than those before."""
+    """The evaluation after the mean is worse than it, and better than those before."""
     metrics = {"accuracy": 0.1, "loss": 0.4}
 
     pretend_metrics(monkeypatch, metrics, of_mean={"accuracy": 0.9, "loss": 0.1})
