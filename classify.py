@@ -159,7 +159,7 @@ class Predictor:
             else:
                 texts = [torch.tensor(ids[row] or [config.pad]) for row in rows]
                 x = pad_sequence(texts, batch_first=True, padding_value=config.pad)
-            logits[torch.from_numpy(rows)] = self.model(x.to(self.device)).cpu()
+            logits[rows.tolist()] = self.model(x.to(self.device)).cpu()
         return logits.softmax(-1)
 
 

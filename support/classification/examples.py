@@ -120,13 +120,12 @@ class ExampleBatches(Batches):
 
     def draw_shares_of_epoch(self, epoch: int) -> np.ndarray:
         """Returns (examples,) numbers from 0 to 1, which choose a window of each text."""
-        rng = np.random.default_rng([self.seed, epoch, 1 << 21])  # see below
-        return rng.random(len(self.examples))
+        # No block of Batches has this number, so these draws differ from those that shuffle.
+        return np.random.default_rng([self.seed, epoch, 1 << 21]).random(len(self.examples))
 
     def draw_offsets_and_flips(self, epoch: int) -> np.ndarray:
         """Returns (examples, 3): pixels down, pixels to the right, and 1 to mirror it."""
-        # No block of Batches has this number, so these draws differ from those that shuffle.
-        rng = np.random.default_rng([self.seed, epoch, 1 << 20])
+        rng = np.random.default_rng([self.seed, epoch, 1 << 20])  # likewise
         shift = rng.integers(-self.crop, self.crop + 1, (len(self.examples), 2))
         mirror = rng.integers(0, 2 if self.flip else 1, (len(self.examples), 1))
         return np.concatenate([shift, mirror], axis=1)

@@ -27,7 +27,12 @@ from data import append_ids
 from model import initialize, scaled_dot_product
 from support.classification.classifier import Classifier, ClassifierConfig
 from support.classification.corpus import classes_of
-from support.classification.encoding import encode_texts, hold_out_labelled, prepare_labelled
+from support.classification.encoding import (
+    encode_texts,
+    hold_out_labelled,
+    longest_text,
+    prepare_labelled,
+)
 from support.classification.examples import ExampleBatches, Images, Texts
 from support.classification.images import ImageTransform, shift_and_mirror
 from support.classification.labelled import find_labelled
@@ -331,6 +336,8 @@ def test_a_long_text_is_divided_into_windows():
         "[C0123[S[C0467[S[C089[U[S",  # without 5
     ]
     assert num_cut == 1
+    assert longest_text(6, windows=3) == "3 windows of 6 tokens"
+    assert longest_text(6, windows=1) == "6 tokens"
     assert encode_texts(tokenizer, texts[3:4], max_length=6)[0] == [[1, 4, 5, 7, 8, 2]]
 
 
