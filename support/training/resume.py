@@ -59,12 +59,7 @@ def discard_newer_best(folder: Path, step: int) -> dict[str, Any]:
             return {name: best["progress"][name] for name in ("highest", "best")}
         path.unlink()
     new = Progress()
-    return {
-        "best": new.best,
-        "highest": new.highest,
-        "since_best": 0,
-        "last_evaluation": 0,
-    }
+    return {"highest": new.highest, "best": new.best, "since_best": 0, "last_evaluation": 0}
 
 
 def say_resumed(run, step: int, flags: dict[str, Any]) -> None:

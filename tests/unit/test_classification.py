@@ -440,7 +440,7 @@ def test_texts_get_pieces_of_words_where_words_seldom_recur():
     assert kind("a dog", "two cats", "three cats", "some dogs") == "BPE"
 
 
-def test_training_takes_one_window_of_a_text_another_in_each_epoch(tmp_path):
+def test_training_takes_one_window_of_a_text_drawn_anew_in_each_epoch(tmp_path):
     lengths = [3, 4, 8, 12, 0]
     texts = [list(range(100 * i + 1, 100 * i + 1 + n)) for i, n in enumerate(lengths)]
     append_ids(str(tmp_path / "train"), texts, np.dtype(np.int32))
@@ -452,7 +452,7 @@ def test_training_takes_one_window_of_a_text_another_in_each_epoch(tmp_path):
     windows = [(0, 4), (4, 8), (8, 12)]
     drawn: dict[int, Counter] = {row: Counter() for row in range(5)}
     for epoch in range(300):
-        x = plan.collate(rows, [4], epoch)[0]
+        x, _, _ = plan.collate(rows, [4], epoch)
         assert x.shape == (5, 4)
         for row, text, ids in zip(rows, texts, x.tolist()):
             shown = [id for id in ids if id]
