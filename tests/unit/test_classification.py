@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import random
+import re
 import shlex
 import shutil
 import struct
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import asdict
+from itertools import product
 from types import SimpleNamespace
 
 import kill
@@ -279,6 +281,59 @@ def test_images_move_and_are_mirrored():
     assert right == [[0, 1, 2], [0, 4, 5], [0, 7, 8]]
     assert up == [[9, 8, 7], [0, 0, 0], [0, 0, 0]]
     assert not shift_and_mirror(pixels, np.array([[5, 0, 0], [0, -9, 1]])).any()
+
+
+def test_images_are_shifted_and_mirrored_anew_in_each_epoch(tmp_path):
+    rng = np.random.default_rng(1)
+    pixels = rng.integers(1, 256, (400, 1, 8, 8), dtype=np.uint8)
+    pixels.tofile(tmp_path / "train.pixels")
+    np.zeros(400, np.int32).tofile(tmp_path / "train.labels")
+    (tmp_path / "meta.json").write_text('{"parts": {"train": {"shape": [1, 8, 8]}}}')
+    examples = Images(tmp_path, "train", tokens=1)
+    rows = np.arange(400)
+
+    def shown(seed=1, epoch=0, **how):
+        batches = ExampleBatches(examples, 400, seed, 0, np.ones(1), **how)
+        return batches.collate(rows, [1], epoch)[0]
+
+    def offsets(images):
+        """Of each image, (down, right); the border that has moved in is 0."""
+        found = []
+        for image in images.numpy()[:, 0]:
+            down, right = (
+                np.flatnonzero(image.any(axis))[0] - 7 + np.flatnonzero(image.any(axis))[-1]
+                for axis in (1, 0)
+            )
+            found.append((int(down), int(right)))
+        return Counter(found)
+
+    assert torch.equal(shown(), torch.from_numpy(pixels))
+    mirrored = shown(flip=True).numpy()
+    is_mirrored = (mirrored == pixels[..., ::-1]).all((1, 2, 3))
+    assert 160 < is_mirrored.sum() < 240
+    assert (mirrored == pixels).all((1, 2, 3)).sum() == 400 - is_mirrored.sum()
+    moved = offsets(shown(crop=1))
+    assert set(moved) == set(product((-1, 0, 1), repeat=2))
+    assert all(20 < number < 70 for number in moved.values())  # 400 / 9 on average
+    both = shown(crop=1, flip=True)
+    assert torch.equal(both, shown(crop=1, flip=True))
+    assert not torch.equal(both, shown(crop=1, flip=True, epoch=1))
+    assert not torch.equal(both, shown(crop=1, flip=True, seed=2))
+
+
+def test_class_weights_balance_the_classes(tmp_path, monkeypatch):
+    """All classes count alike, and the weights of all examples have the mean 1."""
+    rows = [f"text {i},{'rare' if i % 8 == 0 else 'often'}" for i in range(64)]
+    for part in ("train", "valid"):
+        write_rows(tmp_path / f"{part}.csv", rows)
+    monkeypatch.chdir(tmp_path)
+    command = ["train_cpu.py", "--data", str(tmp_path), "--label", "label"]
+    monkeypatch.setattr("sys.argv", [*command, "--class-weights", "--batch-size", "64"])
+    task = prepare_task(parse_arguments("", CpuSettings).complete())
+    _, label, weight = task.batches.micro_batch(0, 0, 1, torch.device("cpu"))
+    assert len(label) == 64 and task.classes == ["often", "rare"]
+    torch.testing.assert_close(weight[label == 1], torch.full((8,), 4.0))
+    torch.testing.assert_close(weight[label == 0], torch.full((56,), 4 / 7), rtol=4e-3, atol=0)
 
 
 def test_images_are_bytes_until_the_model_normalizes_them(tmp_path):
@@ -674,6 +729,28 @@ def test_empty_texts_are_counted(first_lines, tmp_path):
     lines = first_lines("--data", str(tmp_path), "--label", "label")
     assert "train: 60 texts; 20 empty\n" in lines and "valid: 60 texts; 20 empty\n" in lines
     assert "warning: 40 of the 60 texts of the valid set are in the training set, too" in lines
+
+
+def test_what_was_read_is_said(first_lines, table, images):
+    texts = first_lines(*table, "--windows", "1")
+    assert re.search(r"train: 380 texts; [1-9]\d* cut to 6 tokens\n", texts)
+    assert re.search(r"valid: 20 texts.*; held out of training\n", texts)
+    assert re.search(r"test: 61 texts", texts)
+    said = first_lines(*images)
+    assert "train: 285 images\n" in said and "valid: 15 images; held out of training\n" in said
+
+
+def test_a_part_without_an_example_is_refused(tmp_path):
+    write_rows(tmp_path / "train.csv", ["same,1", "same,2"] * 30)
+    corpus = find_labelled(str(tmp_path / "train.csv"), label="label")
+    with pytest.raises(
+        UserError, match="valid set has no example: too few differ to hold some"
+    ):
+        prepare_labelled(corpus, tmp_path / "cache", "", 64, 300)
+    write_rows(tmp_path / "valid.csv", [])
+    corpus = find_labelled(str(tmp_path), label="label")
+    with pytest.raises(UserError, match="the valid set has no example$"):
+        prepare_labelled(corpus, tmp_path / "cache", "", 64, 300)
 
 
 def fine_tune(folder, mode, procs, name, table, init, *flags):

@@ -106,6 +106,47 @@ def test_a_loss_that_is_not_finite_is_never_the_best(tmp_path, train_here, monke
     assert not (tmp_path / "logs/r/last.pt").exists()
 
 
+def test_progress_counts_rows_and_epochs():
+    progress = Progress()
+    progress.count_step(examples=4, tokens=30, num_targets=12, seconds=0.5)
+    progress.count_step(examples=2, tokens=20, num_targets=8, seconds=0.25)
+    progress.add_nll(40.0)
+    assert progress.tokens == 50
+    assert progress.end_row() == 2.0 and progress.end_row() is None
+    progress.evaluated = {"valid_loss": 1.5}
+    progress.end_epoch(1, step=2)
+    progress.end_epoch(1, step=2)  # as after a resumed run's evaluation
+    progress.count_step(examples=4, tokens=30, num_targets=12, seconds=0.5)
+    progress.add_nll(6.0)
+    assert progress.end_row() == 0.5 and progress.tokens == 80
+    progress.end_epoch(2, step=3)
+    for record in progress.epochs:
+        assert record.pop("memory_mib") > 0
+    assert progress.epochs == [
+        {
+            "epoch": 1,
+            "step": 2,
+            "train_loss": 2.0,
+            "valid_loss": 1.5,
+            "examples": 6,
+            "tokens": 50,
+            "seconds": 0.75,
+            "samples_per_second": 8.0,
+            "tokens_per_second": 67,
+        },
+        {
+            "epoch": 2,
+            "step": 3,
+            "train_loss": 0.5,
+            "examples": 4,
+            "tokens": 30,
+            "seconds": 0.5,
+            "samples_per_second": 8.0,
+            "tokens_per_second": 60,
+        },
+    ]
+
+
 @pytest.mark.parametrize("averaged", [1, 5])
 @pytest.mark.parametrize(("metrics", "best"), [(("accuracy",), 1), ((), 2)])
 def test_the_first_metric_chooses_the_best_weights_or_else_the_loss(
