@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from conftest import SMALL, read_metrics
 
 import train_cpu
+from support.classification.examples import ExampleBatches
 from support.classification.task import Classification
 from support.common import checkpoint, run_folder
 from support.common.errors import UserError
@@ -104,6 +106,38 @@ def test_a_loss_that_is_not_finite_is_never_the_best(tmp_path, train_here, monke
         train_here("--steps", 4, "--eval-every", 2, "--save-every", 4)
     assert best_step(tmp_path / "logs/r") == 2
     assert not (tmp_path / "logs/r/last.pt").exists()
+
+
+def test_a_steps_time_leaves_out_evaluations_and_saves(tmp_path, train_here, monkeypatch):
+    """By a clock that stands still, except for what is wrapped here."""
+    now = 0.0
+    clock = SimpleNamespace(perf_counter=lambda: now)
+    for module in ("data", "support.training.run", "support.training.final"):
+        monkeypatch.setattr(f"{module}.time", clock)
+
+    def takes(seconds, function):
+        def slow(*args, **kwargs):
+            nonlocal now
+            now += next(seconds) if isinstance(seconds, Iterator) else seconds
+            return function(*args, **kwargs)
+
+        return slow
+
+    waits = [0.25, 0.5, 1.0, 1.5, 2.0, 2.5]  # for the batches of the steps
+    make = takes(iter(waits), ExampleBatches.make_micro_batch)
+    monkeypatch.setattr(ExampleBatches, "make_micro_batch", make)
+    monkeypatch.setattr(train_cpu, "learning_rate", takes(1.0, train_cpu.learning_rate))
+    monkeypatch.setattr(Classification, "evaluate", takes(100.0, Classification.evaluate))
+    monkeypatch.setattr(Run, "save_checkpoint", takes(1000.0, Run.save_checkpoint))
+    train_here("--steps", 6, "--log-every", 1, "--eval-every", 2, "--save-every", 3)
+    rows = read_metrics(tmp_path / "logs/r")
+    assert [float(row["data_ms"]) for row in rows] == [1000 * wait for wait in waits]
+    assert [float(row["step_ms"]) for row in rows] == [1000 * (1 + wait) for wait in waits]
+    tokens_before = 0
+    for row, wait in zip(rows, waits, strict=True):
+        speed = (int(row["tokens"]) - tokens_before) / (1 + wait)
+        assert float(row["tokens_per_second"]) == pytest.approx(speed, abs=0.5)
+        tokens_before = int(row["tokens"])
 
 
 def test_progress_counts_rows_and_epochs():
