@@ -61,6 +61,9 @@ MODULES = {  # (what of it: all if none is named, tests)
     "support/distributed/clip.py": ((), "test_weights"),
     "support/distributed/shards.py": ((), "test_trust"),
     "support/classification/text_tokenizers.py": ((), "test_classification"),
+    "support/classification/examples.py": ((), "test_classification"),
+    "support/classification/encoding.py": ((), "test_classification test_labelled"),
+    "support/training/progress.py": ((), "test_run"),
 }
 SWAPS = {
     ast.Lt: ast.LtE,
