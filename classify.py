@@ -30,7 +30,7 @@ from support.classification.corpus import MAX_CLASSES, Labelled, Reader, normali
 from support.classification.encoding import encode_texts, hold_out_labelled, longest_text
 from support.classification.images import ImageTransform, read_image
 from support.classification.labelled import find_labelled
-from support.classification.metrics import metrics_table
+from support.classification.metrics import confusion_matrix, metrics_table
 from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError, as_user_error, make_parser, run_main
 from support.common.hardware import available_cores, configure_backends, find_device
@@ -178,7 +178,7 @@ def read_example(predictor: Predictor, line: str) -> str | np.ndarray:
             f"{line}: an image, but {predictor.path} is a model of texts; --checkpoint names "
             f"one of images"
         )
-    return line
+    return readable(line)
 
 
 def label_lines(predictor: Predictor, examples: Sequence[str | np.ndarray | None]) -> list[str]:
@@ -211,17 +211,26 @@ def find_examples(args: argparse.Namespace, predictor: Predictor) -> tuple[Reade
     """Returns the reader of the examples that --score names, and what follows their number.
 
     They are a table, a folder, or a part of the corpus that the model was trained on. Raises
-    UserError.
+    UserError, also if they are not of the model's modality.
     """
     flags = predictor.flags
     path = Path(args.score)
-    if args.score in PARTS and not path.exists():
+    is_part = args.score in PARTS and not path.exists()
+    sources = {"data": args.score}
+    if is_part:
         sources = {name: flags[name] for name in ("data", "valid", "test")}
-        corpus = find_scored(args, predictor, sources, has_columns=True)
+    columns = {"text": args.text, "label": args.label}
+    if is_part or find_table(path) or find_part_tables(path):
+        columns = {name: value or flags[name] for name, value in columns.items()}
+    corpus = find_labelled(**sources, **columns, transform=predictor.transform)
+    if corpus.modality != predictor.modality:
+        raise UserError(
+            f"--score {args.score}: it has {corpus.modality}s, but {predictor.path} is a model "
+            f"of {predictor.modality}s"
+        )
+    if is_part:
         read = read_part(corpus, args.score, predictor.state["checksum"])
         return read, f" of the {args.score} set"
-    has_columns = bool(find_table(path) or find_part_tables(path))
-    corpus = find_scored(args, predictor, {"data": args.score}, has_columns)
     if corpus.left_out:
         print(corpus.left_out_line(), file=sys.stderr)
     part = in_order(corpus.parts)[-1]  # test, or valid, or train
@@ -229,27 +238,6 @@ def find_examples(args: argparse.Namespace, predictor: Predictor) -> tuple[Reade
     if part == "train" and path.resolve() == Path(flags["data"]).resolve():
         description = ", including those that the model was trained on"
     return corpus.parts[part], description
-
-
-def find_scored(
-    args: argparse.Namespace, predictor: Predictor, sources: dict[str, Any], has_columns: bool
-) -> Labelled:
-    """Returns the corpus in `sources`. Its columns are those of training, unless flags differ.
-
-    Raises UserError if it is not of the model's modality.
-    """
-    text = args.text
-    label = args.label
-    if has_columns:
-        text = text or predictor.flags["text"]
-        label = label or predictor.flags["label"]
-    corpus = find_labelled(**sources, text=text, label=label, transform=predictor.transform)
-    if corpus.modality != predictor.modality:
-        raise UserError(
-            f"--score {args.score}: it has {corpus.modality}s, but {predictor.path} is a model "
-            f"of {predictor.modality}s"
-        )
-    return corpus
 
 
 def read_part(corpus: Labelled, part: str, checksum: str) -> Reader:
@@ -325,9 +313,7 @@ def classify_labelled(
     classes = list(numbers)
     if not labels:
         raise UserError(f"--score {args.score}: it has no example")
-    confusion = np.zeros((len(classes), len(classes)), np.int64)
-    np.add.at(confusion, (labels, predictions), 1)
-    return classes, confusion
+    return classes, confusion_matrix(labels, predictions, len(classes))
 
 
 # --- Actions ----------------------------------------------------------------------------------
@@ -337,7 +323,7 @@ def classify_line(predictor: Predictor, line: str) -> None:
     """Prints the classes of a text, or of the image whose path it is."""
     if not line.strip():
         raise UserError("the argument is empty")
-    chart = bar_chart(predictor, readable(line))
+    chart = bar_chart(predictor, line)
     if predictor.modality == "text":
         warn_if_path(line)
     print(chart)

@@ -91,7 +91,8 @@ class Attention(nn.Module):
     """Multi-head attention (section 3.2.2), of a sentence to itself or to another sequence."""
 
     # Unless the model is trained with --plain, support/common/kernels.py replaces `attend` by
-    # a faster function, and on GPUs in bf16 `forward` by one that calls `attend_projected`.
+    # a faster function, and `forward`, on GPUs in bf16 or fp16, by one that calls
+    # `attend_projected`.
     attend: Callable = staticmethod(scaled_dot_product)
 
     def __init__(self, config: LayerConfig):

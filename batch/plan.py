@@ -69,7 +69,7 @@ class PlanSettings:
 def read_flags() -> argparse.Namespace:
     """Returns the flags, with defaults and checked. Raises UserError.
 
-    given: only the flags of the command line.
+    In its attribute `given` are those of the command line alone.
     """
     parser = make_parser(__doc__)
     all_shared = flags_of(Settings)
@@ -110,6 +110,8 @@ def with_given_figures(hardware: Hardware, args: argparse.Namespace) -> Hardware
 def choose_precision(args: argparse.Namespace) -> str:
     """Returns the step's precision. Raises UserError if its peak is not known."""
     known = HARDWARE[args.hardware].precision
+    if args.precision == "tf32" and args.hardware == "cpu":
+        raise UserError("--precision tf32: only GPUs have it; use fp32")
     if args.precision == "auto":
         return fast_precision("cpu") if args.measure else known
     precisions = [known]

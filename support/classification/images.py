@@ -23,7 +23,8 @@ SAMPLE_IMAGES = 1000  # enough to see how many bits the pixels use
 class ImageTransform:
     """How an image becomes an array, and how a model normalizes its channels.
 
-    With a crop, unless `square`, the shorter edge is resized to `size`, otherwise both edges.
+    Without a crop, or if `square`, both edges are resized to `size`; otherwise only the shorter
+    edge is, and the other one in proportion.
     """
 
     size: int = 32  # pixels

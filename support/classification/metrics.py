@@ -1,10 +1,11 @@
 """Accuracy, precision, recall and F1, computed from a classifier's confusion matrix.
 
+    confusion = confusion_matrix(labels, predictions, num_classes)
     compute_metrics(confusion)["f1"]                       # from 0 to 1
     print(metrics_table(confusion, ["World", "Sports"]))
 
 A confusion matrix counts examples: row i, column j counts those of class i that were predicted
-as class j. The matrices of several processes are added up before a metric is computed.
+as class j.
 """
 
 import numpy as np
@@ -13,6 +14,13 @@ from support.common.text_table import aligned
 
 RATES = ("precision", "recall", "f1")
 LARGEST_MATRIX = 10  # most classes with which the table has the confusion matrix, too
+
+
+def confusion_matrix(labels, predictions, num_classes: int) -> np.ndarray:
+    """Returns the confusion matrix, (classes, classes), of classes by number."""
+    confusion = np.zeros((num_classes, num_classes), np.int64)
+    np.add.at(confusion, (labels, predictions), 1)
+    return confusion
 
 
 def compute_metrics(confusion: np.ndarray) -> dict[str, float]:

@@ -6,13 +6,14 @@ The interface of a task is `Task` in support/training/tasks.py.
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import Unigram, WordLevel
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from data import evaluation_batches
 from support.classification.classifier import Classifier, ClassifierConfig, classifier_flops
@@ -21,7 +22,12 @@ from support.classification.encoding import longest_text, prepare_labelled
 from support.classification.examples import ExampleBatches, Images, Texts
 from support.classification.images import ImageTransform
 from support.classification.labelled import find_labelled
-from support.classification.metrics import compute_metrics, metrics_table, per_class
+from support.classification.metrics import (
+    compute_metrics,
+    confusion_matrix,
+    metrics_table,
+    per_class,
+)
 from support.classification.starting_weights import adapt, check_fits
 from support.common.checkpoint import check_corpus
 from support.common.errors import UserError
@@ -39,13 +45,6 @@ EVALUATION_TOKENS = 4096  # in a batch of an evaluation
 FEW_EXAMPLES = 10_000  # training examples, up to which pretrained weights are advised
 MANY_PATCHES = 400  # of an image: attention takes the square of their number
 PRETRAINED_WEIGHTS = {"text": "a BERT of their language", "image": "a ViT or a DeiT"}
-
-
-class Outputs(NamedTuple):
-    """What a model made of a part."""
-
-    confusion: np.ndarray  # (classes, classes), counts: the row is the true class
-    probabilities: np.ndarray  # (examples, classes); () if they were not kept
 
 
 class Classification:
@@ -271,7 +270,7 @@ class Classification:
         self, model: nn.Module, part: str, data_rank: int, data_size: int
     ) -> dict[str, float]:
         """Returns the loss and the metrics of a part; see `Task.evaluate`."""
-        metrics, _ = self.classify(model, part, data_rank, data_size, keep=False)
+        metrics, _ = self.final_evaluation(model, part, data_rank, data_size)
         return metrics
 
     def standard_error(self, value: float) -> float:
@@ -280,54 +279,34 @@ class Classification:
         share = (value * n + 1) / (n + 2)  # so that all right of few examples has an error, too
         return math.sqrt(max(0.0, share * (1 - share)) / n)
 
+    @torch.no_grad()  # FSDP cannot gather in inference mode
     def final_evaluation(
         self, model: nn.Module, part: str, data_rank: int, data_size: int
-    ) -> tuple[dict[str, float], Outputs]:
-        """Returns the same, and the outputs for `report`."""
-        return self.classify(model, part, data_rank, data_size, keep=True)
+    ) -> tuple[dict[str, float], np.ndarray]:
+        """Returns the same, and the probabilities of all classes, (examples, classes).
 
-    @torch.no_grad()  # FSDP cannot gather in inference mode
-    def classify(
-        self, model: nn.Module, part: str, data_rank: int, data_size: int, keep: bool
-    ) -> tuple[dict[str, float], Outputs]:
-        """Returns the loss and the metrics of a part, and its outputs.
-
-        The ranks add up the loss and the confusion matrix. All other metrics follow from this
-        matrix, so they are the same for any number of processes. keep: whether all
-        probabilities are kept.
+        Each rank fills in the rows of its examples, and the ranks add these arrays up. All
+        metrics follow from the sum, so they are the same for any number of processes.
         """
         model.eval()
         device = next(model.parameters()).device
         examples = self.examples_of(part)
         dtype = autocast_dtype(self.args.precision)
         num_classes = len(self.classes)
-        # Counts, but `sum_over_data` divides them, which integers do not allow.
-        confusion = torch.zeros(num_classes**2, dtype=torch.float64, device=device)
-        nll = torch.zeros(1, dtype=torch.float64, device=device)
-        # Each row is filled in by the ranks that classify its example, and is 0 in all others.
-        probabilities = torch.zeros(len(examples) if keep else 0, num_classes, device=device)
+        log_p = torch.zeros(len(examples), num_classes, device=device)
         batches = evaluation_batches(examples, EVALUATION_TOKENS, data_rank, data_size, device)
-        for rows, (x, label, _) in batches:
+        for rows, (x, _, _) in batches:
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
-                log_p = model(x).log_softmax(-1)
-            if not len(rows):
-                continue
-            cells = label * num_classes + log_p.argmax(-1)
-            confusion.index_add_(0, cells, torch.ones_like(cells, dtype=confusion.dtype))
-            nll -= log_p.gather(1, label[:, None]).sum()
-            if keep:
-                probabilities[rows.tolist()] = log_p.exp()
-        sum_over_data(confusion, data_size)
-        sum_over_data(nll, data_size)
-        if keep:
-            sum_over_data(probabilities, data_size)
+                values = model(x).log_softmax(-1)
+            if len(rows):  # otherwise the batch is one example that is not to be counted
+                log_p[rows.tolist()] = values
+        sum_over_data(log_p, data_size)
         model.train()
-        outputs = Outputs(
-            confusion.round().long().view(num_classes, -1).cpu().numpy(),
-            probabilities.cpu().numpy(),
-        )
-        metrics = compute_metrics(outputs.confusion) | {"loss": float(nll) / len(examples)}
-        return metrics, outputs
+        log_p = log_p.cpu()
+        nll = F.nll_loss(log_p.double(), torch.from_numpy(examples.labels.astype(np.int64)))
+        probabilities = log_p.exp().numpy()
+        confusion = confusion_matrix(examples.labels, probabilities.argmax(1), num_classes)
+        return compute_metrics(confusion) | {"loss": nll.item()}, probabilities
 
     @property
     def has_test_set(self) -> bool:
@@ -335,7 +314,7 @@ class Classification:
         return "test" in self.meta["parts"]
 
     def report(
-        self, part: str, metrics: dict[str, float], outputs: Outputs
+        self, part: str, metrics: dict[str, float], outputs: np.ndarray
     ) -> tuple[dict[str, Any], str]:
         """Writes predictions.csv to the run's folder; see `Task.report`.
 
@@ -343,14 +322,15 @@ class Classification:
         """
         labels = self.examples_of(part).labels
         path = Path(self.args.folder) / "predictions.csv"
-        self.write_predictions(path, part, outputs.probabilities)
+        self.write_predictions(path, part, outputs)
+        confusion = confusion_matrix(labels, outputs.argmax(1), len(self.classes))
         summary = {
             **{f"{part}_{name}": round(value, 6) for name, value in metrics.items()},
             "classes": self.classes,
-            "confusion": outputs.confusion.tolist(),
-            "per_class": per_class(outputs.confusion, self.classes),
+            "confusion": confusion.tolist(),
+            "per_class": per_class(confusion, self.classes),
         }
-        table = metrics_table(outputs.confusion, self.classes)
+        table = metrics_table(confusion, self.classes)
         text = f"the {part} set, {len(labels):,} examples:\n\n{table}\n\n"
         return summary, text + f"Now try it:\n\n  python {script_path('classify.py')}\n"
 

@@ -13,8 +13,8 @@ from data import BPE, NFC
 from support.classification.corpus import Reader
 
 TRAINING_TEXTS = 200_000  # enough to train a tokenizer; each distinct word takes about 1 KB
-PHRASE_TEXTS = 25_000  # enough to find phrases, each distinct run of words takes memory,
-PHRASE_WORDS = 500  # and so at most so many words of a text are searched
+PHRASE_TEXTS = 25_000  # enough to find phrases; each distinct run of words takes memory
+PHRASE_WORDS = 500  # of each of these texts, for the same reason
 MAX_WORDS = 100_000  # of a tokenizer of phrases: there are 131,072 characters for private use
 MAX_RUN = 100  # words without a punctuation mark
 SAMPLE_TEXTS = 1000  # enough to estimate how many words are unknown
@@ -26,7 +26,7 @@ MAX_UNKNOWN = 0.2  # of the words: 0.36 in a Korean corpus, at most 0.15 in all 
 UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 IN_WORD = rf"[\w'&&[^{UNSPACED}]]"  # characters of other words: "don't" is one
 WORD_EDGE = rf"(?<!{IN_WORD})(?={IN_WORD})|(?<={IN_WORD})(?!{IN_WORD})"
-EDGE = "\u2581"  # in phrases it stands at both ends of these words: "▁one▁▁of▁"
+EDGE = "\u2581"  # in phrases it stands at both ends of such a word: "▁one▁▁of▁"
 # Some letters are composed only in lower case.
 PHRASE_TEXT = normalizers.Sequence([normalizers.Replace(EDGE, " "), LOWER_CASE, NFC])
 FIRST_CHARACTER = 0xF0000  # for private use: the characters that stand for words
@@ -139,7 +139,7 @@ def find_phrases(texts: Iterator[str], words: Tokenizer, most: int) -> list[list
         ("".join(characters[i] for i in ids) for ids in ids_of_texts), trainer
     )
     phrases = [token for token in tokens_of(bpe) if len(token) > 1]
-    # A word that occurs only later than PHRASE_WORDS leaves room for a phrase too many.
+    # In place of a word that occurs only after PHRASE_WORDS, the BPE learns a phrase too many.
     return [
         [ord(character) - FIRST_CHARACTER for character in token] for token in phrases[:most]
     ]

@@ -12,6 +12,9 @@ matplotlib is not installed.
 
 import logging
 import os
+import re
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +27,6 @@ try:
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
-
-    from support.common import fonts
 except (ImportError, OSError) as problem:
     raise UserError(
         f"figures are drawn with matplotlib, which cannot be imported "
@@ -62,9 +63,28 @@ MEMORY = {
     "activations": SKY,
     "all_else": PALE,
 }
+# matplotlib takes each character from the first of these that is installed and has it. The
+# first comes with matplotlib; Linux has those of Noto, and macOS and Windows have the others.
+FONTS = [
+    "DejaVu Sans",
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Noto Sans Devanagari",
+    "Noto Sans Bengali",
+    "Noto Sans Tamil",
+    "Noto Sans Thai",
+    "Noto Sans Ethiopic",
+    "Arial Unicode MS",
+    "Microsoft YaHei",
+    "Malgun Gothic",
+    "Nirmala UI",
+    "Leelawadee UI",
+]
+MAX_MISSING_SHOWN = 10  # characters that a warning names
 STYLE = {
     "axes.spines.right": False,
     "axes.spines.top": False,
+    "font.family": FONTS,
     "font.size": 8,
     "grid.color": "0.9",
     "hatch.linewidth": 0.4,
@@ -91,7 +111,28 @@ def new_figure(
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_symlink() and not follow_link:
             path.unlink()
-        fonts.save(figure, path)
+        save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure to a file, as .pdf, .svg, or else PNG.
+
+    If no font has a character, a box stands for it, and a warning says so.
+    """
+    ending = path.suffix.lower().removeprefix(".")
+    file_format = ending if ending in ("pdf", "svg") else "png"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", "Glyph .* missing from font")
+        figure.savefig(path, format=file_format)
+    codes = {code for each in caught for code in re.findall(r"Glyph (\d+)", str(each.message))}
+    if codes:
+        missing = " ".join(sorted(map(chr, map(int, codes)))[:MAX_MISSING_SHOWN])
+        print(
+            f"warning: {path}: boxes stand for {missing}; apt install fonts-noto-cjk (Chinese, "
+            f"Japanese, Korean) or fonts-noto-core, and delete {matplotlib.get_cachedir()}, "
+            f"matplotlib's list of fonts",
+            file=sys.stderr,
+        )
 
 
 def size_of(figure: Figure) -> str:

@@ -10,7 +10,7 @@ LOGS = Path("logs")  # in the current folder
 
 
 def find_cache() -> Path:
-    """Returns the folder of encoded corpora, measured speeds and the history of prompts."""
+    """Returns the folder of encoded corpora and measured speeds."""
     cache = os.environ.get("XDG_CACHE_HOME")
     if cache:
         return Path(cache) / "translator"

@@ -7,19 +7,16 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from support.common.errors import UserError
-from support.common.paths import CACHE
 from support.common.streams import readable
-
-HISTORY = CACHE / "history"
 
 
 def prompt(greeting: str, question: str, answer: Callable[[str], str]) -> None:
     """Prints `answer(line)`, or its UserError, for each line until q, Ctrl-D or Ctrl-C.
 
-    The arrow keys edit the line and recall earlier ones, also those of earlier prompts.
+    The arrow keys edit the line and recall earlier ones.
     """
-    readline = load_history()
-    num_earlier = readline.get_current_history_length() if readline else 0
+    with suppress(ImportError):  # not on Windows, whose console recalls lines by itself
+        import readline  # noqa: F401  # not at the top: importing it may write to the terminal
     print(greeting)
     if isinstance(sys.stdin, io.TextIOWrapper):  # `readable` replaces what is not UTF-8
         sys.stdin.reconfigure(errors="surrogateescape")
@@ -36,9 +33,6 @@ def prompt(greeting: str, question: str, answer: Callable[[str], str]) -> None:
                 print(f"error: {problem}")
     except (EOFError, KeyboardInterrupt):
         print()
-    finally:
-        if readline:
-            save_history(readline, num_earlier)
 
 
 def warn_if_path(line: str) -> None:
@@ -49,33 +43,3 @@ def warn_if_path(line: str) -> None:
             f"< {line}",
             file=sys.stderr,
         )
-
-
-def save_history(readline, num_earlier: int) -> None:
-    """Adds this prompt's lines to the file, which other prompts may have changed meanwhile.
-
-    num_earlier: the lines of earlier prompts that were loaded.
-    """
-    with suppress(OSError):
-        HISTORY.parent.mkdir(parents=True, exist_ok=True)
-        if hasattr(readline, "append_history_file"):  # not with every library
-            HISTORY.touch(mode=0o600)
-            count = readline.get_current_history_length() - num_earlier
-            readline.append_history_file(count, HISTORY)
-        else:
-            readline.write_history_file(HISTORY)
-
-
-def load_history():
-    """Returns the module readline with the lines of earlier prompts, or None without it."""
-    if sys.platform == "win32":  # its console recalls lines by itself
-        return None
-    try:
-        import readline  # not at the top: importing it may write to the terminal
-
-        readline.set_history_length(1000)
-        if HISTORY.exists():
-            readline.read_history_file(HISTORY)
-    except (ImportError, OSError):  # Python was built without it; another user's file
-        return None
-    return readline

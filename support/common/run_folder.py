@@ -73,6 +73,7 @@ def lock_folder(folder: Path, is_new: bool) -> IO[str]:
 
     The lock also ends when the process is killed. On a file system without locks nothing is
     locked.
+
     is_new: whether there was no checkpoint when the flags were read. Raises UserError if
     another run is writing, or if there is a checkpoint by now.
     """

@@ -28,7 +28,7 @@ def long_barrier() -> None:
     """
     assert dist.group.WORLD is not None, "there is no process group"
     options = dist.BarrierOptions()
-    # The launcher has set it to --timeout.
+    # The launcher has set this default to --timeout.
     options.timeout = 10 * dist.distributed_c10d.default_pg_timeout
     gloo: Any = dist.group.WORLD._get_backend(torch.device("cpu"))
     gloo.barrier(options).wait()

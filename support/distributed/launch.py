@@ -4,9 +4,8 @@
     run_under_torchrun(train, command_line)  # the others: in each process that torchrun starts
 
 Both call train(rank, world_size, args) in every process. Under torchrun a process connects to
-torchrun's store (`run_under_torchrun`), agrees with the others on the settings
-(`connect_and_train`), and then trains, with --minutes for a trial first
-(`set_up_and_train`).
+torchrun's store and agrees with the others on the settings; then it trains. With --minutes, a
+trial comes first (`set_up_and_train`).
 """
 
 import atexit
@@ -58,7 +57,7 @@ def set_up_and_train(train: Train, rank: int, world_size: int, store: dist.Store
     ThisProcess.store = store
     configure_backends(args.precision)
     torch.set_num_threads(args.threads)
-    # Also for the groups that device meshes make, which would wait for 30 minutes.
+    # Device meshes make groups of their own, which would otherwise wait for 30 minutes.
     dist.distributed_c10d.default_pg_timeout = timedelta(seconds=args.timeout)
     Signals.parent = os.getppid()
     Signals.handle(signal.SIG_DFL)
@@ -346,7 +345,16 @@ def run_under_torchrun(train: Train, command_line: rendezvous.CommandLine) -> No
         except dist.DistError:
             raise UserError("torchrun has ended meanwhile") from None
         try:
-            connect_and_train(train, command_line, torchrun_store, rank, world_size)
+            timeout = command_line.timeout()
+            torchrun_store.set_timeout(timedelta(seconds=timeout))
+            store = rendezvous.store_of_this_start(torchrun_store, rank, world_size, timeout)
+            args = rendezvous.share_settings(
+                command_line, torchrun_store, store, rank, world_size
+            )
+            # --config may have another timeout.
+            torchrun_store.set_timeout(timedelta(seconds=args.timeout))
+            args.threads = torch.get_num_threads()  # torchrun gives each of several one
+            set_up_and_train(train, rank, world_size, store, args)
         except dist.DistNetworkError:  # the store is where process 0 is
             raise UserError("process 0 has ended: what its node prints says why") from None
         except (UserError, OSError, SystemExit):
@@ -356,23 +364,6 @@ def run_under_torchrun(train: Train, command_line: rendezvous.CommandLine) -> No
             raise
         if Signals.run_stopped:
             sys.exit(Signals.status())
-
-
-def connect_and_train(
-    train: Train,
-    command_line: rendezvous.CommandLine,
-    torchrun_store: dist.Store,
-    rank: int,
-    world_size: int,
-) -> None:
-    """Connects the processes of this start, agrees on the settings, and calls `train`."""
-    timeout = command_line.timeout()
-    torchrun_store.set_timeout(timedelta(seconds=timeout))
-    store = rendezvous.store_of_this_start(torchrun_store, rank, world_size, timeout)
-    args = rendezvous.share_settings(command_line, torchrun_store, store, rank, world_size)
-    torchrun_store.set_timeout(timedelta(seconds=args.timeout))  # --config may have another
-    args.threads = torch.get_num_threads()  # torchrun gives each of several processes one
-    set_up_and_train(train, rank, world_size, store, args)
 
 
 def check_environment() -> None:

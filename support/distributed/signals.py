@@ -65,7 +65,7 @@ def stop_requested() -> bool:
     has to be waited for. Until the first call there is nothing to save, and a signal ends the
     process at once. From then on the loop that asks finishes its step, saves, and leaves.
     """
-    import torch  # not at the top: batch/study.py does without
+    import torch  # not at the top: batch/study.py imports this file, and does without
     import torch.distributed as dist
 
     Signals.handle(Signals.note)  # each time: with --minutes, training begins twice

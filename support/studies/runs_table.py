@@ -3,9 +3,9 @@
 A table of runs is a list of rows, one per run: dicts with the columns of a study's runs.csv.
 These are TEXTS, NUMBERS, RESULTS (the median speed, the duration of an epoch at this speed, the
 last training loss as a running mean, and the validation loss), the task's metrics in validation
-as valid_*, such as valid_bleu, and on the test set as test_*, and LATER. In validation they are
-those of the weights that were tested or, while a run continues, the best of its evaluations. A
-value that was not measured is NaN.
+as valid_*, such as valid_bleu, and on the test set as test_*, and LATER. The validation metrics
+of a finished run are those of the weights that it kept; those of a continuing run are the best
+so far. A value that was not measured is NaN.
 """
 
 import csv
@@ -22,7 +22,7 @@ TEXTS = ["study", "run", "mode"]
 NUMBERS = ["processes", "batch_tokens", "accumulate", "lr", "delay_ms"]
 SPEEDS = ["samples_per_second", "epoch_seconds", "tokens_per_second"]
 RESULTS = [*SPEEDS, "train_loss", "valid_loss"]
-# Of the largest process; tables of earlier versions lack these columns.
+# Tables of earlier versions lack these columns. The memory is that of the largest process.
 LATER = ["seed", "wall_seconds", "peak_memory_mib"]
 # How the legend of a figure writes a setting in which runs differ.
 SETTINGS = {

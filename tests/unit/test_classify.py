@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, run_script, write_runs
+from conftest import LINUX, ROOT, run_script, write_runs
 from test_translate import ODD, Terminal
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -521,6 +521,15 @@ def test_images_are_named_by_their_paths(images, answer, monkeypatch, capsys):
     (folder / "red.png").write_bytes((folder / "shown" / name / "1.png").read_bytes())
     done = run_script("classify.py", cwd=folder, input=b"red.png\nno.png\nred.png\n")
     assert (done.returncode, done.stdout) == (2, f"{name}\t{p:.4f}\n".encode())
+
+
+@LINUX
+@pytest.mark.optional
+def test_an_image_whose_name_is_not_utf_8(images, answer, monkeypatch):
+    folder, name, p = images
+    monkeypatch.chdir(folder)
+    Path("red.png").rename("r\udce9d.png")
+    assert answer("r\udce9d.png").out.split()[:2] == [name, f"{p:.1%}"]
 
 
 @pytest.mark.optional

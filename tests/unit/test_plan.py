@@ -464,6 +464,7 @@ def run_plan(capsys, monkeypatch, flags: str) -> tuple[int, str, str]:
             "--precision fp32",
             "--precision fp32: the peak of h100 is known only in bf16 and fp16; pass --tflops",
         ),
+        ("--hardware cpu --tflops 1 --precision tf32", "--precision tf32: only GPUs have it"),
         ("--measure", "--hardware cpu --nodes 1"),
         (f"--plot {ROOT}/README.md/a.png", "README.md"),
         (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import LINUX, ROOT, run_script
 
-from support.common import figures, files, fonts, paths
+from support.common import figures, files, paths
 from support.common.errors import UserError, require, run_main
 from support.common.hardware import check_compiler
 from support.distributed.launch import check_environment
@@ -263,15 +263,14 @@ assert matplotlib.get_backend() == "agg"
     assert done.returncode == 0, done.stderr
 
 
-def figure_of(text: str):
-    """Returns a figure with the text as title, as legend, and as name of a tick."""
-    figure = figures.Figure((3, 2), layout="constrained")
-    axes = figure.subplots()
-    axes.plot([1, 2], label=text)
-    axes.legend()
-    axes.set_title(text)
-    axes.set_xticks([0, 1], [text, "b"])
-    return figure
+def draw(path: Path, text: str) -> None:
+    """Draws a figure with the text as title, as legend, and as name of a tick."""
+    with figures.new_figure(path, 3, 2) as figure:
+        axes = figure.subplots()
+        axes.plot([1, 2], label=text)
+        axes.legend()
+        axes.set_title(text)
+        axes.set_xticks([0, 1], [text, "b"])
 
 
 def make_font(path: Path, name: str, characters: str) -> None:
@@ -289,36 +288,36 @@ def make_font(path: Path, name: str, characters: str) -> None:
     builder.setupGlyf(dict.fromkeys(glyphs, pen.glyph()))
     builder.setupHorizontalMetrics(dict.fromkeys(glyphs, (800, 0)))
     builder.setupHorizontalHeader(ascent=800, descent=-200)
-    builder.setupNameTable({"familyName": name, "styleName": "Regular"})
+    names = {"familyName": name, "styleName": "Regular", "psName": name.replace(" ", "")}
+    builder.setupNameTable(names)
     builder.setupOS2()
     builder.setupPost()
     builder.save(path)
 
 
 def test_a_figure_takes_fonts_that_have_its_characters(tmp_path, monkeypatch, capsys, recwarn):
-    """Also a font that was installed after matplotlib made its list of fonts."""
-    figure = figure_of(f"{CHINESE}, Welt")
-    from matplotlib.text import Text
+    from matplotlib.font_manager import fontManager
 
-    known = [font for font in fonts.fontManager.ttflist if font.name == "DejaVu Sans"]
-    monkeypatch.setattr(fonts.fontManager, "ttflist", known)
-    make_font(tmp_path / "all.ttf", "All", CHINESE)
-    make_font(tmp_path / "one.ttf", "One", CHINESE[0])
-    new = [str(tmp_path / "all.ttf"), str(tmp_path / "one.ttf"), str(tmp_path / "gone.ttf")]
-    monkeypatch.setattr(fonts, "findSystemFonts", lambda: new)
-    fonts.save(figure, tmp_path / "figure.png")
-    chosen = {text.get_text(): text.get_fontfamily() for text in figure.findobj(Text)}
-    assert chosen[f"{CHINESE}, Welt"] == ["DejaVu Sans", "All"]
+    known = [font for font in fontManager.ttflist if font.name == "DejaVu Sans"]
+    monkeypatch.setattr(fontManager, "ttflist", known)
+    make_font(tmp_path / "a.ttf", "Noto Sans CJK JP", CHINESE[0])
+    make_font(tmp_path / "b.ttf", "Microsoft YaHei", CHINESE)
+    fontManager.addfont(tmp_path / "a.ttf")
+    fontManager.addfont(tmp_path / "b.ttf")
+    draw(tmp_path / "figure.svg", f"{CHINESE}, Welt")
     assert capsys.readouterr().err == "" and not recwarn.list
-    assert (tmp_path / "figure.png").stat().st_size > 1000
+    drawn = (tmp_path / "figure.svg").read_text(encoding="utf-8")
+    assert "NotoSansCJKJP" in drawn and "MicrosoftYaHei" in drawn
+    assert "LastResort" not in drawn  # it has boxes only
 
 
 def test_characters_that_no_font_has(tmp_path, monkeypatch, capsys, recwarn):
-    monkeypatch.setattr(fonts, "installed_fonts", dict)
-    fonts.save(figure_of(f"{CHINESE} Ä"), tmp_path / "figure.png")
+    monkeypatch.setitem(figures.STYLE, "font.family", figures.FONTS[:1])
+    draw(tmp_path / "figure.png", f"{CHINESE} Ä")
     message = capsys.readouterr().err
     assert message.startswith("warning: ") and message.count("\n") == 1
-    assert "figure.png" in message and "你 好" in message and "Ä" not in message
+    assert "figure.png" in message and " ".join(sorted(CHINESE)) in message
+    assert "Ä" not in message
     assert not recwarn.list
-    fonts.save(figure_of("Ä"), tmp_path / "figure.png")
+    draw(tmp_path / "figure.png", "Ä")
     assert capsys.readouterr().err == ""

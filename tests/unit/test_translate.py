@@ -479,19 +479,3 @@ def test_the_prompt_answers_until_q_ctrl_d_or_ctrl_c(trained, end):
         time.sleep(0.5)
         terminal.write(end)
         assert terminal.process.wait(30) == 0
-
-
-@pytest.mark.slow
-def test_two_prompts_keep_the_history_of_both(trained, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with Terminal(trained) as one, Terminal(trained) as two:
-        for terminal, line in ((one, "Ja."), (two, "Nein.")):
-            terminal.read_until("de> $")
-            terminal.write(f"{line}\n")
-            terminal.read_until(r"en> .*\r\n(.*\r\n)*.*de> $")
-        for terminal in (one, two):
-            time.sleep(0.5)
-            terminal.write("q\n")
-            assert terminal.process.wait(30) == 0
-    (history,) = tmp_path.rglob("history")
-    assert {"Ja.", "Nein."} <= set(history.read_text().splitlines())
