@@ -27,8 +27,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 PAD, BOS, EOS = 0, 1, 2
 MAX_WORD = 1000  # characters
-# A run of more than MAX_WORD letters, or digits, or other characters, such as dashes. The time
-# to learn a BPE grows with the square of its length. In Chinese, punctuation ends a run.
+# A run of more than MAX_WORD letters, or digits, or other characters, such as dashes. Learning
+# a BPE takes time that grows with the square of the longest run.
 LONG_WORD = re.compile(r"[^\W\d_]{N,}|\d{N,}|(?:_|[^\w\s]){N,}".replace("N", str(MAX_WORD + 1)))
 SIDES = ("src", "tgt")
 NFC = normalizers.NFC()  # Unicode can write é in two ways; this makes their bytes equal
@@ -194,9 +194,9 @@ def group_by_length(
 
     lengths: (examples,) of each side, in tokens. A batch takes `batch_size` examples, or, if
     that is 0, as many as fit in `batch_tokens` tokens of the longer side. Examples of equal
-    lengths are shuffled by `rng`. With `batch_tokens`, the length of its longest example alone
-    decides how many a batch has, except for the last one: at least one, and from 32 on a
-    multiple of 8, so that few different shapes occur, and processes get equal shares.
+    lengths are shuffled by `rng`. With `batch_tokens`, the length of a batch's longest example
+    decides how many it has: at least one, and from 32 on a multiple of 8, so that few shapes
+    occur, and processes get equal shares. The last batch may have fewer.
     """
     # The first and the last side: a classifier's examples have only one, which is both.
     longer = np.maximum(lengths[0], lengths[-1])

@@ -31,7 +31,7 @@ from support.corpora.held_out import (
     hold_out,
 )
 
-FORMAT = 19  # version of the files; increase it when examples are read or stored differently
+FORMAT = 20  # version of the files; increase it when examples are read or stored differently
 BLOCK = 1000  # windows encoded at once, each of at most about 5 KiB per token of max_length
 VALID_EXAMPLES = 2000  # held out if there is no validation set,
 ONE_IN = 20  # but at most one of so many examples, and at least one in all

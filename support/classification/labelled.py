@@ -1,6 +1,7 @@
 """Finds labelled examples: in corpora with names, the phrasebook, and users' files."""
 
 import codecs
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -204,12 +205,10 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
     """Adds a folder with a folder for each class. Raises UserError."""
     modality, files, left_out = class_folders.find_examples(path)
     if not files:
-        hint = "save other tables as .csv, and unpack archives"
-        if path.is_dir():
-            hint = f"{class_folders.what_is_in(path)}; pass a table itself, as .csv"
         raise UserError(
             f"{path}: neither a table (.csv, .json, .jsonl, or lines with tabs) nor a folder "
-            f"of class folders; {hint}"
+            f"of class folders (FOLDER/CLASS/FILE); unpack archives, and save other tables as "
+            f".csv"
         )
     names = [tables.class_name(file.parent.name) for file in files]
     with_examples = {file.parent for file in files}
@@ -218,7 +217,7 @@ def add_class_folders(corpus: Labelled, part: str, path: Path) -> None:
             raise UserError(f"{folder}: a class without any {modality}")
     corpus.left_out += left_out
     codes = sorted(set(names))
-    are_languages = len(codes) > 1 and set(codes) <= set(tables.LANGUAGE_CODES.split())
+    are_languages = len(codes) > 1 and all(re.fullmatch("[a-z]{2}", code) for code in codes)
     if modality == "text" and are_languages:
         warn_once(
             f"{path}: its folders {', '.join(codes)[:120]} are taken for classes; parallel "

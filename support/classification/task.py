@@ -13,7 +13,6 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import Unigram, WordLevel
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from data import evaluation_batches
 from support.classification.classifier import Classifier, ClassifierConfig, classifier_flops
@@ -303,10 +302,11 @@ class Classification:
         sum_over_data(log_p, data_size)
         model.train()
         log_p = log_p.cpu()
-        nll = F.nll_loss(log_p.double(), torch.from_numpy(examples.labels.astype(np.int64)))
-        probabilities = log_p.exp().numpy()
+        labels = torch.from_numpy(examples.labels.astype(np.int64))
+        loss = -log_p.gather(1, labels[:, None]).double().mean().item()
+        probabilities = log_p.exp_().numpy()
         confusion = confusion_matrix(examples.labels, probabilities.argmax(1), num_classes)
-        return compute_metrics(confusion) | {"loss": nll.item()}, probabilities
+        return compute_metrics(confusion) | {"loss": loss}, probabilities
 
     @property
     def has_test_set(self) -> bool:

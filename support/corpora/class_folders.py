@@ -9,8 +9,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 
 from support.common.errors import UserError
@@ -28,8 +26,6 @@ TEST_SET = re.compile(r"(.*[-_.])?test(ing)?([-_.].*|\d*)")  # what a folder wit
 LANGUAGE = re.compile(r"\.[a-z]{2}")  # perhaps the ending of a side of a parallel corpus
 FIRST_BYTES = 8192  # of a file, which tell whether it is a text
 UNLABELLED = "unsup"  # beside IMDB's classes, pos and neg
-COUNTED_FILES = 10_000  # of a folder that is no corpus
-ARCHIVES = {".gz", ".tgz", ".tar", ".zip", ".bz2", ".xz", ".7z", ".rar"}
 
 
 def visible(folder: Path) -> list[Path]:
@@ -87,8 +83,9 @@ def has_examples(folder: Path) -> bool:
 def find_examples(folder: Path) -> tuple[str, list[Path], Counter[str]]:
     """Returns the examples in the folders of a folder: "text" or "image", and their files.
 
-    Also returns how much is left out: files by their endings, and folders. Beside images all
-    other files are, unless more files are named .txt: then the images are.
+    Also returns how much is left out: files by their endings, and folders. If there are images,
+    all other files are left out. But if more files are named .txt than are images, the images
+    are left out.
     """
     found = dict(modalities(folder))
     num_images = sum(modality == "image" for modality in found.values())
@@ -107,10 +104,9 @@ def find_examples(folder: Path) -> tuple[str, list[Path], Counter[str]]:
 def find_class_folders(folder: Path) -> dict[str, Path]:
     """Returns the folder of each part that has a folder for each class.
 
-    The parts are folders named train, valid and test, or SOMETHING-train and so on, or those
-    of `find_numbered_parts`. Without them the folder itself is the training set, but if it has
-    train.de and train.en, too, it is a corpus to translate. Raises UserError for a test set
-    that is no class folder.
+    The parts are folders named train, valid and test, or SOMETHING-train and so on. Without
+    them the folder itself is the training set, but if it has train.de and train.en, too, it is
+    a corpus to translate. Raises UserError for a test set without class folders.
     """
     parts: dict[str, Path] = {}
     for part, names in PARTS.items():
@@ -118,7 +114,6 @@ def find_class_folders(folder: Path) -> dict[str, Path]:
             inner = find_part(folder, name)
             if inner:
                 parts.setdefault(part, inner)
-    parts = parts or find_numbered_parts(folder)
     if parts:
         return parts
     train_files = [path for path in folder.glob("train.*") if suffix_of(path) not in TABLES]
@@ -152,47 +147,6 @@ def find_part(folder: Path, name: str) -> Path | None:
         if re.fullmatch(f".+[-_.]{name}", path.name.lower()) and has_examples(path):
             longer.append(path)
     return longer[0] if len(longer) == 1 else None
-
-
-def find_numbered_parts(folder: Path) -> dict[str, Path]:
-    """Returns the parts of a corpus whose names go on: train2017 and test2017, train-a, test-a.
-
-    They must have a class in common, as there may be classes called train-station and so on.
-    """
-    parts: dict[str, Path] = {}
-    for part, names in PARTS.items():
-        going_on = re.compile(rf"({'|'.join(names)})([-_.].+|\d+)")
-        found = [
-            path for path in inner_folders(folder) if going_on.fullmatch(path.name.lower())
-        ]
-        if len(found) == 1 and has_examples(found[0]):
-            parts[part] = found[0]
-    classes = [{path.name for path in inner_folders(part)} for part in parts.values()]
-    are_parts = "train" in parts and len(parts) > 1 and set.intersection(*classes)
-    return parts if are_parts else {}
-
-
-def what_is_in(folder: Path) -> str:
-    """Returns what is in a folder that is no corpus: perhaps a folder that is one."""
-    corpora = []
-    for inner in inner_folders(folder):
-        with suppress(UserError, OSError):
-            if find_class_folders(inner):
-                corpora.append(inner)
-    if len(corpora) == 1:
-        return f"{corpora[0]} has class folders: pass it instead"
-    if corpora:
-        return "the files of a class must be in its folder, and not in folders in it"
-    counts = Counter(islice(endings_in(folder), COUNTED_FILES))
-    if not counts:
-        return "it has no files"
-    files = ", ".join(f"{count:,} {ending}" for ending, count in counts.most_common(5))
-    advice = ""
-    if ARCHIVES & counts.keys():
-        advice = "; unpack archives"
-    elif counts.keys() & set(IMAGES):
-        advice = "; put the images of each class in a folder of its own"
-    return f"its files: {files}{advice}"
 
 
 def endings_in(folder: Path) -> Iterator[str]:

@@ -61,8 +61,8 @@ def download(name: str, files: dict[str, str], url: str, unpacked: bool = False)
             fetch(f"{base}/{file}", folder / file, checksum, unpacked)
         except (OSError, http.client.HTTPException, ValueError) as problem:
             raise UserError(
-                f"{name} cannot be fetched ({problem}); if you have its files, unpacked, "
-                f"name their folder: --data ./FOLDER"
+                f"{name} cannot be fetched ({problem}); if you have its files (archives "
+                f"unpacked), name their folder: --data ./FOLDER"
             ) from problem
     return folder
 

@@ -16,7 +16,7 @@ from support.common.streams import note
 
 T = TypeVar("T")
 ABANDONED = 86_400  # seconds after which no run still writes an unfinished folder
-CHARACTERS_PER_TOKEN = 100  # hardly any token has more than a dozen
+CHARACTERS_PER_TOKEN = 100  # more than in any text; longer texts are cut before encoding
 
 
 def encoded_folder(cache: Path, name: str, description: list, tokenizer: str) -> Path:

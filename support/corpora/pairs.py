@@ -17,7 +17,7 @@ from typing import Any
 from support.common.errors import UserError
 from support.corpora import phrasebook
 from support.corpora.archives import PACKED, PARTS, File, zip_members
-from support.corpora.class_folders import LANGUAGE, visible, what_is_in
+from support.corpora.class_folders import LANGUAGE, visible
 from support.corpora.download import content_checksum, download, parse_checksums
 from support.corpora.held_out import HOLD_OUT
 from support.corpora.tables import TABLES, is_table, read_columns, read_lines, suffix_of
@@ -106,14 +106,14 @@ def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
         if part not in corpus.parts:
             add_part(corpus, part, str(table), src, tgt)
     if "train" not in corpus.parts:
-        hint = what_is_in(folder)
+        hint = ""
         if len([path for path in visible(folder) if path.stem == "train"]) == 2:
-            hint += similar_files(folder / "train")
+            hint = similar_files(folder / "train")
         if any(LANGUAGE.fullmatch(path.suffix) for path in visible(folder)):
             hint += f"; name parallel files by their PREFIX: {folder}/NAME for NAME.{src}"
         raise UserError(
             f"{folder}: no train.{src} and train.{tgt}, no train.tsv, and no class folders of "
-            f"texts or images; {hint}"
+            f"texts or images (FOLDER/CLASS/FILE){hint}"
         )
     if find_file(f"{folder}/test_2016_flickr.{src}"):
         corpus.name = "multi30k"

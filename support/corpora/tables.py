@@ -23,25 +23,6 @@ JSON = (".jsonl", ".ndjson", ".json")  # endings: an object a line, or one list 
 TABLES = (".tsv", ".csv", *JSON)  # endings; other files are looked into: see `is_table`
 FIRST_BYTES = 1 << 16  # of a file, which tell whether it is a table
 FIRST_LINES = 100  # of a .csv file, which tell its delimiter
-LANGUAGE_CODES = (  # ISO 639-1
-    "aa ab af ak am an ar as av ay az ba be bg bm bn bo br bs ca ce co cr cs cv cy da de "
-    "dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi hr ht hu "
-    "hy ia id ig ii ik io is it iu ja jv ka kg ki kk kl km kn ko kr ks ku kv kw ky la lb "
-    "lg li ln lo lt lu lv mg mi mk ml mn mr ms mt my nb nd ne ng nl nn no nr nv ny oc oj "
-    "om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss "
-    "st su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh "
-    "yi yo za zh zu "
-)
-# Where columns are given by position, the first row is a header if it has only these names.
-HEADER = {
-    *LANGUAGE_CODES.split(),
-    *("src", "tgt", "source", "target", "deutsch", "englisch"),
-    *("german", "english", "french", "spanish", "italian", "portuguese", "dutch", "polish"),
-    *("czech", "russian", "ukrainian", "turkish", "arabic", "hindi", "chinese", "japanese"),
-    *("korean", "vietnamese", "indonesian", "swedish", "finnish", "greek", "hungarian"),
-    *("text", "content", "sentence", "review", "body", "title", "description"),
-    *("label", "class", "class index", "category", "topic", "sentiment", "stars", "rating"),
-}
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such a file begins
 # The first line of some .csv files, for Excel.
 SEPARATOR = re.compile(r'("?)sep=([,;\t|])\1[,;|\s]*', re.IGNORECASE)
@@ -318,8 +299,8 @@ def read_columns(
     """Yields the number of each row and the cells of some columns. Raises UserError.
 
     columns: names in the first row or in the JSON objects or, except in JSON, positions from 1.
-    If all are positions, the first row may be a header: see `is_header`. flags: the flags that
-    name columns, for error messages.
+    If all are positions, the first row is an example, too. flags: the flags that name columns,
+    for error messages.
     """
     if suffix_of(path) in JSON:
         yield from read_columns_of_objects(path, columns, flags)
@@ -332,7 +313,7 @@ def read_columns(
     width = len(first_row)
     by_position = all(name.isdecimal() for name in columns)
     positions = find_columns(path, columns, [] if by_position else first_row, flags)
-    if by_position and not is_header(first_row, positions):
+    if by_position:
         rows = chain([first], rows)
     # A longer row may have a text with a comma and without quotes. By position, the rows of a
     # table with tabs may differ.
@@ -408,11 +389,3 @@ def undivided(path: File, header: list[str]) -> str:
         return ""
     marks = "comma, tab or semicolon" if suffix_of(path) == ".csv" else "tab"
     return f"; no {marks} divides the first row"
-
-
-def is_header(row: list[str], positions: list[int]) -> bool:
-    """Returns whether the cells at these positions of a row are different names of HEADER."""
-    if row == [str(i) for i in range(len(row))]:  # of pandas, for columns without names
-        return True
-    names = [column_name(row[i]) for i in positions if i < len(row)]
-    return set(names) <= HEADER and len(set(names)) == len(names)

@@ -20,7 +20,7 @@ from support.corpora.encoded import (
 )
 from support.corpora.held_out import count_shared, hash_pair, hold_out_pairs
 
-FORMAT = 10  # of the encoded corpus: increase it when the same file is read differently
+FORMAT = 11  # of the encoded corpus: increase it when the same file is read differently
 BLOCK = 2_000  # pairs encoded at once, so that memory does not grow with the corpus
 BPE_PAIRS = 1_000_000  # enough to learn a BPE from
 MANY_PAIRS = 300_000  # whose preparation takes long enough to say so

@@ -94,18 +94,10 @@ def test_tables_by_header(tmp_path, name):
     assert read(tmp_path / name) == expected
 
 
-def test_tables_by_position_with_and_without_a_header(tmp_path):
+def test_by_position_the_first_row_is_an_example_too(tmp_path):
     (tmp_path / "a.tsv").write_text("Ein Hund\tA dog\nZwei\tTwo\n")
     expected = [("Ein Hund", "A dog"), ("Zwei", "Two")]
     assert read(tmp_path / "a.tsv", src="1", tgt="2") == expected
-    (tmp_path / "b.tsv").write_text('German\tEnglish\n"Nein" sagt er\tHe says "no"\n')
-    assert read(tmp_path / "b.tsv", src="1", tgt="2") == [('"Nein" sagt er', 'He says "no"')]
-
-
-def test_a_header_of_r_is_shorter_than_the_rows(tmp_path):
-    """It has no name for the numbers of the rows."""
-    (tmp_path / "a.tsv").write_text("de\ten\n1\tJa.\tYes.\n2\tNein.\tNo.\n")
-    assert read(tmp_path / "a.tsv", src="2", tgt="3")[-1] == ("Nein.", "No.")
 
 
 @pytest.mark.parametrize("packed", [False, True])
