@@ -30,10 +30,9 @@ from conftest import (
 from support.common import hardware
 from support.common.errors import UserError
 from support.common.run_folder import lock_folder
-from support.training import summary as run_summary
 from support.training import throughput
 from support.training.command_line import parse_arguments
-from support.training.settings import CpuSettings, FsdpSettings, TpSettings
+from support.training.settings import CpuSettings
 from support.training.tasks import prepare_task
 
 
@@ -85,35 +84,6 @@ def test_what_reads_the_output_may_leave(tmp_path, corpus_flags):
     assert (tmp_path / "logs/unread/summary.json").is_file()
 
 
-@pytest.mark.parametrize(
-    "nodes, flags, expected",
-    [
-        (0, {}, "python train_cpu.py --resume logs/r"),
-        (
-            0,
-            {"delay_ms": 2.5, "profile": True, "minutes": 3.0, "replicas": 1},
-            "python train_cpu.py --resume logs/r --delay-ms 2.5",
-        ),
-        (
-            1,
-            {"replicas": 2, "sharded": True, "device": "cpu"},
-            "torchrun --standalone --nproc-per-node 4 train_cpu.py --resume logs/r "
-            "--device cpu --replicas 2 --sharded",
-        ),
-        (2, {"device": "cuda"}, "torchrun ... train_cpu.py --resume logs/r"),
-    ],
-)
-def test_a_stopped_run_says_how_it_goes_on(monkeypatch, nodes, flags, expected):
-    monkeypatch.setattr(sys, "argv", ["train_cpu.py"])
-    if nodes:
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-        monkeypatch.setenv("GROUP_WORLD_SIZE", str(nodes))
-    args = FsdpSettings(**{"device": ""} | flags)
-    run = SimpleNamespace(args=args, world_size=4, folder="logs/r")
-    said = run_summary.how_to_resume(run, 7)
-    assert said == f"stopped and saved at step 7; resume with: {expected}"
-
-
 def test_flags_that_are_remembered_can_be_taken_back(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.yaml").write_text("recompute: true\ncompile: true\n")
@@ -124,54 +94,6 @@ def test_flags_that_are_remembered_can_be_taken_back(tmp_path, monkeypatch):
     )
     args = parse_arguments("", CpuSettings).complete()
     assert (args.recompute, args.compile, args.folder) == (False, True, "logs/deep/x")
-
-
-def fake_run(args, **others) -> SimpleNamespace:
-    """What the first lines of a run say something about."""
-    task = FakeTask(batches=SimpleNamespace(examples=range(1200)))
-    return SimpleNamespace(args=args, task=task, epoch_steps=33, eval_every=33, **others)
-
-
-def test_a_run_says_who_computes_and_whether_its_rate_gets_up():
-    args = CpuSettings(device="cpu", precision="fp32", warmup=100)
-    args.base_config = "configs/multi30k.yaml"
-    run = fake_run(args, world_size=3, tp_size=1, last_step=99)
-    settings, data, length, processes, warning = run_summary.beginning(run).split("\n")
-    assert settings == "settings: configs/multi30k.yaml, and the flags given"
-    assert data == "the corpus"
-    assert length == "epochs: 3 of 1,200 pairs, 99 steps"
-    assert processes.startswith("processes: 3, threads of each: ")
-    assert processes.endswith(", fp32")
-    assert "the run has 99 steps, fewer than --warmup 100" in warning
-    run.eval_every = 11
-    assert "pairs, 99 steps; an evaluation every 11\n" in run_summary.beginning(run)
-    run.last_step = 100
-    assert len(run_summary.beginning(run).split("\n")) == 4
-    args.config = "mine.yaml"
-    assert "settings: configs/multi30k.yaml, mine.yaml, and the" in run_summary.beginning(run)
-    run.last_step = 1
-    assert "\nepochs: 0.03 of 1,200 pairs, 1 step\n" in run_summary.beginning(run)
-
-
-def test_layers_that_two_nodes_share_are_warned_of(monkeypatch):
-    """Each node has two of the four processes."""
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    args = TpSettings(device="cpu", precision="fp32")
-    run = fake_run(args, world_size=4, tp_size=2, last_step=9000)
-    assert "processes: 4 (2 share each layer), " in run_summary.beginning(run)
-    assert "warning" not in run_summary.beginning(run)
-    run.tp_size = 4
-    assert run_summary.beginning(run).split("\n")[-1] == (
-        "warning: --tensor 4, but a node has 2 processes, so the parts of a layer are added up "
-        "over the network; --tensor 2 would not"
-    )
-
-
-class FakeTask(SimpleNamespace):
-    unit = "pairs"
-
-    def __str__(self) -> str:
-        return "the corpus"
 
 
 def test_what_a_run_leaves(trained):

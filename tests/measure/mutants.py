@@ -64,6 +64,13 @@ MODULES = {  # (what of it: all if none is named, tests)
     "support/classification/examples.py": ((), "test_classification"),
     "support/classification/encoding.py": ((), "test_classification test_labelled"),
     "support/training/progress.py": ((), "test_run"),
+    "support/training/run.py": ((), "test_run test_cuda test_amount"),
+    "support/training/resume.py": ((), "test_run test_checkpoint"),
+    "support/training/summary.py": ((), "test_summary test_amount"),
+    "support/corpora/tables.py": ((), "test_data test_corpora test_labelled"),
+    "support/corpora/pairs.py": ((), "test_data test_corpora"),
+    "support/corpora/class_folders.py": ((), "test_labelled test_corpora"),
+    "support/translation/lines.py": ((), "test_beam test_translate"),
 }
 SWAPS = {
     ast.Lt: ast.LtE,

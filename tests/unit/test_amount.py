@@ -157,51 +157,6 @@ def test_a_trial_ends_when_its_time_is_over(monkeypatch):
         assert run.last_step == last
 
 
-def test_a_clock_has_hours_if_there_are_any():
-    assert [summary.format_duration(s) for s in (5, 90.9, 3690, 97_203)] == [
-        "0:05",
-        "1:30",
-        "1:01:30",
-        "27:00:03",
-    ]
-
-
-def test_a_forecast_counts_what_remains():
-    task = SimpleNamespace(step_cost=lambda step: StepCost(8, 100 + step % 2, 0.0))
-    throughput = SimpleNamespace(speeds=[1.0, 100.5])
-    progress = SimpleNamespace(last_evaluation=0, seconds=500.0, epochs=[])
-    run = SimpleNamespace(
-        task=task, last_step=900, epoch_steps=400, throughput=throughput, progress=progress
-    )
-    assert summary.forecast(run, step=50) == "about 14 minutes of training here"
-    assert summary.forecast(run, step=800) == "about 100 seconds of training here"
-    progress.last_evaluation = 400  # of which one takes longer than the steps of an epoch
-    assert summary.forecast(run, step=800) == "about 62 seconds of training here"
-    for steps, said in ((20_000, "3 hours"), (300_000, "2 days")):  # of 0.625 seconds
-        run.last_step = 800 + steps
-        assert summary.forecast(run, step=800) == f"about {said} of training here"
-
-
-@pytest.mark.parametrize(
-    ("mfu", "batch_size", "expected"),
-    [
-        (0.1, 0, ""),
-        (0.0004, 0, "reach 0.04% of their peak"),
-        (0.06, 0, "try --batch-tokens 32768 --lr 0.0057"),  # eight times as many
-        (0.08, 0, "try --batch-tokens 16384 --lr 0.004"),
-        (0.004, 64, "try --batch-size 512 --lr 0.0057"),
-    ],
-)
-def test_a_run_advises_larger_steps_for_idle_gpus(mfu, batch_size, expected):
-    args = Settings(device="cuda", batch_tokens=4096, batch_size=batch_size, lr=0.002)
-    run = SimpleNamespace(args=args, throughput=SimpleNamespace(mfus=[0.5, mfu]))
-    advice = summary.advice(run)
-    assert expected in advice
-    assert bool(advice) == bool(expected)
-    args.growth = 8  # the run has enlarged its steps already
-    assert summary.advice(run) == ""
-
-
 def args_on_gpus(monkeypatch, peak, *flags):
     """Returns the settings of a new run on two GPUs with this peak, computed on the CPU."""
     monkeypatch.setattr(command_line, "find_device", lambda requested, supported: "cuda")
