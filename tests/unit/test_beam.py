@@ -359,7 +359,9 @@ def test_a_long_sentence_is_cut_between_words(bytes_alone):
     words = [f"wort{i}" for i in range(40)]
     pieces = split_line(bytes_alone, " ".join(words), max_tokens=30)
     texts = [bytes_alone.decode(ids) for ids in pieces]
-    assert " ".join(texts).split() == words and max(map(len, pieces)) <= 30
+    lengths = [len(piece) for piece in pieces]
+    assert " ".join(texts).split() == words and max(lengths) <= 30
+    assert min(lengths) > 10  # each cut is near the middle
 
 
 def test_the_pieces_of_a_chinese_translation_are_joined_without_spaces():
