@@ -213,7 +213,7 @@ def score_file(args: argparse.Namespace, translator: Translator) -> None:
     start = time.perf_counter()
     hypotheses = translator(sources)
     seconds = time.perf_counter() - start
-    by_words = bleu(hypotheses, references)
+    by_words = bleu(hypotheses, references, translator.task["tgt"])
     by_characters = chrf(hypotheses, references)
     print(f"BLEU {by_words.value:.2f}  {by_words.signature}")
     print(f"chrF {by_characters.value:.2f}  {by_characters.signature}")

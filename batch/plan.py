@@ -69,7 +69,7 @@ class PlanSettings:
 def read_flags() -> argparse.Namespace:
     """Returns the flags, with defaults and checked. Raises UserError.
 
-    In its attribute `given` are those of the command line alone.
+    Their attribute `given` has only those of the command line.
     """
     parser = make_parser(__doc__)
     all_shared = flags_of(Settings)

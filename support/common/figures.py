@@ -72,8 +72,13 @@ FONTS = [
     "Noto Sans Devanagari",
     "Noto Sans Bengali",
     "Noto Sans Tamil",
+    "Noto Sans Telugu",
+    "Noto Sans Gujarati",
     "Noto Sans Thai",
+    "Noto Sans Khmer",
+    "Noto Sans Myanmar",
     "Noto Sans Ethiopic",
+    "WenQuanYi Zen Hei",
     "Arial Unicode MS",
     "Microsoft YaHei",
     "Malgun Gothic",
@@ -121,14 +126,22 @@ def save(figure: Figure, path: Path) -> None:
     """
     ending = path.suffix.lower().removeprefix(".")
     file_format = ending if ending in ("pdf", "svg") else "png"
+    missing = set()
     with warnings.catch_warnings(record=True) as caught:
-        warnings.filterwarnings("always", "Glyph .* missing from font")
+        warnings.simplefilter("always")
         figure.savefig(path, format=file_format)
-    codes = {code for each in caught for code in re.findall(r"Glyph (\d+)", str(each.message))}
-    if codes:
-        missing = " ".join(sorted(map(chr, map(int, codes)))[:MAX_MISSING_SHOWN])
+    for warning in caught:
+        glyph = re.match(r"Glyph (\d+) .* missing from font", str(warning.message))
+        if glyph is None:
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+        elif chr(int(glyph[1])).isprintable():
+            missing.add(chr(int(glyph[1])))
+    if missing:
+        some = " ".join(sorted(missing)[:MAX_MISSING_SHOWN])
         print(
-            f"warning: {path}: boxes stand for {missing}; apt install fonts-noto-cjk (Chinese, "
+            f"warning: {path}: boxes stand for {some}; apt install fonts-noto-cjk (Chinese, "
             f"Japanese, Korean) or fonts-noto-core, and delete {matplotlib.get_cachedir()}, "
             f"matplotlib's list of fonts",
             file=sys.stderr,

@@ -1,9 +1,10 @@
 """How good translations are: BLEU and chrF, as sacreBLEU computes them.
 
-score = bleu(translations, references)
+score = bleu(translations, references, language="de")
 print(score.value, score.signature)
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +12,10 @@ from itertools import chain
 from typing import Any
 from unicodedata import name, normalize
 
-# sacreBLEU's tokenizers where spaces do not separate words, or not all of them, by the first
-# word of a letter's name in Unicode.
+# sacreBLEU's tokenizers of languages in which spaces do not separate words, or not all of them.
+TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
+TOKENIZERS |= dict.fromkeys(("th", "lo", "km", "my", "bo"), "char")
+# Those of their letters, by the first word of a letter's name in Unicode.
 OF_LETTERS = {"CJK": "zh", "HIRAGANA": "ja-mecab", "KATAKANA": "ja-mecab", "HANGUL": "ko-mecab"}
 OF_LETTERS |= dict.fromkeys(("THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"), "char")
 
@@ -26,18 +29,18 @@ class Score:
     note: str = ""  # a line for those who read the value; it ends with a line break
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Score:
     """Returns corpus BLEU (Post, 2018), cased.
 
-    BLEU counts the words that a tokenizer for the references' language finds. Without the
-    package of a tokenizer (pip install sacrebleu[ja] or sacrebleu[ko]) each character is a
-    word. The signature names the tokenizer. BLEU is the geometric mean over sequences of one to
-    four words, and so 0 where no translation has four.
+    language: of the references, as --tgt names it; BLEU counts the words that its tokenizer
+    finds. Without the package of a tokenizer (pip install sacrebleu[ja] or sacrebleu[ko]) each
+    character is a word. The signature names the tokenizer. BLEU is the geometric mean over
+    sequences of one to four words, and so 0 where no translation has four.
     """
     import sacrebleu  # slow to import
 
     try:
-        metric = sacrebleu.BLEU(tokenize=choose_tokenizer(references))
+        metric = sacrebleu.BLEU(tokenize=choose_tokenizer(language, references))
     except RuntimeError:  # the package is missing
         metric = sacrebleu.BLEU(tokenize="char")
     score, result = apply(metric, hypotheses, references)
@@ -64,11 +67,14 @@ def apply(metric, hypotheses: Sequence[str], references: Sequence[str]) -> tuple
     return Score(result.score, str(metric.get_signature())), result
 
 
-def choose_tokenizer(references: Sequence[str]) -> str:
-    """Returns the name of sacreBLEU's tokenizer for the letters that most references have.
+def choose_tokenizer(language: str, references: Sequence[str]) -> str:
+    """Returns the name of sacreBLEU's tokenizer for a language, such as "zh" or "zh-CN".
 
-    The name of the language is often unknown, as of a column "2".
+    If its name is unknown, as of a column "2", the letters of the references decide.
     """
+    code = re.split("[-_]", language.lower())[0]
+    if code in TOKENIZERS:
+        return TOKENIZERS[code]
     letters = Counter(char for char in chain.from_iterable(references) if char.isalpha())
     counts = Counter({"13a": 0})
     for letter, count in letters.items():

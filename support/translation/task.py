@@ -154,7 +154,7 @@ class Translation:
             max_lines = 0
         if max_lines:
             translations = self.translate_part(model, part, 1, max_lines)
-            (score,) = self.compute_scores(part, translations, [bleu])
+            (score,) = self.compute_scores(part, translations, [self.bleu])
             metrics["bleu"] = score.value
         model.train()
         return metrics
@@ -176,10 +176,13 @@ class Translation:
         if not math.isfinite(metrics["loss"]):
             raise UserError(f"the loss on the {part} set is not finite; try --precision fp32")
         translations = self.translate_part(model, part, BEAM, sys.maxsize)
-        scores = self.compute_scores(part, translations, [bleu, chrf])
+        scores = self.compute_scores(part, translations, [self.bleu, chrf])
         outputs = Outputs(translations, *scores)
         model.train()
         return metrics | {"bleu": outputs.bleu.value, "chrf": outputs.chrf.value}, outputs
+
+    def bleu(self, translations: Sequence[str], references: Sequence[str]) -> Score:
+        return bleu(translations, references, self.args.tgt)
 
     def compute_scores(
         self, part: str, translations: dict[int, str], functions: Sequence[Callable[..., Score]]

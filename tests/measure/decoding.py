@@ -149,7 +149,7 @@ def main() -> None:
     ) -> None:
         print(
             f"| {what} | {beam} | {len(sources) / seconds:,.0f} "
-            f"| {bleu(hypotheses, references).value:.2f} | {1e3 * alone:.1f} |",
+            f"| {bleu(hypotheses, references, state['tgt']).value:.2f} | {1e3 * alone:.1f} |",
             flush=True,
         )
 

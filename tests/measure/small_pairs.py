@@ -156,7 +156,7 @@ def test_joeynmt(python: str, folder: Path, bpe: BPE, references: list[str], tgt
     hypotheses = [
         bpe.decode([int(word) for word in line.split() if word.isdigit()]) for line in lines
     ]
-    return f"{bleu(hypotheses, references).value:.1f}"
+    return f"{bleu(hypotheses, references, tgt).value:.1f}"
 
 
 def last_step(folder: Path) -> str:

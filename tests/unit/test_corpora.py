@@ -226,8 +226,8 @@ def test_a_part_with_one_of_its_two_sides_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("cat/1.heic", "no class folders of texts or images (FOLDER/CLASS/FILE)"),
-        ("photos/cat/1.jpg", "no class folders of texts or images (FOLDER/CLASS/FILE)"),
+        ("cat/1.heic", "no class folders of texts or images (FOLDER/CLASS/FILE; --test"),
+        ("photos/cat/1.jpg", "no class folders of texts or images (FOLDER/CLASS/FILE;"),
         ("a.fr", "name parallel files by their PREFIX"),
     ],
 )
