@@ -233,7 +233,7 @@ def start_prompt(translator: Translator) -> None:
     names = ", ".join(map(str, translator.paths))
 
     def answer(line: str) -> str:
-        translations = translator([line])[0].split("\n")
+        translations = translator([readable(line)])[0].split("\n")
         return "\n".join(f"{tgt}> {text}" for text in translations)
 
     prompt(f"{names}: {src} to {tgt}. Type a sentence; q ends.", f"{src}> ", answer)

@@ -236,8 +236,8 @@ def classifier_flops(config: ClassifierConfig, lengths: Tensor, frozen: int = 0)
     """Returns the FLOPs to train a Classifier's layers and stem on sequences of these lengths.
 
     lengths: tokens or patches of each example, (batch,). frozen: the number of lowest layers
-    that are not trained: they, and then also the stem, have only a forward pass.
-    The projection of patches and the head are small and not counted.
+    that are not trained: they, and then also the stem, have only a forward pass. The projection
+    of patches and the head are small and not counted.
     """
     layer = encoder_flops(config, lengths.double())
     # Of the stem's two 3 x 3 convolutions, the second makes twice as many channels of an image

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from support.common.errors import UserError
-from support.common.streams import readable
 
 
 def prompt(greeting: str, question: str, answer: Callable[[str], str]) -> None:
     """Prints `answer(line)`, or its UserError, for each line until q, Ctrl-D or Ctrl-C.
 
-    The arrow keys edit the line and recall earlier ones.
+    The arrow keys edit the line and recall earlier ones. What is not UTF-8 comes in the line
+    as in an argument: see `readable` in streams.py.
     """
     with suppress(ImportError):  # not on Windows, whose console recalls lines by itself
         import readline  # noqa: F401  # not at the top: importing it may write to the terminal
     print(greeting)
-    if isinstance(sys.stdin, io.TextIOWrapper):  # `readable` replaces what is not UTF-8
+    if isinstance(sys.stdin, io.TextIOWrapper):  # a file's name may not be UTF-8
         sys.stdin.reconfigure(errors="surrogateescape")
     try:
         while True:
@@ -28,7 +28,7 @@ def prompt(greeting: str, question: str, answer: Callable[[str], str]) -> None:
             if not line.strip():
                 continue
             try:
-                print(answer(readable(line)))
+                print(answer(line))
             except UserError as problem:  # a mistyped path, for example
                 print(f"error: {problem}")
     except (EOFError, KeyboardInterrupt):

@@ -113,7 +113,7 @@ def folder_corpus(folder: Path, src: str, tgt: str) -> Corpus:
             hint += f"; name parallel files by their PREFIX: {folder}/NAME for NAME.{src}"
         raise UserError(
             f"{folder}: no train.{src} and train.{tgt}, no train.tsv, and no class folders of "
-            f"texts or images (FOLDER/CLASS/FILE; --test names that of a test set){hint}"
+            f"texts or images (FOLDER/CLASS/FILE; --test names another FOLDER){hint}"
         )
     if find_file(f"{folder}/test_2016_flickr.{src}"):
         corpus.name = "multi30k"

@@ -525,11 +525,16 @@ def test_images_are_named_by_their_paths(images, answer, monkeypatch, capsys):
 
 @LINUX
 @pytest.mark.optional
-def test_an_image_whose_name_is_not_utf_8(images, answer, monkeypatch):
+def test_an_image_whose_name_is_not_utf_8(images, answer, monkeypatch, capsys):
     folder, name, p = images
     monkeypatch.chdir(folder)
     Path("red.png").rename("r\udce9d.png")
     assert answer("r\udce9d.png").out.split()[:2] == [name, f"{p:.1%}"]
+    lines = iter(["r\udce9d.png", "q"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    classify.classify_at_prompt(predictor_of(folder / "logs" / "images"))
+    _, chart = capsys.readouterr().out.split("q ends.\n")
+    assert chart.split()[:2] == [name, f"{p:.1%}"]
 
 
 @pytest.mark.optional

@@ -319,5 +319,13 @@ def test_characters_that_no_font_has(tmp_path, monkeypatch, capsys, recwarn):
     assert "figure.png" in message and " ".join(sorted(CHINESE)) in message
     assert "Ä" not in message
     assert not recwarn.list
-    draw(tmp_path / "figure.png", "Ä")
+    draw(tmp_path / "figure.png", "Ä\x1b")  # what is not printable has no glyph
     assert capsys.readouterr().err == ""
+
+
+def test_other_warnings_while_a_figure_is_saved(tmp_path):
+    with (
+        pytest.warns(UserWarning, match="constrained_layout not applied"),
+        figures.new_figure(tmp_path / "figure.png", 0.1, 0.1) as figure,
+    ):
+        figure.subplots().set_title("too small")
