@@ -220,6 +220,7 @@ def find_examples(args: argparse.Namespace, predictor: Predictor) -> tuple[Reade
     if is_part:
         sources = {name: flags[name] for name in ("data", "valid", "test")}
     columns = {"text": args.text, "label": args.label}
+    # `find_labelled` refuses columns for what is not a table.
     if is_part or find_table(path) or find_part_tables(path):
         columns = {name: value or flags[name] for name, value in columns.items()}
     corpus = find_labelled(**sources, **columns, transform=predictor.transform)
@@ -271,21 +272,28 @@ def score(args: argparse.Namespace, predictor: Predictor) -> None:
     unit = f"{predictor.modality}s"
     print(metrics_table(confusion, classes))
     print(f"\n{total:,} {unit}{description}, {seconds:.1f} s, {total / seconds:,.0f} {unit}/s")
+    if len(classes) > len(predictor.classes):
+        warn_of_unknown(predictor, classes, confusion)
+
+
+def warn_of_unknown(predictor: Predictor, classes: list[str], confusion: np.ndarray) -> None:
+    """Prints which classes the model does not know, perhaps only because of their spelling.
+
+    classes: the model's, then the others; confusion: their confusion matrix.
+    """
     num_known = len(predictor.classes)
-    num_unknown = confusion[num_known:].sum()
-    if num_unknown:
-        print(
-            f"warning: {num_unknown:,} of {total:,} {unit} have classes that the model does "
-            f"not know, and count as wrong: {', '.join(classes[num_known:])[:120]}",
-            file=sys.stderr,
-        )
-        known = {normalize_name(name): name for name in predictor.classes}
-        for name in classes[num_known:]:
-            if normalize_name(name) in known:
-                print(
-                    f"warning: is {name!r} the model's {known[normalize_name(name)]!r}?",
-                    file=sys.stderr,
-                )
+    unknown = classes[num_known:]
+    counts = f"{confusion[num_known:].sum():,} of {confusion.sum():,} {predictor.modality}s"
+    print(
+        f"warning: {counts} have classes that the model does not know, and count as wrong: "
+        f"{', '.join(unknown)[:120]}",
+        file=sys.stderr,
+    )
+    known = {normalize_name(name): name for name in predictor.classes}
+    for name in unknown:
+        similar = known.get(normalize_name(name))
+        if similar is not None:
+            print(f"warning: is {name!r} the model's {similar!r}?", file=sys.stderr)
 
 
 def classify_labelled(

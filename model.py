@@ -217,7 +217,7 @@ def sinusoids(positions: Tensor, d_model: int) -> Tensor:
 class Transformer(nn.Module):
     """Encoder and decoder (figure 1), whose embeddings share a matrix (section 3.4)."""
 
-    # support/common/kernels.py replaces them by faster ones, too.
+    # Without --plain, support/common/kernels.py replaces both by faster functions.
     loss: Callable = staticmethod(linear_cross_entropy)
     sinusoids: Callable = staticmethod(sinusoids)
 

@@ -33,7 +33,7 @@ from matplotlib.ticker import FixedLocator
 from support.classification.confusion_plot import draw_confusion
 from support.profiling.profile_plots import draw_profiles, read_profile
 from support.studies import runs_table
-from support.studies.runs_table import POSITIVE, Lines, Row, metric_columns
+from support.studies.runs_table import IDEAL, POSITIVE, Lines, Row, metric_columns
 from support.training.settings import ALL_FLAGS
 
 AXES = {
@@ -96,9 +96,11 @@ def find_figures(runs: list[Row], curves: dict[str, list[Row]]) -> dict[str, lis
         del comparisons["learning_rate.png"]
     for file, (x, ys) in comparisons.items():
         figures[file] = [(x, y, runs_table.compare(runs, x, y)) for y in ys]
-    for file, panels in figures.items():
-        figures[file] = [panel for panel in panels if panel[2]]  # with lines to draw
-    return {file: panels for file, panels in figures.items() if panels}
+    drawn = {
+        file: [(x, y, lines) for x, y, lines in panels if lines]
+        for file, panels in figures.items()
+    }
+    return {file: panels for file, panels in drawn.items() if panels}
 
 
 def metric_name(column: str) -> str:
@@ -121,11 +123,11 @@ def draw_lines(axes: Axes, lines: Lines, labels: list[str]) -> None:
         every = max(1, len(points) // markers_per_line)
         style: dict[str, Any] = {
             "color": matplotlib.colormaps["cividis"](0.75 * i / max(1, len(labels) - 1)),
-            "linestyle": DASHES[i % 4],
-            "marker": MARKERS[i % 9],
+            "linestyle": DASHES[i % len(DASHES)],
+            "marker": MARKERS[i % len(MARKERS)],
             "markevery": (i % every, every),
         }
-        if label.startswith("ideal, from"):
+        if label.startswith(IDEAL):
             style = {"color": "0.6", "zorder": 1}
         axes.plot(list(points), list(points.values()), **style)
 

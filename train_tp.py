@@ -49,14 +49,14 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
         model = task.build_model()
     mesh_shape = (world_size // args.tensor, args.tensor)  # groups of --tensor N ranks
     mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=("data", "tensor"))
-    mesh, tensor_mesh = mesh["data"], mesh["tensor"]  # FSDP across groups, TP within each
-    data_rank, data_size = mesh.get_local_rank(), mesh.size()
+    data_mesh, tensor_mesh = mesh["data"], mesh["tensor"]  # FSDP across groups, TP within each
+    data_rank, data_size = data_mesh.get_local_rank(), data_mesh.size()
     for layer in model.layers():
         parallelize_module(layer, tensor_mesh, tensor_parallel_plan())
     # Parameters are gathered in `dtype`, gradients summed in fp32; the shards stay in fp32.
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for module in [*model.layers(), model]:  # layer by layer; the rest of the model comes last
-        fully_shard(module, mesh=mesh, mp_policy=precision)
+        fully_shard(module, mesh=data_mesh, mp_policy=precision)
     model.to_empty(device=device)  # allocates the shards, which initialize() fills
     initialize(model, args.seed)
     groups = parameter_groups(model, args)
@@ -89,7 +89,7 @@ def train(rank: int, world_size: int, args: TpSettings) -> None:
         optimizer.zero_grad()
         step += 1
         stopping = stop_requested()  # an all-reduce: all ranks stop after the same step
-        run.record(step, nll / args.tensor, num_targets, norm)  # nll is equal within a TP group
+        run.record(step, nll, num_targets, norm)  # to log a row it sums nll over ranks
 
         # --- Evaluate and save: all ranks take part, rank 0 writes
         if run.should_evaluate(step):

@@ -168,7 +168,7 @@ def column(estimate: Estimate, fewest: int, total_tokens: float) -> dict[str, st
         "MFU": f"{estimate.mfu:.1%}",
     }
     if total_tokens:
-        hours = total_tokens / 3600 * estimate.seconds / tokens
+        hours = run_hours(estimate, total_tokens)
         times[f"hours for {total_tokens:.3g} tokens"] = short(hours)
         times[f"{unit} hours"] = short(hours * estimate.gpus)
     if not estimate.fits:
@@ -176,19 +176,25 @@ def column(estimate: Estimate, fewest: int, total_tokens: float) -> dict[str, st
     return cells | times
 
 
+def run_hours(estimate: Estimate, total_tokens: float) -> float:
+    """Returns the hours that a run of so many tokens takes."""
+    return total_tokens / estimate.step.tokens * estimate.seconds / 3600
+
+
 def training_flags(estimate: Estimate, args: argparse.Namespace) -> str:
     """Returns the flags of the training script for this estimate."""
     flags = [f"--data {args.data or 'CORPUS'}"]
     # Always the size of a step: on GPUs a run may enlarge its default.
-    names = {*args.given, "batch_size" if args.batch_size else "batch_tokens"}
+    names = {*args.given, "batch_size", "batch_tokens"}
     if not args.data:  # what the files in configs/ set depends on the size of CORPUS
         for path in CONFIGS.glob("pairs*.yaml"):
             names |= set(read_config(str(path), Settings))
+    # --batch-size takes the place of --batch-tokens. The run has the delay of a real network.
+    names -= {"batch_tokens" if args.batch_size else "batch_size", "delay_ms"}
     for name in SHARED:
         value = getattr(args, name)
-        if name == "delay_ms" or name not in names or value is False:
-            continue
-        flags.append(option(name) if value is True else f"{option(name)} {value}")
+        if name in names and value is not False:
+            flags.append(option(name) if value is True else f"{option(name)} {value}")
     if estimate.accumulate > 1:
         flags.append(f"--accumulate {estimate.accumulate}")
     if estimate.mode == "hsdp":
@@ -228,8 +234,8 @@ def sbatch_command(estimate: Estimate, flags: str, total_tokens: float) -> str:
     else:
         file = "2node.sbatch" if estimate.nodes > 1 else "4gpu.sbatch"
     if total_tokens:  # with a tenth to spare; the job requeues itself
-        hours = 1.1 * total_tokens * estimate.seconds / estimate.step.tokens / 3600
-        resources.append(f"#SBATCH --time={min(24, math.ceil(hours))}:00:00")
+        hours = math.ceil(1.1 * run_hours(estimate, total_tokens))
+        resources.append(f"#SBATCH --time={min(24, hours)}:00:00")
     nodes = [f"#SBATCH --nodes={estimate.nodes}", "#SBATCH --ntasks-per-node=1"]
     return "\n".join([f"In batch/{file}:", *nodes, *resources, f"sbatch batch/{file} {flags}"])
 

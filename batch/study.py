@@ -365,6 +365,16 @@ def warn_of_other_data(runs: list[StudyRun]) -> None:
         )
 
 
+def requeue(task: int | None) -> None:
+    """Asks Slurm to start this job again, if it is one of Slurm's. task: of a job array."""
+    job = os.environ.get("SLURM_JOB_ID")
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    if array:  # whose last task has the same SLURM_JOB_ID
+        job = f"{array}_{task}"
+    if job:
+        subprocess.run(["scontrol", "requeue", job])
+
+
 def main() -> None:
     args = read_flags()
     # "python" and "torchrun" are those of the Python that runs this script.
@@ -386,13 +396,8 @@ def main() -> None:
         train_and_plot(args, runs, task)
     except SystemExit as end:
         print(f"{args.name} is stopped; to resume it, start it again", file=sys.stderr)
-        job = os.environ.get("SLURM_JOB_ID")
-        array = os.environ.get("SLURM_ARRAY_JOB_ID")
-        if array:  # whose last task has the same SLURM_JOB_ID
-            job = f"{array}_{task}"
-        is_near_limit = sys.platform != "win32" and end.code == 128 + signal.SIGUSR1
-        if job and is_near_limit:
-            subprocess.run(["scontrol", "requeue", job])
+        if sys.platform != "win32" and end.code == 128 + signal.SIGUSR1:  # near a time limit
+            requeue(task)
         raise
 
 

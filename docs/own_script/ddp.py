@@ -75,7 +75,8 @@ def main() -> None:
         dist.all_reduce(counts)
         dist.all_reduce(step_loss)
         right, targets = counts.tolist()
-        loss, accuracy = step_loss / num_targets, right / targets
+        loss = step_loss / num_targets  # of the epoch's last step, as is the norm
+        accuracy = right / targets
         if rank == 0:
             print(f"epoch {epoch}: loss {loss:.6f}, norm {norm:.6f}, accuracy {accuracy:.4f}")
             states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}

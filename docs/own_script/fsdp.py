@@ -95,7 +95,8 @@ def main() -> None:
         dist.all_reduce(counts)
         dist.all_reduce(step_loss)
         right, targets = counts.tolist()
-        loss, accuracy = step_loss / num_targets, right / targets
+        loss = step_loss / num_targets  # of the epoch's last step, as is the norm
+        accuracy = right / targets
         weights, state = get_state_dict(model, optimizer, options=IN_RANK_0)  # on all ranks
         if rank == 0:
             print(f"epoch {epoch}: loss {loss:.6f}, norm {norm:.6f}, accuracy {accuracy:.4f}")

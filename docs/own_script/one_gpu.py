@@ -103,7 +103,8 @@ def main() -> None:
             optimizer.zero_grad()
         epoch += 1
         right, targets = count_right(model, valid_set, device).tolist()
-        loss, accuracy = step_loss / num_targets, right / targets
+        loss = step_loss / num_targets  # of the epoch's last step, as is the norm
+        accuracy = right / targets
         print(f"epoch {epoch}: loss {loss:.6f}, norm {norm:.6f}, accuracy {accuracy:.4f}")
         states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         partial = CHECKPOINT.with_suffix(".partial")

@@ -134,7 +134,8 @@ class Classifier(nn.Module):
         else:
             is_token = x != self.config.pad
         if self.config.norm == "post":
-            y = self.norm(y.to(self.norm.weight))
+            # With FSDP in bf16, y may be in fp32, but the weight is in bf16.
+            y = self.norm(y.to(self.norm.weight.dtype))
         y = self.dropout(y)
         for layer in self.encoder:
             y = layer(y, is_token[:, None, None])

@@ -25,7 +25,7 @@ from support.common.errors import UserError
 from support.corpora.archives import File
 from support.corpora.class_folders import IMAGES
 from support.corpora.download import content_checksum
-from support.corpora.held_out import HOLD_OUT
+from support.corpora.held_out import HOLD_OUT_VERSION
 from support.corpora.tables import has_column
 
 MAX_CLASSES = 5000
@@ -107,7 +107,7 @@ class Labelled:
             contents = [content_checksum(file) for file in dict.fromkeys(self.files)]
         parts: list[Any] = sorted(self.parts)
         if "valid" not in parts:
-            parts.append(HOLD_OUT)
+            parts.append(HOLD_OUT_VERSION)
         description = [parts, self.classes, self.layout, transform, contents]
         return hashlib.sha256(json.dumps(description).encode()).hexdigest()
 
@@ -186,6 +186,7 @@ def warnings_of_classes(classes: list[str], examples: int) -> list[str]:
     """Returns warnings of names that are perhaps no classes. examples: of the training set."""
     warnings = []
     missing = [name for name in classes if name.lower() in MISSING]
+    # Beside a class "+", a class "-" is its opposite.
     if missing and "+" not in classes:
         warnings.append(f"{', '.join(missing)}: if that means no label, remove the examples")
     spellings: dict[str, list[str]] = {}

@@ -88,6 +88,7 @@ def encode(
     counts_of_parts = {}
     shared = {}
     if corpus.modality == "text":  # the files of images would have to be read once more
+        # A validation set that was held out is not compared: it has nothing in common.
         compared = corpus.parts | {"train": parts["train"]}
         shared = count_shared(compared, lambda labelled: hash_example(labelled[0]))
     for part in in_order(parts):
@@ -164,9 +165,8 @@ def encode_texts(
     A text has as many windows of `max_length` tokens as it needs, at most `windows`, one after
     another. Each has the tokenizer's special tokens, of which there must be fewer. With
     `windows` > 1, each begins with the same first tokens of the text, often a title. The rest
-    of the text is divided among the windows; the last overlaps the one before, so that it is
-    full. A text that does not fit keeps its first and last tokens, which often tell more than
-    those in the middle.
+    of the text is divided among the windows (`divide`). A text that does not fit keeps its
+    first and last tokens, which often tell more than those in the middle.
     """
     tokenizer.encode_special_tokens = True  # a "[PAD]" in a text is text
     before, after = special_tokens(tokenizer)
@@ -187,11 +187,20 @@ def encode_texts(
             ids = ids[: max_tokens - num_last] + ids[len(ids) - num_last :]
         first, rest = ids[:num_first], ids[num_first:]
         ids_of_windows = []
-        last_start = max(0, len(rest) - num_new)
-        for start in [*range(0, last_start, num_new), last_start]:
-            ids_of_windows += [*before, *first, *rest[start : start + num_new], *after]
+        for piece in divide(rest, num_new):
+            ids_of_windows += [*before, *first, *piece, *after]
         ids_of_texts.append(ids_of_windows)
     return ids_of_texts, num_cut
+
+
+def divide(ids: list[int], size: int) -> list[list[int]]:
+    """Returns consecutive pieces of `size` ids, or one shorter piece if there are fewer.
+
+    The last piece overlaps the one before, so that it is full.
+    """
+    last_start = max(0, len(ids) - size)
+    starts = [*range(0, last_start, size), last_start]
+    return [ids[start : start + size] for start in starts]
 
 
 def longest_text(max_length: int, windows: int) -> str:

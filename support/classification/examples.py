@@ -115,10 +115,10 @@ class ExampleBatches(Batches):
         self.token_dropout = token_dropout
         # FSDP in bf16 or fp16 rounds the model's inputs, so all scripts use rounded weights.
         self.weights = torch.from_numpy(weights).bfloat16().float()
-        self.draw_shares = lru_cache(maxsize=1)(self.draw_shares_of_epoch)
+        self.shares = lru_cache(maxsize=1)(self.draw_shares)
         self.offsets_and_flips = lru_cache(maxsize=1)(self.draw_offsets_and_flips)
 
-    def draw_shares_of_epoch(self, epoch: int) -> np.ndarray:
+    def draw_shares(self, epoch: int) -> np.ndarray:
         """Returns (examples,) numbers from 0 to 1, which choose a window of each text."""
         # No block of Batches has this number, so these draws differ from those that shuffle.
         return np.random.default_rng([self.seed, epoch, 1 << 21]).random(len(self.examples))
@@ -147,9 +147,11 @@ class ExampleBatches(Batches):
     def draw_windows(self, rows: np.ndarray, width: int, epoch: int) -> torch.Tensor:
         """Returns the ids of a window of each text, (rows, width), drawn anew in each epoch."""
         texts = self.examples.texts
-        drawn = self.draw_shares(epoch)[rows]  # all windows of a long text are full
-        window = (drawn * texts.lengths(rows)).astype(np.int64) // self.examples.window
-        first = torch.from_numpy(window * self.examples.window)
+        size = self.examples.window
+        # The window of a random token. All windows are equally likely, since those of a long
+        # text are full.
+        token = (self.shares(epoch)[rows] * texts.lengths(rows)).astype(np.int64)
+        first = torch.from_numpy(token // size * size)  # the first token of its window
         ids = texts.padded(rows, int(first.max()) + width, self.examples.pad)
         return ids.take_along_dim(first[:, None] + torch.arange(width), dim=1)
 

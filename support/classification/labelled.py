@@ -5,6 +5,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -121,7 +122,7 @@ def add_numbered(corpus: Labelled, folder: Path) -> None:
             f"table with a header: --data FILE --label COLUMN"
         )
     line_end = "\\n"  # how the texts write line ends
-    if corpus.classes == named.CLASSES["agnews"]:
+    if corpus.classes == named.CLASSES["agnews"]:  # also from a classes.txt
         corpus.name = "agnews"
         line_end = "\\"
 
@@ -273,11 +274,9 @@ def decode_text(content: bytes) -> tuple[str, str]:
     # UTF-16 without a mark at its beginning would be valid UTF-8, with a NUL in each letter. In
     # Windows-1252 NULs are odd bytes, for which `read_texts` refuses the corpus.
     has_many_nuls = content.count(0) > len(content) / 4
-    try:
-        if not has_many_nuls:
+    if not has_many_nuls:
+        with suppress(UnicodeDecodeError):
             return content.decode("utf-8-sig"), "utf-8"
-    except UnicodeDecodeError:
-        pass
     return content.decode("cp1252", errors="replace"), "cp1252"
 
 

@@ -282,10 +282,11 @@ class Classification:
     def final_evaluation(
         self, model: nn.Module, part: str, data_rank: int, data_size: int
     ) -> tuple[dict[str, float], np.ndarray]:
-        """Returns the same, and the probabilities of all classes, (examples, classes).
+        """Returns the metrics, and the probabilities of all classes, (examples, classes).
 
-        Each rank fills in the rows of its examples, and the ranks add these arrays up. All
-        metrics follow from the sum, so they are the same for any number of processes.
+        See `Task.final_evaluation`. Each rank fills in the rows of its examples, and the ranks
+        add these arrays up. All metrics follow from the sum, so they are the same for any
+        number of processes.
         """
         model.eval()
         device = next(model.parameters()).device
@@ -316,10 +317,7 @@ class Classification:
     def report(
         self, part: str, metrics: dict[str, float], outputs: np.ndarray
     ) -> tuple[dict[str, Any], str]:
-        """Writes predictions.csv to the run's folder; see `Task.report`.
-
-        Texts, and images of IDX files, are numbered from 0 in the order of the part.
-        """
+        """Writes predictions.csv to the run's folder; see `Task.report`."""
         labels = self.examples_of(part).labels
         path = Path(self.args.folder) / "predictions.csv"
         self.write_predictions(path, part, outputs)
@@ -337,8 +335,8 @@ class Classification:
     def write_predictions(self, path: Path, part: str, probabilities: np.ndarray) -> None:
         """Writes a line for each example.
 
-        It has the name of its file or its number, its class, the likeliest class, and all
-        probabilities.
+        It has the name of its file or, of a text and of an image in an IDX file, its number
+        from 0 in the part; its class, the likeliest class, and all probabilities.
         """
         labels = self.examples_of(part).labels
         files = self.folder / f"{part}.files.json"

@@ -42,15 +42,14 @@ def speed_up(
     again, which needs less memory and more time; compiled: generate code with torch.compile for
     the layers, and on a GPU for the loss; it merges many small operations into fewer.
     """
-    plain = cast(LayerConfig, model.config).plain
-    if not plain:
-        replace_functions(model, device, dtype, compiled)
     if compiled:
         compile_layers(model)
-    if device == "cpu" and not plain:
-        replace_for_cpus(model)
-    elif dtype and not plain:
-        replace_for_gpus(model, dtype)
+    if not cast(LayerConfig, model.config).plain:
+        replace_functions(model, device, dtype, compiled)
+        if device == "cpu":
+            replace_for_cpus(model)
+        elif dtype:
+            replace_for_gpus(model, dtype)  # after `compile_layers`: it wraps compiled code
     if recompute:
         for layer in model.layers():
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
@@ -196,16 +195,23 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return scores[..., :keys].masked_fill_(mask, 0.0)
 
 
+def padded_keys(keys: int) -> int:
+    """Returns how many keys `cpu_bf16_attention` computes with.
+
+    A multiple of 32, a vector of the processor, because softmax handles a remainder number by
+    number; and at least one more than there are, because without padding F.pad returns another
+    layout, which compiled code does not expect.
+    """
+    return 32 * (keys // 32 + 1)
+
+
 def cpu_bf16_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """`scaled_dot_product` for bf16 on a CPU: same shapes, same result.
 
     It scales q, which is smaller than the scores. The softmax reads and writes bf16, computing
-    in fp32. It pads the keys to a multiple of 32, a vector of the processor, because softmax
-    handles a remainder number by number. It adds the mask, which needs no backward pass.
+    in fp32. It pads the keys (`padded_keys`), and adds the mask, which needs no backward pass.
     """
-    # At least one column: without padding, F.pad returns another layout, which compiled code
-    # does not expect.
-    padding = 32 - k.shape[-2] % 32
+    padding = padded_keys(k.shape[-2]) - k.shape[-2]
     k = F.pad(k, (0, 0, 0, padding))  # (batch, heads, src + padding, d_head)
     v = F.pad(v, (0, 0, 0, padding))
     bias = torch.zeros(mask.shape, dtype=q.dtype)

@@ -72,7 +72,8 @@ def modalities(folder: Path) -> Iterator[tuple[Path, str]]:
         paths = visible(inner)
         stems = Counter(path.stem for path in paths if LANGUAGE.fullmatch(path.suffix))
         for path in paths:
-            yield path, modality_of(path) if stems[path.stem] < 2 else ""
+            is_side = stems[path.stem] > 1
+            yield path, "" if is_side else modality_of(path)
 
 
 def has_examples(folder: Path) -> bool:
@@ -94,8 +95,9 @@ def find_examples(folder: Path) -> tuple[str, list[Path], Counter[str]]:
     examples = [path for path in found if found[path] == modality]
     others = [path for path in found if found[path] != modality]
     left_out = Counter("folder(s)" if path.is_dir() else ending_of(path) for path in others)
-    if folder / UNLABELLED not in inner_folders(folder):
-        left_out[f"in {UNLABELLED}/"] = len(visible(folder / UNLABELLED))
+    unlabelled = folder / UNLABELLED
+    if unlabelled not in inner_folders(folder):
+        left_out[f"in {UNLABELLED}/"] = len(visible(unlabelled))
     left_out["in no class folder"] = sum(path.is_file() for path in visible(folder))
     left_out["empty folder(s)"] = sum(not visible(inner) for inner in inner_folders(folder))
     return modality, examples, +left_out
@@ -113,7 +115,8 @@ def find_class_folders(folder: Path) -> dict[str, Path]:
         for name in names:
             inner = find_part(folder, name)
             if inner:
-                parts.setdefault(part, inner)
+                parts[part] = inner
+                break
     if parts:
         return parts
     train_files = [path for path in folder.glob("train.*") if suffix_of(path) not in TABLES]
@@ -127,12 +130,6 @@ def find_class_folders(folder: Path) -> dict[str, Path]:
                 f"move it away if its classes are unknown"
             )
     return {"train": folder}
-
-
-def files_beside(folder: Path, parts: Iterable[Path]) -> Counter[str]:
-    """Returns how many files are in other folders than the parts of a corpus, by folder."""
-    others = [inner for inner in inner_folders(folder) if inner not in parts]
-    return +Counter({f"in {inner.name}/": len(list(endings_in(inner))) for inner in others})
 
 
 def find_part(folder: Path, name: str) -> Path | None:
@@ -149,11 +146,19 @@ def find_part(folder: Path, name: str) -> Path | None:
     return longer[0] if len(longer) == 1 else None
 
 
-def endings_in(folder: Path) -> Iterator[str]:
-    """Yields the ending of each file in a folder and the folders in it."""
+def files_beside(folder: Path, parts: Iterable[Path]) -> Counter[str]:
+    """Returns how many files are in other folders than the parts of a corpus, by folder."""
+    others = [inner for inner in inner_folders(folder) if inner not in parts]
+    return +Counter({f"in {inner.name}/": count_files(inner) for inner in others})
+
+
+def count_files(folder: Path) -> int:
+    """Returns how many files are in a folder and the folders in it, without hidden ones."""
+    count = 0
     for _, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not is_hidden(name)]
-        yield from (ending_of(Path(name)) for name in files if not is_hidden(name))
+        folders[:] = [name for name in folders if not is_hidden(name)]  # it enters these alone
+        count += sum(not is_hidden(name) for name in files)
+    return count
 
 
 def ending_of(path: Path) -> str:

@@ -31,9 +31,10 @@ def sha256(path: Path, unpacked: bool = False) -> str:
 
 
 def content_checksum(path: Path) -> str:
-    """Returns a file's SHA-256, and of a single file in .gz that of the file itself.
+    """Returns the SHA-256 of what a file holds: of a .gz file unpacked, but not of a .tar.gz.
 
-    So the same corpus, packed or unpacked, has the same checksum.
+    So the same corpus, packed or unpacked, has the same checksum. A .gz file that cannot be
+    unpacked counts as it is.
     """
     is_archive = path.name.lower().endswith(".tar.gz")  # long to unpack
     return sha256(path, unpacked=not is_archive) or sha256(path)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from support.common.errors import UserError
 from support.common.files import replace
 from support.common.streams import note
+from support.corpora.archives import PARTS
 
 T = TypeVar("T")
 ABANDONED = 86_400  # seconds after which no run still writes an unfinished folder
@@ -105,7 +106,7 @@ def with_progress(items: Iterable[T], text: str, every: float = 30.0) -> Iterato
         yield item
         if time.monotonic() >= due:
             note(f"{text}: {number:,}")
-            due += every
+            due = time.monotonic() + every
 
 
 def read_tokenizer(folder: Path) -> str:
@@ -114,5 +115,5 @@ def read_tokenizer(folder: Path) -> str:
 
 
 def in_order(parts: Iterable[str]) -> list[str]:
-    """Returns the parts of a corpus in the order in which they are listed."""
-    return [part for part in ("train", "valid", "test") if part in parts]
+    """Returns the parts of a corpus in the order train, valid, test."""
+    return [part for part in PARTS if part in parts]

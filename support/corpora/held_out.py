@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-HOLD_OUT = 4  # in checksums of corpora: increase it when other examples are held out
+HOLD_OUT_VERSION = 4  # in checksums of corpora: increase it when other examples are held out
 FEW_VALID = 100  # examples, of which each is at least a point of accuracy
 MAX_SHARED = 0.1  # of a part; in many corpora a few short texts occur several times
 

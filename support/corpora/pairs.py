@@ -19,7 +19,7 @@ from support.corpora import phrasebook
 from support.corpora.archives import PACKED, PARTS, File, zip_members
 from support.corpora.class_folders import LANGUAGE, visible
 from support.corpora.download import content_checksum, download, parse_checksums
-from support.corpora.held_out import HOLD_OUT
+from support.corpora.held_out import HOLD_OUT_VERSION
 from support.corpora.tables import TABLES, is_table, read_columns, read_lines, suffix_of
 
 # Elliott et al., 2016, for non-commercial research.
@@ -57,7 +57,7 @@ class Corpus:
         }
         description: list[Any] = [self.languages, sorted(content.items())]
         if "valid" not in self.parts:
-            description.append(HOLD_OUT)
+            description.append(HOLD_OUT_VERSION)
         return hashlib.sha256(json.dumps(description).encode()).hexdigest()
 
 
@@ -146,11 +146,11 @@ def own_name(path: Path, built_in: tuple[str, ...]) -> str:
     return name
 
 
-def add_part(corpus: Corpus, part: str, source: str, src: str, tgt: str) -> None:
+def add_part(corpus: Corpus, part: str, data: str, src: str, tgt: str) -> None:
     """Adds a PREFIX, a table or a .zip to the corpus. Raises UserError."""
-    path = Path(source)
+    path = Path(data)
     corpus.files[part] = [path]
-    prefix = find_prefix(source, src, tgt)
+    prefix = find_prefix(data, src, tgt)
     src_file = find_file(f"{prefix}.{src}")
     tgt_file = find_file(f"{prefix}.{tgt}")
     if src_file and tgt_file:
@@ -160,18 +160,18 @@ def add_part(corpus: Corpus, part: str, source: str, src: str, tgt: str) -> None
         corpus.parts[part] = find_in_zip(path, src, tgt)
     elif is_table(path):
         corpus.parts[part] = partial(read_table, path, src, tgt)
-    elif path.is_file() and prefix == source:
+    elif path.is_file() and prefix == data:
         raise UserError(
-            f"{source}: neither a table (.csv, .json, .jsonl, or lines with tabs) nor one of "
+            f"{data}: neither a table (.csv, .json, .jsonl, or lines with tabs) nor one of "
             f"two files NAME.{src} and NAME.{tgt} (--src, --tgt); save other tables as .csv"
         )
     elif src_file or tgt_file:
         raise UserError(f"{prefix}.{tgt if src_file else src}: no such file")
     elif path.is_dir():
-        raise UserError(f"{source}: a folder; pass a PREFIX, a table or a .zip in it")
+        raise UserError(f"{data}: a folder; pass a PREFIX, a table or a .zip in it")
     else:
-        also = "" if suffix_of(path) in (*TABLES, ".zip") else f", and no {source}.{src}"
-        raise UserError(f"{source}: no such file or folder{also}{similar_files(path)}")
+        also = "" if suffix_of(path) in (*TABLES, ".zip") else f", and no {data}.{src}"
+        raise UserError(f"{data}: no such file or folder{also}{similar_files(path)}")
 
 
 def similar_files(path: Path) -> str:
@@ -188,13 +188,13 @@ def similar_files(path: Path) -> str:
     return f"; there is {', '.join(similar)[:120]}, and --src and --tgt name the endings"
 
 
-def find_prefix(source: str, src: str, tgt: str) -> str:
-    """Returns the PREFIX that `source` is, or whose PREFIX.de or PREFIX.en (.gz too) it is."""
-    name = source.removesuffix(".gz")
+def find_prefix(data: str, src: str, tgt: str) -> str:
+    """Returns the PREFIX that `data` is, or whose PREFIX.de or PREFIX.en (.gz too) it is."""
+    name = data.removesuffix(".gz")
     for ending in (f".{src}", f".{tgt}"):
-        if name.endswith(ending) and Path(source).is_file():
+        if name.endswith(ending) and Path(data).is_file():
             return name.removesuffix(ending)
-    return source
+    return data
 
 
 def find_file(path: str) -> Path | None:

@@ -318,12 +318,12 @@ def read_columns(
     # A longer row may have a text with a comma and without quotes. By position, the rows of a
     # table with tabs may differ.
     has_equal_rows = not by_position or suffix_of(path) == ".csv"
+    last = max(positions)
     for number, row in rows:
         is_longer = has_equal_rows and any(cell.strip() for cell in row[width:])
-        if len(row) == width <= max(positions):
-            last = max(positions) + 1
-            raise UserError(f"{path}: no column {last} ({flags}); it has {width} columns")
-        if is_longer or len(row) <= max(positions):
+        if len(row) == width <= last:  # not the row is wrong, but the flag
+            raise UserError(f"{path}: no column {last + 1} ({flags}); it has {width} columns")
+        if is_longer or len(row) <= last:
             hint = ""
             if is_longer or suffix_of(path) != ".csv":
                 hint = "; save texts with commas or line ends as .csv, with quotes around them"
@@ -351,9 +351,10 @@ def read_columns_of_objects(
                 )
             if value is None:
                 value = ""
-            # Half a character, as of a text that was cut, becomes "?".
             text = value if isinstance(value, str) else json.dumps(value)
-            cells.append(one_line(text.encode("utf-8", errors="replace").decode("utf-8")))
+            # Half a character, as of a text that was cut, becomes "?".
+            text = text.encode("utf-8", errors="replace").decode("utf-8")
+            cells.append(one_line(text))
         yield number, cells
 
 

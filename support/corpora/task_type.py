@@ -1,5 +1,6 @@
 """Finds out which task a corpus is for, from its files, most of which are not read for that."""
 
+import codecs
 import re
 from pathlib import Path
 
@@ -46,8 +47,9 @@ def find_numbered(folder: Path) -> dict[str, Path]:
     parts = {part: path for part, path in paths.items() if path.is_file()}
     if "train" not in parts:
         return {}
-    # The table's first cell is a number, perhaps in quotes, as it has no header.
-    if not re.match(rb'"?\d+(\.0+)?"?\s*[,;\t]', read_bytes(parts["train"], 12)):
+    beginning = read_bytes(parts["train"], 15).removeprefix(codecs.BOM_UTF8)
+    # It has no header: the first cell is a number, perhaps in quotes.
+    if not re.match(rb'"?\d+(\.0+)?"?\s*[,;\t]', beginning):
         return {}
     has_names = (folder / "classes.txt").is_file()
     if not has_names and find_class_folders(folder):  # a table beside class folders

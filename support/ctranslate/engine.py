@@ -18,7 +18,7 @@ from torch import nn
 from model import Attention, Transformer, sinusoids
 from support.common.errors import UserError
 from support.common.key_value_order import to_keys_then_values
-from support.translation.beam import LENGTH_PENALTY, Hypothesis
+from support.translation.beam import LENGTH_PENALTY, Batch, Hypothesis
 
 # --- The conversion
 
@@ -119,14 +119,14 @@ class Engine:
                 folder, compute_type=compute_type, inter_threads=threads, intra_threads=1
             )
 
-    def search(self, batches: list[list[list[int]]]) -> Iterator[list[list[Hypothesis]]]:
+    def search(self, batches: list[Batch]) -> Iterator[list[list[Hypothesis]]]:
         """Yields for each batch of token ids, sorted by length, what `beam_search` returns."""
         # A call returns once its batch is in the queue, from which idle threads take it.
         queued = [self.enqueue(batch) for batch in batches]
         for results in queued:
             yield [self.read_hypotheses(result.result()) for result in results]
 
-    def enqueue(self, batch: list[list[int]]) -> list[ctranslate2.AsyncTranslationResult]:
+    def enqueue(self, batch: Batch) -> list[ctranslate2.AsyncTranslationResult]:
         """Starts to decode a batch. Returns a future for each sentence."""
         results = []
         # A call has one limit on the length, and the limit depends on the source's length.

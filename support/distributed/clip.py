@@ -22,6 +22,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
     parts = [each.to_local() for each in gradients] if is_sharded else gradients
     squares = norms_of(parts).square()
     if is_sharded:
+        # The sum over the ranks has a part once for each rank that has it.
         copies = torch.tensor([count_copies(gradient) for gradient in gradients])
         # Not blocking: else the CPU would wait for a GPU in each step.
         squares /= copies.to(squares.device, non_blocking=True)
@@ -45,10 +46,10 @@ def norms_of(tensors: list[Tensor]) -> Tensor:
     return torch.stack([vector_norm(norms, dtype=torch.float64) for norms in rows])
 
 
-def count_copies(weight) -> int:
-    """Returns how many ranks have the same part of a weight, a DTensor."""
+def count_copies(gradient) -> int:
+    """Returns how many ranks have the same part of a gradient, a DTensor."""
     num_parts = 1
-    for size, placement in zip(weight.device_mesh.shape, weight.placements):
+    for size, placement in zip(gradient.device_mesh.shape, gradient.placements):
         if not placement.is_replicate():
             num_parts *= size
     return dist.get_world_size() // num_parts

@@ -353,7 +353,8 @@ def run_under_torchrun(train: Train, command_line: rendezvous.CommandLine) -> No
             )
             # --config may have another timeout.
             torchrun_store.set_timeout(timedelta(seconds=args.timeout))
-            args.threads = torch.get_num_threads()  # torchrun gives each of several one
+            # torchrun sets OMP_NUM_THREADS=1 where it starts several processes on a node.
+            args.threads = torch.get_num_threads()
             set_up_and_train(train, rank, world_size, store, args)
         except dist.DistNetworkError:  # the store is where process 0 is
             raise UserError("process 0 has ended: what its node prints says why") from None

@@ -253,7 +253,8 @@ def new_port(store: dist.Store, rank: int):
 def report_lost_processes(store: dist.Store, rank: int, world_size: int):
     """Raises UserError that names the lost processes if a collective in the block fails.
 
-    The others may wait in a collective for much longer. A thread of theirs answers.
+    It asks all processes whether they are there. In each a thread answers, since its main
+    thread may still wait in a collective.
     """
     has_ended = threading.Event()
     threading.Thread(target=answer, args=(store, rank, has_ended), daemon=True).start()

@@ -20,12 +20,12 @@ from support.distributed.rendezvous import new_port
 from support.distributed.signals import Signals
 
 TRIAL_STEPS = 40  # or fewer, where these take longer than SHARE_OF_TRIAL
-SHARE_OF_TRIAL = 0.2  # of the time
+SHARE_OF_TRIAL = 0.2  # of --minutes
 # A later evaluation takes about half as long as that of the trial: a first call is slower, and
 # a model that has hardly learnt translates every sentence to the greatest length.
 LATER_EVALUATION = 0.5
 FINAL_SCORING = 3  # evaluations that the scoring at the end takes as long as
-LITTLE = 0.3  # of --minutes to train in, which a run warns of
+LITTLE = 0.3  # share of --minutes: a run warns if less is left to train in
 UNUSED = 0.05  # share of --minutes that is kept free, because speeds vary
 
 

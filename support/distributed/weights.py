@@ -118,7 +118,7 @@ def load_full_state_dict(model: nn.Module, weights: dict[str, Any] | None) -> No
 
 
 def load_some_weights(model: nn.Module, weights: dict[str, Tensor], rank: int) -> None:
-    """Loads rank 0's `weights` into the model of every process, and its others as they are."""
+    """Loads rank 0's `weights` into the model of every process, and keeps the others."""
     state = full_state_dict(model) | weights
     load_full_state_dict(model, state if rank == 0 else None)
 

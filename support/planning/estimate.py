@@ -77,10 +77,11 @@ class Estimate:
         step = self.step
         hardware = self.hardware
         # If there are more processes than cores, they take turns.
-        turns = max(1.0, self.per_node / (hardware.cores or self.per_node))
+        turns = max(1.0, self.per_node / hardware.cores)
         rate = hardware.peak_flops * hardware.efficiency
         computed = step.hardware_flops * self.micro_batch_size / step.sentences / rate
-        launched = 2 * step.config.layers * hardware.launch
+        layers = 2 * step.config.layers  # of the encoder and of the decoder
+        launched = layers * hardware.launch
         # A GPU computes while the CPU starts the next kernels; a CPU does one after the other.
         elapsed = computed + launched if hardware.cpu else max(computed, launched)
         self.micro_batch_seconds = turns * elapsed
@@ -119,7 +120,7 @@ class Estimate:
 
         A bucket is all-reduced once its gradients exist, while the backward pass continues.
         """
-        sizes = bucket_sizes(self.step.tensors)
+        sizes = bucket_sizes(self.step.parameter_sizes)
         times = [self.network.all_reduce(size) for size in sizes]
         delays = len(sizes) * self.step.delay
         if self.hardware.cpu:  # communication takes the cores' time, so nothing is hidden
@@ -203,28 +204,35 @@ class Estimate:
         root, *layers = range(len(compute))
         compute_free = links_free = network_free = 0.0  # when each is free again
 
-        def add(
-            gather: float = 0.0, compute: float = 0.0, scatter: float = 0.0, across: float = 0.0
+        def advance(
+            gathering: float = 0.0,
+            computing: float = 0.0,
+            scattering: float = 0.0,
+            summing: float = 0.0,
         ) -> None:
-            """A unit computes once it is gathered; meanwhile another's gradients are sent."""
-            nonlocal compute_free, links_free, network_free
-            began = max(compute_free, links_free + gather)
-            compute_free = began + compute
-            links_free = began + scatter
-            network_free = max(network_free, links_free) + across
+            """Gathers a unit and computes with it; meanwhile another's gradients are sent.
 
-        add(gather[root])
+            All are seconds; `summing` is the all-reduce over nodes.
+            """
+            nonlocal compute_free, links_free, network_free
+            began = max(compute_free, links_free + gathering)
+            compute_free = began + computing
+            links_free = began + scattering
+            network_free = max(network_free, links_free) + summing
+
+        advance(gather[root])
         for layer in layers:
-            add(gather[layer], forward[layer])
+            advance(gather[layer], forward[layer])
         # The projection to the vocabulary comes last, and first in the backward pass.
-        add(compute=forward[root])
-        add(compute=backward[root])
-        above = (0.0, 0.0)  # `scatter` and `across` of the layer above
+        advance(computing=forward[root])
+        advance(computing=backward[root])
+        scatter_above = across_above = 0.0  # of the layer above
         for layer in reversed(layers):
-            add(gather[layer], backward[layer], *above)
-            above = (scatter[layer], across[layer])
-        add(0.0, 0.0, *above)
-        add(0.0, 0.0, scatter[root], across[root])
+            advance(gather[layer], backward[layer], scatter_above, across_above)
+            scatter_above = scatter[layer]
+            across_above = across[layer]
+        advance(scattering=scatter_above, summing=across_above)
+        advance(scattering=scatter[root], summing=across[root])
         return network_free - self.micro_batch_seconds
 
 
@@ -254,7 +262,8 @@ def best(
     counts = [step.accumulate]
     if not step.accumulate:
         most = estimate(accumulate=1).micro_batch_size
-        counts = [2**i for i in range((most - 1).bit_length())] + [most]
+        powers = [2**i for i in range(most.bit_length())]
+        counts = [count for count in powers if count < most] + [most]
     estimates = [estimate(count) for count in counts]
     fitting = [estimate for estimate in estimates if estimate.fits]
     if fitting:

@@ -20,6 +20,7 @@ from model import ModelConfig, Transformer, tensor_parallel_plan
 from support.common.flops import TRAINING, transformer_flops
 from support.common.fused_loss import LOSS_BLOCK
 from support.common.hardware import autocast_dtype
+from support.common.kernels import padded_keys
 
 FP32 = 4  # bytes per element
 LOW_PRECISION = 2  # the same in bf16 or fp16
@@ -40,14 +41,14 @@ class TrainingStep:
     recompute: bool = False
     delay: float = 0.0  # seconds before each collective: --delay-ms
     cpu: bool = False
-    accumulate: int = 0  # micro-batches of each process; 0: the best number
+    accumulate: int = 0  # micro-batches of each process; 0: `best` (estimate.py) chooses
     tensor: int = 1  # processes that share each layer: --tensor of train_tp.py
 
     def __post_init__(self) -> None:
         with torch.device("meta"):  # shapes only
             model = Transformer(self.config)
-        self.tensors = [weight.numel() for weight in model.parameters()]
-        self.parameters = sum(self.tensors)
+        self.parameter_sizes = [weight.numel() for weight in model.parameters()]  # elements
+        self.parameters = sum(self.parameter_sizes)
         # Parameters that FSDP gathers at once: those outside the layers, then each layer's, or
         # with --tensor this process's part of each layer's.
         outside = self.parameters - sum(elements_of_part(layer, 1) for layer in model.layers())
@@ -63,7 +64,7 @@ class TrainingStep:
         rounded = not self.cpu or self.config.dropout > 0
         self.residual_bytes = self.compute_bytes if rounded else FP32
         # Autocast copies an fp32 tensor for each product that reads it.
-        self.copies_for_each_product = self.cpu and self.residual_bytes != self.compute_bytes
+        self.copies_for_each_product = self.residual_bytes != self.compute_bytes
         # On CPUs all norms compute in fp32 (`Fp32LayerNorm`), on GPUs only the last two.
         self.norm_bytes = FP32 if self.cpu else self.residual_bytes
         # Per element: on CPUs a dropout keeps its factors, on GPUs a mask.
@@ -79,7 +80,7 @@ class TrainingStep:
         projection to the vocabulary. --recompute increases `hardware_flops`.
         """
         lengths = torch.tensor([self.length])
-        without_projection = replace(self.config, vocab_size=1)
+        without_projection = replace(self.config, vocab_size=1)  # to one token: next to nothing
         self.flops = self.sentences * transformer_flops(self.config, lengths, lengths)
         layers = self.sentences * transformer_flops(without_projection, lengths, lengths)
         part_of_layers = layers / self.tensor
@@ -110,22 +111,25 @@ def layer_activations(step: TrainingStep, sentences: int, attentions: int) -> fl
     but see `copies_for_each_product`.
     """
     d = step.config.d_model
-    number = step.compute_bytes
-    qkv_inputs = number
+    element_bytes = step.compute_bytes
+    qkv_inputs = element_bytes
     if step.copies_for_each_product:  # one for the query, one for the key and value
-        qkv_inputs = 2 * number
-    # The norm's input, the products' inputs, q, k, v, the result, and the dropout.
+        qkv_inputs = 2 * element_bytes
     # With --tensor each process has a part of q, k, v, the result, and the hidden layer of the
     # feed-forward.
-    part = number / step.tensor
+    part = element_bytes / step.tensor
     heads = step.config.heads / step.tensor
-    attention: float = d * (step.norm_bytes + qkv_inputs + 4 * part + step.dropout_bytes)
+    # The norm's input, the products' inputs, the query, the result, and the dropout.
+    attention: float = d * (step.norm_bytes + qkv_inputs + 2 * part + step.dropout_bytes)
+    keys = step.length
     if step.cpu and step.precision == "bf16":  # `cpu_bf16_attention` keeps a query's weights
-        attention += number * heads * max(32, step.length)
+        keys = padded_keys(step.length)
+        attention += element_bytes * heads * keys
     else:  # fused attention keeps the log-sum-exp of its scores
         attention += FP32 * heads
+    attention += 2 * part * d * keys / step.length  # the keys and values
     inside = part * step.config.d_ff
-    feed_forward = d * (step.norm_bytes + number + step.dropout_bytes) + inside
+    feed_forward = d * (step.norm_bytes + element_bytes + step.dropout_bytes) + inside
     return sentences * step.length * (attentions * attention + feed_forward)
 
 
@@ -155,36 +159,38 @@ def activations(step: TrainingStep, sentences: int) -> float:
 def temporary_memory(step: TrainingStep, shards: int, sentences: int) -> float:
     """Returns the bytes of whole layers, copies and gradients that exist for a short time."""
     config = step.config
-    number = step.compute_bytes
+    element_bytes = step.compute_bytes
     tokens = sentences * step.length
-    weight_bytes = number if shards else FP32  # of the parameters that products read
     embedding = config.vocab_size * config.d_model
     layer_backward = tokens * (
-        2 * number * config.d_ff / step.tensor + 2 * step.residual_bytes * config.d_model
+        2 * element_bytes * config.d_ff / step.tensor + 2 * step.residual_bytes * config.d_model
     )
     largest_layer = max(step.units[1:])
     copies = end_of_layer = 0
     if shards:
-        copies = weight_bytes * step.units[0]  # gathered first and freed last
-        gathered = GATHERED_LAYERS * weight_bytes * largest_layer
-        whole_gradient = weight_bytes * largest_layer
+        copies = element_bytes * step.units[0]  # gathered first and freed last
+        gathered = GATHERED_LAYERS * element_bytes * largest_layer
+        whole_gradient = element_bytes * largest_layer
         gradient_to_reduce = FP32 * largest_layer
         layer_backward += gathered + whole_gradient + gradient_to_reduce
-    elif number != FP32:
+    elif element_bytes != FP32:
         # Of the weights of layers; with --recompute on GPUs, of a layer at a time.
         copied_layers = 1 if step.recompute and not step.cpu else 2 * config.layers
-        copies = number * sum(sorted(step.units[1:])[-copied_layers:])
+        copies = element_bytes * sum(sorted(step.units[1:])[-copied_layers:])
         if not step.cpu:
             joined = 3 * config.d_model**2  # a matrix for a query, a key and a value
-            copies += number * copied_layers * joined
-            # A layer's backward pass ends with all its gradients, in `number` bytes and in
+            copies += element_bytes * copied_layers * joined
+            # A layer's backward pass ends with all its gradients, in `element_bytes` and in
             # fp32; its copies are free by then.
-            end_of_layer = copies - number * joined + FP32 * largest_layer
-    softmax_bytes = number if step.cpu else number + 2 * FP32
+            end_of_layer = copies - element_bytes * joined + FP32 * largest_layer
+    # Of a logit: on GPUs the loss copies it to fp32, and keeps its log-probability in fp32.
+    logit_bytes = element_bytes if step.cpu else element_bytes + 2 * FP32
     rows = math.ceil(tokens / math.ceil(tokens / LOSS_BLOCK))  # of each block of the loss
-    logits = rows * config.vocab_size * softmax_bytes + number * embedding
+    # Beside them are the embedding's copy in low precision or, in fp32, a block's product that
+    # is added to its gradient.
+    logits = rows * config.vocab_size * logit_bytes + element_bytes * embedding
     moments = [
-        copies + logits,  # the logits and softmax of some rows
+        copies + logits,  # the logits of a block
         copies + FP32 * embedding,  # the gradient of the embedding
         copies + layer_backward,  # the backward pass of a layer
         end_of_layer,  # the end of that pass
@@ -200,7 +206,6 @@ def memory(
     shards: processes that share the parameters (FSDP); 0: each has all of them (DDP).
     sentences: pairs in a micro-batch. base: bytes of Python and PyTorch without a model.
     """
-    weight_bytes = step.compute_bytes if shards else FP32
     parameters = sum(step.units)
     share = parameters / max(1, shards)
     # FSDP keeps whole gradients until those of the last micro-batch are reduced.
@@ -215,12 +220,13 @@ def memory(
     peak = sum(parts.values())
     if not shards:
         return parts, peak
+    gathered_bytes = step.compute_bytes  # of an element that FSDP has gathered
     kept = parts["parameters"] + parts["optimizer state"]
     if accumulate == 1:  # the sharded gradients replace the activations: they never add up
         backward = parts["activations"] + parts["all else"]
-        last_reduction = parts["gradients"] + base + step.units[0] * (2 * weight_bytes + FP32)
+        last_reduction = parts["gradients"] + base + step.units[0] * (2 * gathered_bytes + FP32)
         peak = kept + max(backward, last_reduction)
     # To translate, every process gathers a whole model (`gather_model`). FSDP, which has just
     # computed the loss, still holds what is outside the layers.
-    evaluation = kept + base + FP32 * step.parameters + weight_bytes * step.units[0]
+    evaluation = kept + base + FP32 * step.parameters + gathered_bytes * step.units[0]
     return parts, max(peak, evaluation)

@@ -38,10 +38,10 @@ class Hardware:
     # the 16 of PCIe 3.0 x 16, and 12 of a network's 12.5 (src/graph/topo.h). The gain of
     # NVLink SHARP is left out.
     bandwidth_efficiency: float = 0.8
-    launch: float = LAUNCH_SECONDS
+    launch: float = LAUNCH_SECONDS  # seconds to start a layer's kernels, forward and backward
     precision: str = "bf16"  # that peak_flops is for; a GPU with bf16 has the same in fp16
     cpu: bool = False
-    cores: int = 0  # that a node's processes share; 0: one for each
+    cores: float = math.inf  # that a node's processes share
     base_memory: float = 0.0  # bytes of Python and PyTorch, where they count
     # The time of an all-gather, and of a reduce-scatter, relative to half an all-reduce: longer
     # with Gloo, the same with NCCL.

@@ -88,6 +88,11 @@ def seconds_after_computing(collective: Callable[[], None]) -> float:
     return max(1e-6, statistics.median(differences))
 
 
+def quarter_of(step: TrainingStep) -> int:
+    """Returns a quarter of the sentences, at least one."""
+    return max(1, step.sentences // 4)
+
+
 def time_computing(step: TrainingStep) -> Timings:
     """Measures the forward and backward pass, and AdamW."""
     torch.manual_seed(0)
@@ -109,7 +114,7 @@ def time_computing(step: TrainingStep) -> Timings:
 
     return Timings(
         step=median_seconds(lambda: forward_backward(step.sentences)),
-        quarter=median_seconds(lambda: forward_backward(max(1, step.sentences // 4))),
+        quarter=median_seconds(lambda: forward_backward(quarter_of(step))),
         adam=median_seconds(adam),
     )
 
@@ -179,10 +184,11 @@ def fit(timings: Timings, step: TrainingStep, processes: int) -> Hardware:
     fastest = step.flops / step.sentences / timings.peak_flops  # measured without --recompute
     # The seconds of a sentence are the slope of a line through both times; its intercept is the
     # overhead of a pass. Noise could make the slope less than the peak allows, or negative.
-    difference = step.sentences - max(1, step.sentences // 4)
+    difference = step.sentences - quarter_of(step)
     slope = (timings.step - timings.quarter) / difference if difference else timings.step
     sentence = max(fastest, slope)
     overhead = max(0.0, timings.step - step.sentences * sentence)
+    layers = 2 * step.config.layers  # of the encoder and of the decoder
     hardware = replace(
         HARDWARE["cpu"],  # for the network between nodes, which one machine cannot measure
         memory=psutil.virtual_memory().total / processes,
@@ -190,7 +196,7 @@ def fit(timings: Timings, step: TrainingStep, processes: int) -> Hardware:
         efficiency=fastest / sentence,
         memory_bandwidth=ADAM_BYTES * step.parameters / timings.adam,
         bandwidth_efficiency=1.0,
-        launch=overhead / 2 / step.config.layers,
+        launch=overhead / layers,
         precision=step.precision,
         cores=available_cores(),
         base_memory=timings.base_memory,

@@ -21,7 +21,9 @@ class Family:
 
 # If the file has two modules for one of ours, both names are given: ours is their
 # concatenation. "#" stands for a layer: "encoder.N." here, and in the file "encoder.layer.N.",
-# or in DistilBERT's "transformer.layer.N.".
+# or in DistilBERT's "transformer.layer.N.". "head.N" is module N of `make_head`
+# (support/classification/classifier.py): with a hidden layer that is 0, and the last layer 3;
+# without one the last layer is 1. Names that a Classifier does not have are not looked up.
 BERT = {
     "embedding": "embeddings.word_embeddings",
     "norm": "embeddings.LayerNorm",

@@ -79,8 +79,11 @@ def read_tokenizer(folder: Path, config: ClassifierConfig) -> str:
                 f"it needs token {largest_id}, but the weights have {config.vocab_size} tokens"
             )
         pads = {tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>")}
-        for pad in pads - {None, config.pad}:
-            raise ValueError(f"it pads with token {pad}, but config.json with {config.pad}")
+        other_pads = pads - {None, config.pad}
+        if other_pads:
+            raise ValueError(
+                f"it pads with token {other_pads.pop()}, but config.json with {config.pad}"
+            )
         return tokenizer.to_str()
 
 
@@ -136,10 +139,6 @@ def read_preprocessor(folder: Path, channels: int, image_size: int) -> ImageTran
         if image_size:
             size = round(size * image_size / (crop or size))
             crop = image_size if crop else 0
-        if isinstance(config["size"], dict):
-            square = "height" in config["size"]
-        else:  # an older file
-            square = "DeiT" in str([config.get(name) for name in PROCESSOR_ENTRIES])
         # Pixels from 0 to 255 are multiplied by rescale_factor before they are normalized;
         # those of an ImageTransform are divided by 255.
         scale = 255 * config.get("rescale_factor", 1 / 255)
@@ -150,8 +149,16 @@ def read_preprocessor(folder: Path, channels: int, image_size: int) -> ImageTran
             crop,
             mean=[value / scale for value in config["image_mean"]],
             std=[value / scale for value in config["image_std"]],
-            square=crop > 0 and square,
+            square=crop > 0 and resizes_both_edges(config),
         )
+
+
+def resizes_both_edges(config: dict[str, Any]) -> bool:
+    """Returns whether both edges of an image become equal, or only the shorter one is given."""
+    if isinstance(config["size"], dict):
+        return "height" in config["size"]
+    # In an older file the size is a number; DeiT's processor took it for both edges.
+    return "DeiT" in str([config.get(name) for name in PROCESSOR_ENTRIES])
 
 
 def edge(size: int | dict[str, int]) -> int:

@@ -107,7 +107,8 @@ def load_pretrained(folder: str, image_size: int = 0) -> Pretrained:
             )
         raise UserError(f"{path}: model_type {family} is none of {', '.join(FAMILIES)}{hint}")
     source = TensorSource(path, family)
-    has_teacher = "cls_classifier.weight" in source.file_names  # a DeiT with two last layers
+    # A DeiT with two last layers, which `take_num_classes` may leave out.
+    has_teacher = "cls_classifier.weight" in source.file_names
     classes = source.take_num_classes() or 2
 
     # `file_config` has the shapes of the file's tensors, `config` those of the Classifier.
@@ -125,15 +126,17 @@ def load_pretrained(folder: str, image_size: int = 0) -> Pretrained:
         id2label = entries.get("id2label") or {}
         labels = [str(id2label[str(i)]) for i in range(len(id2label))]
     weights, names = take_weights(source, entries, family, file_config)
+    positions = weights["positions"]
     if family in ("bert", "roberta"):  # all tokens of a text are of type 0
         types = entries.get("type_vocab_size", 2)
         name = "embeddings.token_type_embeddings.weight"
-        weights["positions"] += source.take(name, types, config.d_model)[0]
+        positions = positions + source.take(name, types, config.d_model)[0]
+    positions = positions[first_position:]
+    if config.image_size != file_config.image_size:
+        positions = resize_positions(positions, file_config, config)
+    weights["positions"] = positions
     if family == "dinov2":
         apply_layer_scale(source, weights, file_config)
-    weights["positions"] = weights["positions"][first_position:]
-    if config.image_size != file_config.image_size:
-        weights["positions"] = resize_positions(weights["positions"], file_config, config)
     left_out = sorted(source.tensors)
     tokenizer = "" if transform else hf_files.read_tokenizer(path, file_config)
     return Pretrained(config, weights, names, left_out, tokenizer, transform, labels)

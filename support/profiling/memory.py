@@ -24,7 +24,8 @@ def storage_sizes(tensors: Iterable[Tensor]) -> dict[int, int]:
 class MemoryCounter:
     """Records in `bytes` how large each part of this process's memory becomes.
 
-    Its hooks stay in the model and the optimizer until `finish` is called.
+    Its hooks stay in the model and the optimizer until `finish` is called, which also adds
+    "total", the peak memory of the process.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer):

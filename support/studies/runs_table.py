@@ -46,6 +46,7 @@ STUDY_FLAGS = DATA + MODEL + RATES + REGULARIZATION + SPEED
 # Quantities that are always above 0, and so can be drawn on a logarithmic scale.
 POSITIVE = {"processes", "batch_tokens", "lr", "speed_up", *RESULTS, "loss"}
 
+IDEAL = "ideal, from"  # how the label of an ideal line begins
 STEPS_OF_EXAMPLES = "steps of examples"  # in the name of a study, with --batch-size
 
 
@@ -259,7 +260,8 @@ def curve_lines(curves: dict[str, list[Row]], x: str, y: str) -> Lines:
 
 def setting_text(run: Row, name: str) -> str:
     """Returns how a legend writes a setting of a run; "" if the table has none."""
-    return "" if run[name] == "" else SETTINGS[name].format(run[name])
+    is_missing = run[name] == "" or run[name] != run[name]  # NaN
+    return "" if is_missing else SETTINGS[name].format(run[name])
 
 
 def comparable_groups(runs: list[Row], x: str, settings: list[str]) -> dict[str, list[Row]]:
@@ -300,14 +302,23 @@ def compare(runs: list[Row], x: str, y: str) -> Lines:
             for value in sorted({run[x] for run in group})
         }
         lines[label] = line
-        if y == column:
-            continue
-        fewest = min(line)
-        speed_up = {n: speed / line[fewest] for n, speed in line.items()}
-        ideal = {n: n / fewest for n in line}
-        if y == "efficiency":
-            speed_up = {n: 100 * speed_up[n] / ideal[n] for n in line}
-            ideal = dict.fromkeys(line, 100.0)
-        lines[label] = speed_up
-        lines.setdefault(f"ideal, from {fewest:g}", {}).update(ideal)
+        if y != column:
+            lines[label], ideal = against_ideal(line, y)
+            lines.setdefault(f"{IDEAL} {min(line):g}", {}).update(ideal)
     return lines
+
+
+def against_ideal(
+    speeds: dict[float, float], y: str
+) -> tuple[dict[float, float], dict[float, float]]:
+    """Returns the speed-up or the efficiency, whichever y says, and the ideal one.
+
+    speeds: by the number of processes, as are the results.
+    """
+    fewest = min(speeds)
+    speed_up = {n: speed / speeds[fewest] for n, speed in speeds.items()}
+    ideal = {n: n / fewest for n in speeds}
+    if y == "speed_up":
+        return speed_up, ideal
+    efficiency = {n: 100 * speed_up[n] / ideal[n] for n in speeds}
+    return efficiency, dict.fromkeys(speeds, 100.0)

@@ -70,19 +70,18 @@ class CommandLine:
         given = self.with_config_file()
         folder = find_folder(given, restarted)
         checkpoint = self.read_checkpoint(folder, given)
-        config = ""
         if checkpoint:
             self.refuse_changes(given, checkpoint["flags"], folder)
-            flags = self.flags_of_resumed_run(given, checkpoint["flags"])
+            args = self.settings_class(**self.flags_of_resumed_run(given, checkpoint["flags"]))
+            args.task_state = checkpoint["task"]
+            args.growth = checkpoint["progress"].get("growth", 1)
         else:
             flags, config = self.flags_of_new_run(given)
-        args = self.settings_class(**flags)
-        args.task_state = checkpoint["task"] if checkpoint else None
-        args.base_config = config
+            args = self.settings_class(**flags)
+            args.base_config = config
         settle(args)
-        if checkpoint:
-            args.growth = checkpoint["progress"].get("growth", 1)
-        elif args.device == "cuda" and not given.keys() & SIZE_FLAGS:
+        may_grow = not checkpoint and not given.keys() & SIZE_FLAGS
+        if may_grow and args.device == "cuda":
             args.gpu_rate = number_in_environment("WORLD_SIZE", 1) * known_rate(args)
         if not args.benchmark:
             args.folder = str(folder)
@@ -119,14 +118,15 @@ class CommandLine:
                 raise UserError(
                     "--minutes is for a new run: --epochs says how long this one is"
                 )
-            # The length that they have found counts, and not that of the --config file.
+            # What the trial of --minutes has found counts, not the length in a --config file.
             given = {name: given[name] for name in given if name not in ("epochs", "steps")}
         kept = {
             name: stored[name]
             for name, field in flags_of(self.settings_class).items()
             if name in stored and field.metadata["remembered"]
         }
-        kept["minutes"] = stored["minutes"]  # they have settled its length
+        # Not remembered, but kept: the next resume compares its --minutes with it.
+        kept["minutes"] = stored["minutes"]
         if "epochs" in given:
             kept["steps"] = 0
         return defaults_of(self.settings_class) | kept | given
@@ -223,9 +223,9 @@ def refuse_two_lengths(given: dict[str, Any]) -> None:
 
 
 def overridden_by(given: dict[str, Any]) -> dict[str, int]:
-    """Returns 0 for flags that would win over those that are given.
+    """Returns 0 for each flag that, set by a file, would win over one that is given.
 
-    Then the flag that is given counts, whatever a file sets.
+    --steps wins over --epochs, for example: if --epochs is given, 0 turns a file's steps off.
     """
     winners = {
         "epochs": ("steps", "minutes"),

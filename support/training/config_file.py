@@ -72,12 +72,14 @@ def read_config(
     the model's shape if the weights are pretrained. pretrained: what the command line names.
     """
     content = load_file(path)
+    is_of_run = isinstance(content, dict) and {"mode", "flags"} <= content.keys()
+    if is_of_run:  # a run's config.json
+        content = content["flags"]
     if not isinstance(content, dict):
         raise UserError(f"--config {path}: it has no flags")
     known = flags_of(settings_class)
     ignored = SCRIPT_FLAGS - known.keys()
-    if {"mode", "flags"} <= content.keys():
-        content = content["flags"]
+    if is_of_run:
         ignored |= {name for name, field in known.items() if not field.metadata["copied"]}
         if pretrained or content.get("pretrained"):
             ignored |= {name for name, field in known.items() if field.metadata["is_shape"]}

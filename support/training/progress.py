@@ -6,7 +6,7 @@ from typing import Any
 
 from support.common.hardware import peak_memory
 
-# Of the steps of an epoch, before its first one.
+# The sums over the steps of an epoch, before its first one.
 EPOCH_SUMS = {"nll": 0.0, "targets": 0, "tokens": 0, "examples": 0, "seconds": 0.0}
 
 
@@ -45,7 +45,7 @@ class Progress:
         self.epoch["nll"] += nll
 
     def end_row(self) -> float | None:
-        """Returns the loss per target of the row's steps, or None if there were none."""
+        """Returns the loss per target of the row's steps, or None without any; begins a row."""
         if not self.targets:
             return None
         loss = self.nll / self.targets

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from support.common import checkpoint
@@ -26,6 +25,7 @@ from support.distributed.collectives import (
     all_gather_objects,
     broadcast_object,
     long_barrier,
+    sum_over_data,
 )
 from support.distributed.rendezvous import check_same_data
 from support.distributed.signals import Signals, stop_requested
@@ -106,16 +106,7 @@ class Run:
             self.lock = lock_folder(self.folder, is_new=not self.args.is_resumed)
         if scaler:
             self.scaler = scaler
-        step = 0
-        if self.args.is_resumed:
-            from support.training.resume import resume_run
-
-            step = resume_run(self, model, optimizer)
-        elif self.task.pretrained_weights:
-            from support.distributed.weights import load_some_weights
-
-            load_some_weights(model, self.task.pretrained_weights, self.rank)
-            self.task.pretrained_weights = None  # the model has them now
+        step = self.load_weights(model, optimizer)
         self.progress.wandb_id = self.progress.wandb_id or uuid.uuid4().hex[:8]
         if self.args.profile:
             from support.profiling.profiler import Profile
@@ -138,6 +129,19 @@ class Run:
             self.record_evaluation(step, model, metrics)
         self.restart_clock()
         return step
+
+    def load_weights(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Loads last.pt or pretrained weights, if any, and returns how many steps are done."""
+        if self.args.is_resumed:
+            from support.training.resume import resume_run
+
+            return resume_run(self, model, optimizer)
+        if self.task.pretrained_weights:
+            from support.distributed.weights import load_some_weights
+
+            load_some_weights(model, self.task.pretrained_weights, self.rank)
+            self.task.pretrained_weights = None  # the model has them now
+        return 0
 
     def remove_later_files(self, step: int) -> None:
         """Removes half-written files, and what an interrupted run wrote after `step`."""
@@ -174,7 +178,7 @@ class Run:
 
     def should_evaluate(self, step: int) -> bool:
         """Returns whether the model is evaluated after this step."""
-        return self.is_done(step, self.is_evaluation_due(step))
+        return self.takes_place(step, self.is_evaluation_due(step))
 
     def should_save(self, step: int, stopping: bool) -> bool:
         """Returns whether a checkpoint is written after this step."""
@@ -182,7 +186,7 @@ class Run:
             is_due = step % self.args.save_every == 0
         else:
             is_due = self.is_evaluation_due(step) or step % MOST_STEPS_UNSAVED == 0
-        return self.is_done(step, is_due) or (stopping and not self.args.benchmark)
+        return self.takes_place(step, is_due) or (stopping and not self.args.benchmark)
 
     def is_evaluation_due(self, step: int) -> bool:
         """Returns whether the steps from one evaluation to the next end here."""
@@ -190,10 +194,10 @@ class Run:
             return step % self.args.eval_every == 0
         return step % self.epoch_steps % self.eval_every == 0  # also at the end of an epoch
 
-    def is_done(self, step: int, is_due: bool) -> bool:
-        """Returns whether a job is done after this step: if it is due, and after the last step.
+    def takes_place(self, step: int, is_due: bool) -> bool:
+        """Returns whether an evaluation or a save follows this step: if due, or after the last.
 
-        A benchmark does none, except a trial after its last step.
+        A benchmark has none, except a trial after its last step.
         """
         is_last = step == self.last_step
         if self.args.benchmark:
@@ -253,7 +257,7 @@ class Run:
         """Adds up, over all ranks, the losses still on the devices. Raises as `record` does."""
         if self.unread is None:
             return
-        dist.all_reduce(self.unread)
+        sum_over_data(self.unread, self.data_size)
         nll, norms = self.unread.tolist()
         self.unread = None
         # The scale begins at 2**16, and each overflow halves it. Below 1 the gradient itself

@@ -65,6 +65,8 @@ def alignment(model: Transformer, src: Tensor, tgt_in: Tensor) -> Tensor:
 
     src: (batch, src) and tgt_in: (batch, tgt) ids. Returns (batch, tgt, src); rows sum to 1.
     """
+    last = model.decoder[-1].cross_attention
+    attend = last.attend
     weights = []
 
     def record(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -73,8 +75,6 @@ def alignment(model: Transformer, src: Tensor, tgt_in: Tensor) -> Tensor:
         weights.append(scaled_dot_product(q.float(), k.float(), identity, mask).mean(1))
         return attend(q, k, v, mask)
 
-    last = model.decoder[-1].cross_attention
-    attend = last.attend
     last.attend = record
     try:
         model.decode(tgt_in, *model.encode(src))
@@ -93,8 +93,8 @@ def find_words(bpe: BPE, ids: list[int]) -> list[Word]:
         subword = bpe.tokenizer.id_to_token(token) or ""
         starts_word = token == EOS or subword.startswith("Ġ")  # a space
         before = words[-1].text if words else ""
-        is_whole = UNSPACED.search(before) and PART_OF_CHARACTER not in before
-        if not words or starts_word or is_whole:
+        has_ended = UNSPACED.search(before) and PART_OF_CHARACTER not in before
+        if not words or starts_word or has_ended:
             words.append(Word("", []))
         word = words[-1]
         word.positions.append(position)

@@ -21,6 +21,7 @@ from model import DecoderLayer, ModelConfig, Transformer
 LENGTH_PENALTY = 2.0
 
 Hypothesis = tuple[float, list[int]]  # score, target ids without bos and eos
+Batch = list[list[int]]  # source ids of sentences without eos, the longest first
 
 
 @torch.inference_mode()
@@ -204,7 +205,7 @@ class Decoder:
 
 def translate_batch(
     models: Sequence[Transformer],
-    sentences: list[list[int]],
+    sentences: Batch,
     beam: int,
     n_best: int = 1,
     dtype: torch.dtype | None = None,

@@ -19,6 +19,7 @@ from support.corpora.encoded import (
     with_progress,
 )
 from support.corpora.held_out import count_shared, hash_pair, hold_out_pairs
+from support.corpora.pairs import Reader
 
 FORMAT = 11  # of the encoded corpus: increase it when the same file is read differently
 BLOCK = 2_000  # pairs encoded at once, so that memory does not grow with the corpus
@@ -50,16 +51,15 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> 
     # Every part is read here, so that errors in a file come before the BPE is trained.
     pairs = with_progress(corpus.parts["train"](), f"{corpus.name}: pairs read")
     num_pairs = sum(1 for _ in pairs)
+    # A validation set that was held out is not compared: it has nothing in common.
     shared = count_shared(corpus.parts | {"train": parts["train"]}, hash_pair)
-    stride = max(1, math.ceil(num_pairs / BPE_PAIRS))
-    some_pairs = islice(parts["train"](), 0, None, stride)
     if num_pairs >= MANY_PAIRS:
+        first = "" if bpe else "first a BPE is trained, then "
         note(
-            f"{corpus.name}: {num_pairs:,} pairs; first a BPE is trained, then they are "
-            f"encoded, which takes a minute or more for each million"
+            f"{corpus.name}: {num_pairs:,} pairs; {first}they are encoded, which takes a "
+            f"minute or more for each million"
         )
-    texts = (with_spaces(text) for pair in some_pairs for text in pair)
-    encoder = BPE(bpe) if bpe else BPE.train(texts, vocab_size)
+    encoder = BPE(bpe) if bpe else train_bpe(parts["train"], num_pairs, vocab_size)
     (folder / "tokenizer.json").write_text(encoder.serialized, encoding="utf-8")
     meta: dict[str, Any] = {"name": corpus.name, "held_out": is_held_out, "parts": {}}
     for part in in_order(parts):
@@ -78,6 +78,14 @@ def encode(corpus, folder: Path, vocab_size: int, max_length: int, bpe: str) -> 
     return meta
 
 
+def train_bpe(read: Reader, num_pairs: int, vocab_size: int) -> BPE:
+    """Returns a BPE of both languages. num_pairs: as many as `read` yields, or more."""
+    stride = max(1, math.ceil(num_pairs / BPE_PAIRS))
+    some_pairs = islice(read(), 0, None, stride)
+    texts = (with_spaces(text) for pair in some_pairs for text in pair)
+    return BPE.train(texts, vocab_size)
+
+
 def encode_part(
     pairs: Iterator[tuple[str, str]], bpe: BPE, path: Path, max_length: int
 ) -> dict[str, Any]:
@@ -91,12 +99,15 @@ def encode_part(
     """
     dtype = np.dtype(np.uint16 if bpe.vocab_size <= 1 << 16 else np.uint32)
     counts = {"examples": 0, "too_long": 0, "empty": 0, "tokens": 0}
+    max_chars = CHARACTERS_PER_TOKEN * max_length
     while block := list(islice(pairs, BLOCK)):
         # Texts are cut to save memory. One extra character marks those that are too long.
-        shown = CHARACTERS_PER_TOKEN * max_length + 1
-        texts = [[text.strip()[:shown] for text in side] for side in zip(*block)]
+        texts = [[text.strip()[: max_chars + 1] for text in side] for side in zip(*block)]
         ids = [bpe.encode(side) for side in texts]
-        faults = [fault_of(*pair, max_length) for pair in zip(zip(*texts), zip(*ids))]
+        faults = [
+            fault_of(texts_of_pair, ids_of_pair, max_length)
+            for texts_of_pair, ids_of_pair in zip(zip(*texts), zip(*ids))
+        ]
         counts["examples"] += faults.count("")
         counts["empty"] += faults.count("empty")
         counts["too_long"] += faults.count("too_long")

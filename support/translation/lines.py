@@ -15,10 +15,11 @@ from itertools import chain
 import regex  # for \X, what a reader sees as one character
 
 from data import BPE
+from support.translation.beam import Batch, Hypothesis
 
 Ids = list[int]  # a sentence's tokens
 Text = tuple[float, str]  # a translation with its score
-Search = Callable[[list[list[Ids]]], Iterable[list[list[tuple[float, Ids]]]]]
+Search = Callable[[list[Batch]], Iterable[list[list[Hypothesis]]]]
 
 # The largest batch: more keep a GPU busy, fewer stay in a CPU's caches.
 MAX_SENTENCES = {"cpu": 128, "cuda": 1024}

@@ -25,9 +25,7 @@ from model import Transformer
 from support.common.errors import UserError
 from support.common.hardware import configure_backends
 from support.common.kernels import speed_up
-from support.translation.beam import Hypothesis, translate_batch
-
-Batch = list[list[int]]  # token ids of sentences, longest first
+from support.translation.beam import Batch, Hypothesis, translate_batch
 
 # Parameters of mallopt, from glibc's malloc.h.
 M_TRIM_THRESHOLD = -1

@@ -78,7 +78,7 @@ def choose_tokenizer(language: str, references: Sequence[str]) -> str:
     letters = Counter(char for char in chain.from_iterable(references) if char.isalpha())
     counts = Counter({"13a": 0})
     for letter, count in letters.items():
-        script = name(letter, "").split(" ")[0]
+        script = re.split("[ -]", name(letter, ""))[0]  # of "ー": KATAKANA-HIRAGANA ...
         counts[OF_LETTERS.get(script, "13a")] += count
     if counts["ja-mecab"] > counts["zh"] / 10:  # Japanese is written in Chinese letters, too
         counts["ja-mecab"] += counts.pop("zh", 0)

@@ -34,9 +34,9 @@ from support.distributed.collectives import (
     long_barrier,
     sum_over_data,
 )
-from support.translation.beam import translate_batch
+from support.translation.beam import Batch, Hypothesis, translate_batch
 from support.translation.encoding import prepare, read_text
-from support.translation.lines import translate_lines
+from support.translation.lines import Search, translate_lines
 from support.translation.scores import Score, bleu, chrf
 
 BEAM = 4  # hypotheses of the last evaluations; those during training are greedy
@@ -149,11 +149,9 @@ class Translation:
         """
         model.eval()
         metrics = self.metrics_of_tokens(model, part, data_rank, data_size)
-        max_lines = self.args.bleu_sentences
-        if not math.isfinite(metrics["loss"]):  # the run will end
-            max_lines = 0
-        if max_lines:
-            translations = self.translate_part(model, part, 1, max_lines)
+        # A loss that is not finite ends the run.
+        if self.args.bleu_sentences and math.isfinite(metrics["loss"]):
+            translations = self.translate_part(model, part, 1, self.args.bleu_sentences)
             (score,) = self.compute_scores(part, translations, [self.bleu])
             metrics["bleu"] = score.value
         model.train()
@@ -167,9 +165,10 @@ class Translation:
     def final_evaluation(
         self, model: nn.Module, part: str, data_rank: int, data_size: int
     ) -> tuple[dict[str, float], Outputs]:
-        """Returns the same, with BLEU and chrF of beam search over all pairs, and the outputs.
+        """Returns the metrics and the outputs of a part; see `Task.final_evaluation`.
 
-        Raises UserError if the loss is not finite.
+        As `evaluate`, but BLEU and chrF are of beam search over all pairs. Raises UserError if
+        the loss is not finite.
         """
         model.eval()
         metrics = self.metrics_of_tokens(model, part, data_rank, data_size)
@@ -239,19 +238,20 @@ class Translation:
         if self.args.device == "cuda":
             dtype = autocast_dtype(self.args.precision)
         sources = read_text(self.folder, part, "src")
-        lines = [i for i, source in enumerate(sources) if source]
-        lines = lines[:: math.ceil(len(lines) / max_lines)]
-        hypotheses = translate_lines(
+        numbers = [i for i, source in enumerate(sources) if source]
+        numbers = numbers[:: math.ceil(len(numbers) / max_lines)]
+        whole_model = cast(Transformer, gather_model(model, new_model))
+        answers = translate_lines(
             self.bpe,
-            [sources[i] for i in lines],
+            [sources[i] for i in numbers],
             self.config.max_length - 1,
-            shared_search(cast(Transformer, gather_model(model, new_model)), beam, dtype),
+            shared_search(whole_model, beam, dtype),
             device=self.args.device,
             ranks=dist.get_world_size(),
             quiet=True,
         )
-        best = [best_first[0][1] for best_first in hypotheses]
-        return dict(zip(lines, best))
+        best = [best_first[0][1] for best_first in answers]
+        return dict(zip(numbers, best))
 
     def report(
         self, part: str, metrics: dict[str, float], outputs: Outputs
@@ -299,9 +299,7 @@ class Translation:
         }
 
 
-def shared_search(
-    model: Transformer, beam: int, dtype: torch.dtype | None
-) -> Callable[[list], list]:
+def shared_search(model: Transformer, beam: int, dtype: torch.dtype | None) -> Search:
     """Returns a search for `translate_lines` in which the ranks take turns: a collective.
 
     dtype: that of autocast, if it is used.
@@ -309,7 +307,7 @@ def shared_search(
     rank = dist.get_rank()
     ranks = dist.get_world_size()
 
-    def search(batches: list[list[list[int]]]) -> list:
+    def search(batches: list[Batch]) -> list[list[list[Hypothesis]]]:
         hypotheses = []
         # One batch a rank at a time: --timeout is for one turn, not for the whole part.
         for first in range(0, len(batches), ranks):

@@ -432,7 +432,7 @@ def test_the_checksum_tells_which_version_has_held_pairs_out(tmp_path, monkeypat
     for valid in ("", str(tmp_path / "b")):
         before = find_corpus(str(tmp_path / "a"), valid).checksum
         with monkeypatch.context() as patch:
-            patch.setattr(corpora, "HOLD_OUT", 99)
+            patch.setattr(corpora, "HOLD_OUT_VERSION", 99)
             assert (find_corpus(str(tmp_path / "a"), valid).checksum == before) == bool(valid)
 
 

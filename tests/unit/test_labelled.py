@@ -497,7 +497,7 @@ def test_the_checksum_tells_which_version_has_held_examples_out(tmp_path, monkey
 
         before = checksum()
         with monkeypatch.context() as patch:
-            patch.setattr("support.classification.corpus.HOLD_OUT", 99)
+            patch.setattr("support.classification.corpus.HOLD_OUT_VERSION", 99)
             assert (checksum() == before) == bool(valid)
 
 

@@ -105,11 +105,13 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("length", [23, 32])  # in bf16 either is padded, to 32 and 64
 @pytest.mark.parametrize(
     "precision, dropout", [("fp32", 0.1), ("fp32", 0), ("bf16", 0.1), ("bf16", 0)]
 )
-def test_activations_are_what_autograd_keeps(shape, precision, dropout):
-    step = TrainingStep(ModelConfig(200, **shape, dropout=dropout), 10, 23, precision, cpu=True)
+def test_activations_are_what_autograd_keeps(shape, precision, dropout, length):
+    config = ModelConfig(200, **shape, dropout=dropout)
+    step = TrainingStep(config, 10, length, precision, cpu=True)
     assert activations(step, 10) == pytest.approx(kept_by_autograd(step), rel=0.1)
 
 
@@ -277,7 +279,7 @@ def test_collectives_by_hand():
 def test_buckets_hide_under_the_backward_pass(monkeypatch, seconds, shown):
     # Two buckets are there after 1 and 2 seconds of a backward pass of 2.
     step = TrainingStep(TINY, 64, 5)
-    step.tensors = [2**23, 2**23]
+    step.parameter_sizes = [2**23, 2**23]
     estimate = Estimate(step, H100, "ddp", 1, 2, 1)
     estimate.micro_batch_seconds = 3.0
     monkeypatch.setattr(Network, "all_reduce", lambda self, size: seconds)
@@ -526,6 +528,13 @@ def test_its_command_says_where_nodes_without_gpus_meet(capsys, monkeypatch, nod
         flags += " --memory-gb 0.4"
     status, output, _ = run_plan(capsys, monkeypatch, flags)
     assert status == 0 and f" {meet} 2 train_" in output
+
+
+@pytest.mark.parametrize("size", ["--batch-tokens 4096", "--batch-size 64"])
+@pytest.mark.parametrize("corpus", ["", " --data phrasebook"])
+def test_its_command_gives_the_size_of_a_step_once(capsys, monkeypatch, corpus, size):
+    _, output, _ = run_plan(capsys, monkeypatch, size + corpus)
+    assert size in output and output.count("--batch-") == 1
 
 
 def test_the_readme_shows_what_the_command_prints(capsys, monkeypatch):
