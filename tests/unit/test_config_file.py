@@ -53,6 +53,7 @@ def test_yaml_with_headings_and_numbers_as_people_write_them(tmp_path):
         ("a.yaml", "config: b.yaml", "it names another file"),
         ("a.yaml", "d-model:", "d_model is None, not int"),
         ("a.yaml", "- 1", "it has no flags"),
+        ("a.json", '{"mode": "cpu", "flags": null}', "it has no flags"),
         ("a.json", "{", "line 1: expected the node content"),
     ],
 )

@@ -346,13 +346,16 @@ def test_what_is_encoded_is_found_again(tmp_path):
     assert make_once(tmp_path / "a", None) == tmp_path / "a"  # nothing is written again
 
 
-def test_a_resumed_run_encodes_with_its_own_bpe(small_corpus, tmp_path):
+def test_a_resumed_run_encodes_with_its_own_bpe(small_corpus, tmp_path, monkeypatch, capsys):
     """That may be the one that was trained here, or another, as of a run from elsewhere."""
+    monkeypatch.setattr("support.translation.encoding.MANY_PAIRS", 1)
     corpus = find_corpus(str(small_corpus))
     folder = prepare(corpus, tmp_path, 300)
+    assert "first a BPE is trained" in capsys.readouterr().err
     assert prepare(corpus, tmp_path, 300, bpe=read_tokenizer(folder)) == folder
     other = BPE.train(iter(["ein anderer Text"]), 270)
     again = prepare(corpus, tmp_path, 300, bpe=other.serialized)
+    assert "a BPE is trained" not in capsys.readouterr().err
     assert again != folder and read_tokenizer(again) == other.serialized
     assert prepare(corpus, tmp_path, 300, bpe=other.serialized) == again
 

@@ -517,6 +517,8 @@ def test_a_folder_with_the_files_of_agnews(tmp_path):
     assert is_labelled(str(folder)) and corpus.name == "agnews"
     assert corpus.classes == ["World", "Sports", "Business", "Sci/Tech"]
     assert read(corpus) == NEWS_READ and read(corpus, "test") == [("Cup won", "Sports")]
+    (folder / "train.csv").write_text(NEWS, encoding="utf-8-sig")  # as Excel saves it
+    assert is_labelled(str(folder)) and read(find_labelled(str(folder))) == NEWS_READ
 
 
 def test_other_corpora_of_that_form_have_their_own_classes(tmp_path):

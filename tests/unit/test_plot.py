@@ -242,6 +242,17 @@ def test_steps_of_examples_and_of_tokens_are_not_compared(tmp_path):
     assert runs_table.compare(runs, "batch_tokens", "tokens_per_second") == {}
 
 
+def test_runs_without_a_setting_form_a_group_of_their_own():
+    shared = dict.fromkeys(runs_table.SETTINGS, "") | {"mode": "ddp"}
+    runs = [
+        shared | {"processes": n, "accumulate": accumulate}
+        for n in (1, 2)
+        for accumulate in (2, math.nan)
+    ]
+    groups = runs_table.comparable_groups(runs, "processes", ["processes", "accumulate"])
+    assert [*groups] == ["accumulate 2", "train_ddp.py"]
+
+
 def test_study(tmp_path):
     """A CSV has no curves, but all comparisons; a value that was not measured is left out."""
     common = {

@@ -46,6 +46,7 @@ def test_a_chinese_translation_that_is_partly_right_scores_partly(language):
         ("JA", ["東京大学"], "ja-mecab"),
         ("1", [CHINESE], "zh"),
         ("1", [JAPANESE], "ja-mecab"),
+        ("1", ["コーヒー"], "ja-mecab"),  # half of it the mark of long vowels
         ("Korean", [KOREAN], "ko-mecab"),
         ("target", [THAI], "char"),
         ("target", [GERMAN, "ein Zitat: 北京"], "13a"),
