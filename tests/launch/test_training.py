@@ -301,6 +301,8 @@ def test_bad_flags_are_answered_in_one_line(tmp_path, train):
         (["--d-model", "2000000"], "--d-model 2000000: it must be from 1 to"),
         (["--precision", "tf32"], "--precision tf32: only GPUs have it; use fp32"),
         (["--profile", "--benchmark"], "saves nothing: leave out --profile"),
+        (["--benchmark", "--minutes", "3"], "saves nothing: leave out --minutes"),
+        (["--resume", "logs/a", "--name", "b"], "--resume and --name: one of them is enough"),
         (["--lr", "nan"], "--lr nan: it must be from 0 to"),
         (["--data", "\udcff.tsv"], "--data '\\udcff.tsv': not UTF-8"),
         (["--name", "/tmp/x"], "--name '/tmp/x': letters, digits"),

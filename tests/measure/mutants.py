@@ -71,6 +71,18 @@ MODULES = {  # (what of it: all if none is named, tests)
     "support/corpora/pairs.py": ((), "test_data test_corpora"),
     "support/corpora/class_folders.py": ((), "test_labelled test_corpora"),
     "support/translation/lines.py": ((), "test_beam test_translate"),
+    "support/training/final.py": ((), "test_run"),
+    "support/training/command_line.py": ((), "test_run test_config_file test_amount test_fast"),
+    "support/training/config_file.py": ((), "test_config_file test_amount"),
+    "support/classification/task.py": ((), "test_classification test_run"),
+    "support/classification/metrics.py": ((), "test_metrics test_classify"),
+    "support/translation/task.py": ((), "test_run test_checkpoint test_data"),
+    "support/translation/encoding.py": ((), "test_data"),
+    "support/pretrained/load.py": ((), "test_pretrained"),
+    "support/pretrained/hf_files.py": ((), "test_pretrained"),
+    "support/planning/footprint.py": ((), "test_plan"),
+    "support/planning/estimate.py": ((), "test_plan"),
+    "support/studies/runs_table.py": ((), "test_plot"),
 }
 SWAPS = {
     ast.Lt: ast.LtE,

@@ -19,7 +19,7 @@ from support.common.hardware import LAUNCH_SECONDS
 from support.corpora.task_type import CLASSIFICATION_CORPORA, TRANSLATION_CORPORA
 from support.distributed.rendezvous import store_on_loopback
 from support.distributed.signals import Signals
-from support.distributed.trial import settle_length
+from support.distributed.trial import Trial, settle_length
 from support.training import command_line, config_file, summary
 from support.training.command_line import CommandLine, parse_arguments
 from support.training.larger_steps import find_growth
@@ -28,6 +28,7 @@ from support.training.run import Run
 from support.training.settings import CpuSettings, Settings, defaults_of
 from support.training.summary import LOW_MFU
 from support.training.tasks import prepare_task
+from support.training.throughput import Throughput
 
 
 @pytest.mark.parametrize(
@@ -297,3 +298,40 @@ def test_the_run_that_minutes_choose_can_be_repeated(tmp_path, corpus_flags, scr
     length = ["--steps", str(flags["steps"])] if flags["steps"] else []
     second = train("second", "--epochs", str(flags["epochs"]), *length)
     assert mathematics(read_metrics(first)) == mathematics(read_metrics(second))
+
+
+def test_a_run_that_goes_on_is_not_enlarged_again(monkeypatch, trained):
+    monkeypatch.chdir(trained)
+    monkeypatch.setattr(command_line, "find_device", lambda requested, supported: "cuda")
+    monkeypatch.setattr(command_line, "known_rate", lambda args: 500e12)
+    monkeypatch.setattr(sys, "argv", ["train_ddp.py", "--resume", "logs/first"])
+    args = parse_arguments("", Settings).complete()
+    assert (args.device, args.gpu_rate) == ("cuda", 0)
+
+
+def test_a_resumed_run_takes_epochs_for_its_steps_and_forgets_its_machine():
+    stored = defaults_of(CpuSettings) | {"steps": 30, "device": "cuda", "delay_ms": 5.0}
+    given = {"resume": "logs/first", "epochs": 12}
+    flags = CommandLine(CpuSettings, given).flags_of_resumed_run(given, stored)
+    assert (flags["epochs"], flags["steps"]) == (12, 0)
+    assert (flags["device"], flags["delay_ms"]) == ("auto", 0.0)
+
+
+def test_a_trial_measures_an_epoch_and_an_evaluation(monkeypatch):
+    """The speed is that of all steps but the first quarter."""
+    clock = SimpleNamespace(perf_counter=lambda: 12.5)
+    monkeypatch.setattr("support.training.run.time", clock)
+    throughput = Throughput(peak=1.0)
+    throughput.speeds = [1.0, 90.0, 100.0, 110.0]
+    throughput.mfus = 4 * [0.5]
+    run = SimpleNamespace(
+        epoch_steps=40,
+        eval_every=20,
+        throughput=throughput,
+        progress=SimpleNamespace(epochs=[]),
+        task=SimpleNamespace(step_cost=lambda step: StepCost(1, 100, 0.0)),
+    )
+    trial = Trial(max_seconds=9.0, steps_ended=10.0)
+    Run.measure_trial(run, trial)
+    assert (trial.evaluation_seconds, trial.epoch_seconds) == (2.5, 40.0)
+    assert (trial.epoch_steps, trial.eval_every) == (40, 20)

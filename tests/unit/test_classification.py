@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from types import SimpleNamespace
 
@@ -578,6 +579,7 @@ def test_what_cannot_be_is_said_in_one_line(tmp_path, table):
             "patch 2 is not a multiple of 4",
         ),
         (["--data", "IMAGES", "--patch", "3"], "does not divide; --image-size 6 would do"),
+        (["--data", "IMAGES", "--patch", "16"], "not divide; --image-size 16 would do"),
         (["--data", "IMAGES", "--crop", "8"], "--crop 8: images have 8 pixels a side"),
     ],
 )
@@ -1013,3 +1015,78 @@ def test_of_no_class_all_examples_are_held_out(tmp_path):
     train, valid = Texts(folder, "train").labels, Texts(folder, "valid").labels
     assert len(set(train)) == 301 and len(train) + len(valid) == 600
     assert set(valid) == {classes_of(corpus).index("often")}
+
+
+def test_an_evaluation_has_no_dropout_and_training_goes_on_with_it(
+    tmp_path, monkeypatch, table, alone
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["train_cpu.py", *table, *SHAPE, "--dropout", "0.5"])
+    task = prepare_task(parse_arguments("", CpuSettings).complete())
+    initialize(model := task.build_model(), seed=1)
+    first, second = (task.evaluate(model, "valid", 0, 1) for _ in range(2))
+    assert first == second and model.training
+
+
+@pytest.mark.parametrize("windows", [1, 2])
+def test_texts_are_padded_with_the_token_of_the_weights(tmp_path, windows):
+    """That of RoBERTa is 1."""
+    append_ids(str(tmp_path / "train"), [[5, 6], [7]], np.dtype(np.int32))
+    np.zeros(2, np.int32).tofile(tmp_path / "train.labels")
+    task = SimpleNamespace(
+        args=CpuSettings(windows=windows),
+        config=SimpleNamespace(pad=1, max_length=4),
+        transform=None,
+        folder=tmp_path,
+        classes=["a", "b"],
+    )
+    task.examples_of = partial(Classification.examples_of, task)
+    Classification.make_batches(task)
+    ids, _, _ = task.batches.collate(np.arange(2), [2], epoch=0)
+    assert ids.tolist() == [[5, 6], [7, 1]]
+
+
+@pytest.mark.parametrize("corpus", ["table", "images"])
+def test_a_run_that_goes_on_reads_its_examples_as_before(
+    tmp_path, monkeypatch, request, corpus
+):
+    """As the pretrained weights had it, whose folder is not read again."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["train_cpu.py", *request.getfixturevalue(corpus)])
+    args = parse_arguments("", CpuSettings).complete()
+    state = prepare_task(args).state()
+    state["config"]["pool"] = "first"
+    if corpus == "table":
+        state["tokenizer"] = train_words(iter(["dog dog"]), 10)
+    else:
+        state["transform"] |= {"mean": [0.25], "std": [0.125]}
+    args.task_state = state
+    assert prepare_task(args).state() == state
+
+
+def test_flags_of_augmentation_reach_the_batches(tmp_path, monkeypatch, table, images):
+    def batches(*flags):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("sys.argv", ["train_cpu.py", *flags])
+        return prepare_task(parse_arguments("", CpuSettings).complete()).batches
+
+    of_images = batches(*images, "--crop", "3", "--flip", "yes")
+    assert (of_images.crop, of_images.flip) == (3, True)
+    assert not batches(*images, "--flip", "no").flip
+    size = ["--windows", "2", "--max-length", "6"]
+    of_texts = batches(*table, *size, "--token-dropout", "0.3")
+    assert (of_texts.token_dropout, of_texts.examples.window) == (0.3, 6)
+
+
+def test_all_layers_can_be_frozen(table, published, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    command = ["train_cpu.py", *table, "--pretrained", published[0], "--max-length", "16"]
+    monkeypatch.setattr("sys.argv", [*command, "--freeze", "2"])
+    model = prepare_task(parse_arguments("", CpuSettings).complete()).build_model()
+    learning = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    assert {name.split(".")[0] for name in learning} == {"head"}
+
+
+def test_weights_of_texts_are_not_for_images(refusal, images, published):
+    said = refusal(*images[:2], "--pretrained", published[0])
+    assert "--pretrained loads a model of texts, but" in said

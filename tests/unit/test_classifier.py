@@ -294,3 +294,18 @@ def test_frozen_layers_have_a_forward_pass_only(frozen):
     # counted.
     count = classifier_flops(model.config, torch.full((2,), 4), frozen=frozen)
     assert 0.95 * count <= counted <= count
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_the_lowest_layers_and_all_below_them_are_frozen(norm):
+    """Of twelve, the numbers of the last two begin like that of the second."""
+    shape = IMAGES | dict(layers=12, norm=norm, positions="learned", num_prefix_tokens=1)
+    model = make_model(**shape)
+    freeze(model, 2)
+    learning = [
+        {weight.requires_grad for weight in layer.parameters()} for layer in model.encoder
+    ]
+    assert learning == 2 * [{False}] + 10 * [{True}]
+    below = [model.prefix_tokens, model.positions, *model.embedding.parameters()]
+    assert not any(weight.requires_grad for weight in below)
+    assert model.norm.weight.requires_grad == (norm == "pre")

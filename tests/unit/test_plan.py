@@ -13,6 +13,7 @@ from functools import partial
 from itertools import product
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -643,3 +644,33 @@ def test_predicted_memory_is_the_measured_one():
     for mode, *figures in rows:
         predicted, measured = (float(figure.replace(",", "")) for figure in figures)
         assert predicted == pytest.approx(measured, rel=0.1), mode
+
+
+def test_collectives_are_planned_as_they_were_measured():
+    measured = dict(latency=1e-3, all_reduce=0.5, all_gather=0.2, reduce_scatter=0.3)
+    timings = measure.Timings(step=4.0, quarter=1.0, adam=1.0, peak_flops=1e9, **measured)
+    step = TrainingStep(TINY, 4, 5, cpu=True)
+    hardware = measure.fit(timings, step, processes=3)
+    network = Network(hardware, nodes=1, per_node=3)
+    assert network.all_reduce(4 * measure.SENT) == pytest.approx(0.5)
+    largest = network.all_gather(4 * max(step.units))
+    assert hardware.gather_factor * largest == pytest.approx(0.2)
+    assert hardware.scatter_factor * largest == pytest.approx(0.3)
+    assert hardware.memory == psutil.virtual_memory().total / 3
+
+
+@pytest.mark.parametrize("mode, accumulate", [("cpu", 1), ("ddp", 3), ("fsdp", 1), ("fsdp", 3)])
+def test_on_cpus_a_step_waits_for_all_communication(mode, accumulate):
+    step = TrainingStep(TINY, 4, 5, cpu=True)
+    hardware = replace(HARDWARE["cpu"], gather_factor=2.0, scatter_factor=3.0)
+    network = Network(hardware, nodes=1, per_node=2)
+    expected = network.all_reduce(8)  # whether to stop
+    if mode == "fsdp":
+        root, *layers = (network.all_gather(4 * unit) for unit in step.units)
+        expected += accumulate * 2 * (root + 2 * sum(layers))  # each layer twice
+        expected += 3 * (root + sum(layers))
+        expected += network.all_reduce(4)  # the norm
+    else:
+        expected += network.all_reduce(4 * step.parameters)
+    estimate = Estimate(step, hardware, mode, 1, 2, accumulate)
+    assert estimate.communication == pytest.approx(expected)

@@ -671,9 +671,11 @@ def test_files_that_are_missing_or_no_json(folder, tmp_path):
     export(folder, model := small("vit"), saved(model))
     for entries, said in [
         (dict(image_mean=[0.5]), "not for 3 channels"),
+        (dict(image_std=[0.5]), "image_std is not for 3 channels"),
         (dict(resample=0), "resample 0"),
         (dict(size=None), "size"),
         (dict(do_normalize=False), "do_normalize is False"),
+        (dict(do_rescale=False), "do_rescale is False"),
         (dict(rescale_factor=0), "cannot be used"),
         (dict(size={"height": "big"}), "cannot be used"),
     ]:
@@ -796,3 +798,17 @@ def test_a_name_with_a_slash_is_fetched(folder, monkeypatch, tmp_path):
     )
     for name in ("model", "a/b/c"):
         assert refused(name) == f"{name}: no such folder"
+
+
+@pytest.mark.parametrize("split, tokens", [(None, ["你", "好"]), (False, ["[UNK]"])])
+def test_vocab_txt_makes_each_chinese_character_a_word(folder, split, tokens):
+    (folder / "vocab.txt").write_text("\n".join([*WORDS, "你", "好"]) + "\n", encoding="utf-8")
+    change(folder / "tokenizer_config.json", tokenize_chinese_chars=split)
+    tokenizer = tokenizer_of_vocabulary(folder)
+    assert tokenizer.encode("你好", add_special_tokens=False).tokens == tokens
+
+
+def test_images_are_resized_bilinearly_where_no_filter_is_named(tmp_path):
+    export(tmp_path, model := small("vit"), saved(model))
+    change(tmp_path / "preprocessor_config.json", resample=None)
+    assert load_pretrained(tmp_path).transform.resample == "bilinear"

@@ -493,3 +493,59 @@ def test_when_a_run_evaluates_and_saves(tmp_path, epoch_steps, flags, evaluated,
     assert {step for step in steps if run.should_save(step, stopping=False)} == saved
     if not args.benchmark:
         assert evaluated <= set(filter(run.ends_row, steps))
+
+
+def test_weights_of_steps_that_were_given_up_are_not_averaged(tmp_path, train_here):
+    """The run is killed in step 19, when it has those of steps 8, 12 and 16."""
+    flags = ("--eval-every", 4, "--save-every", 10, "--average-checkpoints", 3)
+    train_here("--steps", 40, *flags, kill=19)
+    train_here("--resume", "logs/r", "--steps", 10)
+    names = sorted(path.name for path in (tmp_path / "logs/r").glob("step-*.pt"))
+    assert names == ["step-0000008.pt", "step-0000010.pt"]
+
+
+def test_a_run_that_is_made_longer_has_no_summary_until_its_new_end(train_here):
+    assert train_here("--steps", 4)
+    assert train_here("--resume", "logs/r", "--steps", 8, stop=2) is None
+
+
+def test_a_longer_run_keeps_a_mean_that_is_better_than_its_own(
+    tmp_path, train_here, monkeypatch
+):
+    """Though its own is better than each of its evaluations."""
+    metrics = {"accuracy": 0.1, "loss": 0.4}
+    of_mean = {"accuracy": 0.9, "loss": 0.1}
+    pretend_metrics(monkeypatch, metrics, of_mean)
+    train_here("--steps", 4, "--eval-every", 2, "--average-checkpoints", 2)
+    metrics.update(accuracy=0.1, loss=0.4)
+    of_mean["loss"] = 0.2
+    train_here("--resume", "logs/r", "--steps", 6)
+    assert best_step(tmp_path / "logs/r") == 4
+
+
+def test_a_run_whose_patience_is_over_does_not_go_on(train_here, monkeypatch):
+    same = {"accuracy": 0.5, "loss": 1.0}
+    monkeypatch.setattr(Classification, "evaluate", lambda *_: same)
+    assert train_here("--steps", 8, "--eval-every", 1, "--patience", 2)["steps"] == 3
+    assert train_here("--resume", "logs/r")["steps"] == 3
+
+
+def test_the_time_of_a_resumed_run_counts_on(tmp_path, train_here):
+    train_here("--steps", 8, stop=4)
+    path = tmp_path / "logs/r/last.pt"
+    last = checkpoint.load(path)
+    last["progress"]["seconds"] = 1000.0
+    checkpoint.save(path, last)
+    assert train_here("--resume", "logs/r")["wall_seconds"] >= 1000
+    assert float(read_metrics(tmp_path / "logs/r")[4]["seconds"]) >= 1000
+
+
+def test_a_summary_has_the_memory_of_all_processes_and_the_median_speed(
+    tmp_path, train_here, monkeypatch
+):
+    monkeypatch.setattr(final, "all_gather_objects", lambda mine: [100.4, 250.8])
+    summary = train_here("--steps", 3)
+    assert summary["peak_memory_mib"] == {"largest_process": 251, "all_processes": 351}
+    rows = read_metrics(tmp_path / "logs/r")
+    speeds = sorted(float(row["tokens_per_second"]) for row in rows)
+    assert summary["median_tokens_per_second"] == speeds[1]
