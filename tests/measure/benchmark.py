@@ -3,13 +3,15 @@
     python tests/measure/benchmark.py --data multi30k --vocab-size 8000 --d-ff 1024 --steps 80
     python tests/measure/benchmark.py --joeynmt PYTHON --marian PYTHON --rounds 3 --write ...
 
-All other flags are those of train_cpu.py. PYTHON is the interpreter of an environment with
-JoeyNMT 2.3 (pip install joeynmt) or MarianMT (pip install transformers). torch.nn.Transformer
-is timed with this project's batches, loop and processes, and with the tutorials' recipe: one
-process, padded batches of 128 sentences as they come. Peers with one process run with and
-without our settings of glibc's allocator. In bf16 all run only where the CPU is fast in it.
-Prints a table of the medians, each beside this project's in the same precision; --write keeps
-every run in logs/reference/benchmark/training.csv.
+All other flags are those of train_cpu.py, except --precision. PYTHON is the interpreter of an
+environment with JoeyNMT 2.3 (pip install joeynmt) or MarianMT (pip install transformers).
+torch.nn.Transformer is timed with this project's batches, loop and processes, and with the
+tutorials' recipe: one process, padded batches of 128 sentences as they come. Peers with one
+process run with and without our settings of glibc's allocator. Each program runs in fp32; where
+the CPU is fast in bf16, this project, torch.nn.Transformer in its loop and MarianMT run in
+bf16, too. A speed is the median over the steps without the first quarter. Prints a table of the
+medians of the rounds, each beside this project's in the same precision; --write keeps every run
+in logs/reference/benchmark/training.csv.
 """
 
 import argparse
@@ -83,7 +85,7 @@ def target_speed(said: str, share: float) -> float:
     if ours := re.search(r"([\d,]+) source\+target tokens/s", said):
         return share * float(ours[1].replace(",", ""))
     if speeds := [float(number) for number in re.findall(r"Tokens per Sec:\s+(\d+)", said)]:
-        return statistics.mean(speeds[len(speeds) // 4 :])  # JoeyNMT's log
+        return statistics.median(speeds[len(speeds) // 4 :])  # JoeyNMT's log
     return float(re.search(r"([\d.]+) target tokens/s", said)[1])
 
 
@@ -145,7 +147,8 @@ def main() -> None:
         "batch_tokens": args.batch_tokens,
     }
 
-    here, peers, found = __file__, str(Path(__file__).with_name("peers.py")), {}
+    peers = str(Path(__file__).with_name("peers.py"))
+    found = {}
     with tempfile.TemporaryDirectory() as folder:
         for side, sentences in zip(("src", "tgt"), pairs.sides):
             ends = zip(sentences.offsets, sentences.offsets[1:])
@@ -154,8 +157,10 @@ def main() -> None:
                     " ".join(map(str, sentences.ids[a : b - 1])) + "\n" for a, b in ends
                 )
 
-        mine = [sys.executable, train_cpu.__file__, "--benchmark", *flags]
-        peer = [sys.executable, here, "--peer", *flags]
+        # A row for each step, so that the median is one of steps, as of the others.
+        each_step = ["--log-every", "1", *flags]
+        mine = [sys.executable, train_cpu.__file__, "--benchmark", *each_step]
+        peer = [sys.executable, __file__, "--peer", *each_step]
         precisions = {"fp32", fast_precision("cpu")}
         commands = []  # (what, precision, allocator, command)
         for precision in sorted(precisions):

@@ -69,17 +69,8 @@ def measure(translate: Translate, sources: list[str]) -> tuple[float, list[str],
 def ours(path: Path, beam: int, flags: list[str]) -> Translate:
     """What translate.py does with these flags."""
     torch.set_num_threads(1)  # as its `main` does
-    sys.argv = [
-        "translate.py",
-        "--checkpoint",
-        str(path),
-        "--beam",
-        str(beam),
-        "--device",
-        "cpu",
-        *flags,
-    ]
-    return Translator(parse_arguments())
+    words = ["--checkpoint", str(path), "--beam", str(beam), "--device", "cpu", *flags]
+    return Translator(parse_arguments(words))
 
 
 def ctranslate2_itself(model: Transformer, bpe: BPE, beam: int, kind: str) -> Translate:
@@ -104,17 +95,19 @@ def ctranslate2_itself(model: Transformer, bpe: BPE, beam: int, kind: str) -> Tr
 def joeynmt(python: str, model: Transformer, bpe: BPE, sources: list[str]) -> dict[int, tuple]:
     """What `measure` gives, for each beam, of JoeyNMT in another environment."""
     ids = bpe.encode(sources)
-    batches, found = sort_into_batches(ids, MAX_SENTENCES["cpu"], MAX_TOKENS["cpu"]), {}
+    batches = sort_into_batches(ids, MAX_SENTENCES["cpu"], MAX_TOKENS["cpu"])
+    found = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         torch.save(model.state_dict(), folder / "weights.pt")
         (folder / "shape.json").write_text(json.dumps({"model": asdict(model.config)}))
-        batches_of_ids = [[ids[i] for i in batch] for batch in batches]
-        (folder / "batches.json").write_text(json.dumps(batches_of_ids))
-        peers = Path(__file__).with_name("peers.py")
-        subprocess.run(
-            [python, peers, "joeynmt_search", folder], check=True, stderr=subprocess.DEVNULL
-        )
+        told = {"batches": [[ids[i] for i in batch] for batch in batches], "alone": ids[:ALONE]}
+        (folder / "told.json").write_text(json.dumps(told))
+        peers = str(Path(__file__).with_name("peers.py"))
+        command = [python, peers, "joeynmt_search", str(folder)]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            sys.exit(done.stderr[-2000:])
         answers = json.loads((folder / "found.json").read_text())
     for beam, answer in answers.items():
         texts = {

@@ -26,13 +26,13 @@ from support.classification.labelled import find_labelled
 from support.common.errors import make_parser, run_main
 
 
-def data_flags(corpus: str) -> list[str]:
-    """Returns the flags of train_cpu.py for a corpus."""
-    folder = Path(corpus)
-    if not (folder / "train.csv").is_file():
-        return ["--data", corpus]
-    tables = ["--data", str(folder / "train.csv"), "--test", str(folder / "test.csv")]
-    return [*tables, "--label", "label", "--text", "text"]
+def corpus_settings(corpus: str) -> dict[str, str]:
+    """Returns what names a corpus: flags of train_cpu.py, and arguments of `find_labelled`."""
+    train = Path(corpus, "train.csv")
+    if not train.is_file():
+        return {"data": corpus}
+    test = Path(corpus, "test.csv")
+    return {"data": str(train), "test": str(test), "label": "label", "text": "text"}
 
 
 def read_part(corpus: Labelled, part: str) -> tuple[list[str], list[str]]:
@@ -72,24 +72,21 @@ def train(run: str, flags: list[str]) -> dict:
 
 def row_of(corpus: str, args: argparse.Namespace, flags: list[str]) -> list[str]:
     """Returns the cells of a corpus."""
-    folder = Path(corpus)
-    if (folder / "train.csv").is_file():
-        found = find_labelled(
-            str(folder / "train.csv"), test=str(folder / "test.csv"), text="text", label="label"
-        )
-    else:
-        found = find_labelled(corpus)
+    settings = corpus_settings(corpus)
+    found = find_labelled(**settings)
+    corpus_flags = [word for name, value in settings.items() for word in (f"--{name}", value)]
     texts, labels = read_part(found, "train")
     words = statistics.mean(len(text.split()) for text in texts)
-    row = [folder.name, f"{len(texts):,}", str(len(set(labels))), f"{words:.0f}"]
+    name = Path(corpus).name
+    row = [name, f"{len(texts):,}", str(len(set(labels))), f"{words:.0f}"]
     analyzer = "word" if words >= 2 else "char"  # Chinese has no spaces, for example
     row.append(f"{100 * tfidf(found, analyzer):.1f}")
     starts: list[tuple[str, list[str]]] = [("nothing", [])]
     if args.pretrained:
         starts.append(("pretrained", ["--pretrained", args.pretrained]))
     for start, start_flags in starts:
-        run = f"{args.name}/{start}-{folder.name}"
-        summary = train(run, [*data_flags(corpus), *start_flags, *flags])
+        run = f"{args.name}/{start}-{name}"
+        summary = train(run, [*corpus_flags, *start_flags, *flags])
         row.append(f"{100 * summary['test_accuracy']:.1f}")
         row.append(f"{summary['wall_seconds'] / 60:.1f}")
     return row

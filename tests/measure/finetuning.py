@@ -235,10 +235,9 @@ def main() -> None:
         if "test" not in corpus.parts:
             sys.exit(f"error: {given.data} has no test set: name one with --test")
         classes = write_rows(folder, corpus, given.rows)
-        mine = [
-            *shlex.split("--data train.csv --test test.csv --text text --label class"),
-            *flags,
-        ]
+        mine = shlex.split("--data train.csv --test test.csv --text text --label class")
+        # As the Trainer, it reads the first --max-length tokens of a text: no further windows.
+        mine += ["--windows", "1", *flags]
         if given.pretrained:
             mine += ["--pretrained", str(Path(given.pretrained).resolve())]
         for turn in range(1, given.rounds + 1):

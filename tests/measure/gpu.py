@@ -8,7 +8,7 @@
 | section | shows |
 | --- | --- |
 | correctness | losses and norms of each step are those of train_cpu.py on the CPU |
-| resume | an interrupted run ends with the weights of an undisturbed one, bit for bit |
+| resume | a run that is resumed ends with the weights of an undisturbed one, bit for bit |
 | speed | tokens a second and MFU in three sizes, with and without --compile |
 | decoding | sentences a second of translate.py on the GPU and on the CPU |
 | memory | the peak, beside the formula of support/planning/footprint.py |
@@ -178,7 +178,7 @@ def largest_difference(bench: Bench, name: str, column: str) -> float:
 
 
 def resume(bench: Bench) -> Iterator[str]:
-    """Compares an interrupted run with an undisturbed one, and this one with another."""
+    """Compares a run that is resumed with an undisturbed one, and this one with another."""
     whole, part = (6, 2) if bench.small else (40, 15)
     flags = [*parity.FLAGS, *parity.write_corpus(bench.folder), "--dropout", "0.1"]
     flags += ["--precision", "auto", *SHORT]
@@ -189,14 +189,14 @@ def resume(bench: Bench) -> Iterator[str]:
     bench.train("ddp", "--resume", "logs/parts", "--steps", str(whole))
     yield f"Largest difference of a weight or moment after {whole} steps from another run:\n"
     yield header("run", "difference")
-    titles = {"again": "undisturbed", "parts": f"interrupted after step {part}"}
+    titles = {"again": "undisturbed", "parts": f"ended after step {part}, then resumed"}
     differences = {name: state_difference(bench, name) for name in titles}
     for name, title in titles.items():
         yield row(title, f"{differences[name]:.1e}")
     if differences["again"]:
         raise RuntimeError("two undisturbed runs differ: a kernel does not add up in order")
     if differences["parts"]:
-        raise RuntimeError("the interrupted run differs")
+        raise RuntimeError("the resumed run differs")
 
 
 def state_difference(bench: Bench, name: str) -> float:
@@ -288,7 +288,7 @@ def memory(bench: Bench) -> Iterator[str]:
     flags += ["--vocab-size", str(plan.VOCABULARY), "--max-length", str(plan.LENGTH)]
     flags += ["--batch-size", str(sentences), "--benchmark"]
     flags += ["--steps", "4", "--log-every", "1"]
-    hardware = HARDWARE["h100"]
+    hardware = HARDWARE["h100"]  # or any GPU: of it only base_memory counts, which is 0
     if bench.device == "cpu":
         hardware = plan.base_hardware()
     config = ModelConfig(plan.VOCABULARY, **shape, max_length=plan.LENGTH)

@@ -358,7 +358,10 @@ def main() -> None:
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="mutants-")
-    table = ["| module | mistakes | tried | noticed | survive | noticed |", "|" + " --- |" * 6]
+    table = [
+        "| module | mistakes | tried | noticed | survive | share noticed |",
+        "|" + " --- |" * 6,
+    ]
     try:
         for module in MODULES:
             if args.only in module:

@@ -22,6 +22,7 @@ import sys
 import tempfile
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -75,10 +76,16 @@ def title(mode: str) -> str:
     return f"train_{script}.py" + (f" --tensor {tensor}" if tensor else "")
 
 
-def run(
-    folder: Path, mode: str, procs: int, accumulate: int, *flags: str
-) -> tuple[list[float], dict, dict]:
-    """Trains in `folder`; returns train_loss of each step, the last weights, and SCORES."""
+class Result(NamedTuple):
+    """What a run has ended with."""
+
+    losses: list[float]  # train_loss of each step
+    weights: dict[str, torch.Tensor]  # after the last step
+    scores: dict[str, float]  # SCORES of summary.json
+
+
+def run(folder: Path, mode: str, procs: int, accumulate: int, *flags: str) -> Result:
+    """Trains in `folder`."""
     name = f"{mode}-{procs}-{accumulate}"
     how = f"--name {name} --steps {STEPS} --accumulate {accumulate}".split()
     done = subprocess.run(
@@ -93,22 +100,22 @@ def run(
     with open(folder / "logs" / name / "metrics.csv", newline="") as file:
         losses = [float(row["train_loss"]) for row in csv.DictReader(file)]
     summary = json.loads((folder / "logs" / name / "summary.json").read_text())
-    return (
-        losses,
-        torch.load(folder / "logs" / name / "last.pt", weights_only=True)["model"],
-        {score: summary[score] for score in SCORES if score in summary},
-    )
+    weights = torch.load(folder / "logs" / name / "last.pt", weights_only=True)["model"]
+    scores = {score: summary[score] for score in SCORES if score in summary}
+    return Result(losses, weights, scores)
 
 
-def differences(one: tuple, other: tuple) -> tuple[float, float]:
+def differences(one: Result, other: Result) -> tuple[float, float]:
     """The largest relative difference of train_loss, and the largest difference of a weight."""
-    assert len(one[0]) == len(other[0]) == STEPS
-    assert one[1].keys() == other[1].keys()
-    assert one[2] == other[2], "the scores differ"
-    return (
-        max(abs(a - b) / a for a, b in zip(one[0], other[0])),
-        max(float((one[1][name] - other[1][name]).abs().max()) for name in one[1]),
+    assert len(one.losses) == len(other.losses) == STEPS
+    assert one.weights.keys() == other.weights.keys()
+    assert one.scores == other.scores, "the scores differ"
+    of_loss = max(abs(a - b) / a for a, b in zip(one.losses, other.losses))
+    of_weight = max(
+        float((weight - other.weights[name]).abs().max())
+        for name, weight in one.weights.items()
     )
+    return of_loss, of_weight
 
 
 def main() -> None:
@@ -125,11 +132,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         flags = [*write_corpus(Path(folder)), *given]
         reference = run(Path(tempfile.mkdtemp(dir=folder)), "cpu", 1, 1, *flags)
-        losses, _, scores = reference
+        losses = reference.losses
         print(f"train_loss falls from {losses[0]:.4f} to {losses[-1]:.4f}", flush=True)
-        if not scores:
+        if not reference.scores:
             sys.exit("error: summary.json has no score that SCORES names")
-        print(f"scores that must be equal: {', '.join(scores)}", flush=True)
+        print(f"scores that must be equal: {', '.join(reference.scores)}", flush=True)
         for (mode, procs), accumulate in product(runs, (1, 2, 4)):
             these = differences(reference, run(Path(folder), mode, procs, accumulate, *flags))
             print(
@@ -137,7 +144,8 @@ def main() -> None:
                 f"train_loss {these[0]:.1e}, weights {these[1]:.1e}",
                 flush=True,
             )
-            found[mode, procs] = tuple(map(max, zip(these, found.get((mode, procs), these))))
+            largest = found.get((mode, procs), these)
+            found[mode, procs] = tuple(map(max, these, largest))
     print("\ntrain_loss, relative / weights: the largest of --accumulate 1, 2 and 4\n")
     print("| script | 1 process | 2 processes | 3 processes | 4 processes | 8 processes |")
     print("|" + " --- |" * 6)

@@ -3,13 +3,14 @@
     PYTHON tests/measure/peers.py NAME FOLDER
 
 FOLDER holds train.src and train.tgt, the encoded corpus with numbers for words, and shape.json.
-tutorial and marian print target tokens a second without padding, over the last three quarters
-of their steps; joeynmt prints JoeyNMT's own log.
-joeynmt_search is for tests/measure/decoding.py.
+tutorial and marian print target tokens a second without padding, the median of the last three
+quarters of their steps; joeynmt prints JoeyNMT's own log. joeynmt_search is for
+tests/measure/decoding.py.
 """
 
 import json
 import os
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -38,18 +39,19 @@ def time_steps(loss_of, parameters, pairs: list, shape: dict) -> None:
 
     optimizer = torch.optim.Adam(parameters, lr=1e-4)
     bf16 = shape["precision"] == "bf16"
+    speeds = []
     for step in range(shape["steps"]):
-        if step == shape["steps"] // 4:
-            began, tokens = time.perf_counter(), 0
-        batch = [pairs[i % len(pairs)] for i in range(step * SENTENCES, (step + 1) * SENTENCES)]
+        began = time.perf_counter()
+        first = step * SENTENCES
+        batch = [pairs[i % len(pairs)] for i in range(first, first + SENTENCES)]
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             loss = loss_of(batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step >= shape["steps"] // 4:
-            tokens += sum(len(tgt) + 1 for _, tgt in batch)
-    print(f"{tokens / (time.perf_counter() - began):.1f} target tokens/s")
+        targets = sum(len(tgt) + 1 for _, tgt in batch)
+        speeds.append(targets / (time.perf_counter() - began))
+    print(f"{statistics.median(speeds[len(speeds) // 4 :]):.1f} target tokens/s")
 
 
 def tutorial(folder: Path, shape: dict) -> None:
@@ -255,14 +257,16 @@ def joeynmt_search(folder: Path, shape: dict) -> None:
         ended = [list(ids)[: list(ids).index(3) if 3 in ids else None] for ids in found]
         return [[int(i) - 1 for i in ids if i > 3] for ids in ended]
 
-    batches, found = json.loads((folder / "batches.json").read_text()), {}
+    told = json.loads((folder / "told.json").read_text())
+    batches = told["batches"]
+    found = {}
     for beam in (1, 4):
         translate(batches[-1], beam)
         began = time.perf_counter()
         ids = [translate(batch, beam) for batch in batches]
         seconds = time.perf_counter() - began
         alone = []
-        for sentence in batches[len(batches) // 2][:30]:
+        for sentence in told["alone"]:
             began = time.perf_counter()
             translate([sentence], beam)
             alone.append(time.perf_counter() - began)

@@ -14,7 +14,6 @@ and steps. The runs are logs/small_pairs/NAME and NAME-joeynmt.
 
 import itertools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -32,7 +31,9 @@ from support.training.config_file import config_for_amount, read_config
 from support.training.settings import CpuSettings
 from support.translation.scores import bleu
 
-ONE_CORE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# train_cpu.py has a thread for each core that it may use, whatever OMP_NUM_THREADS says.
+OUR_CORE = ["taskset", "-c", "0"]
+JOEYNMT_CORE = ["taskset", "-c", "1"]
 DEV_SENTENCES = 200  # that JoeyNMT validates on, so that this takes little of its time
 
 
@@ -137,11 +138,9 @@ def write_for_joeynmt(folder: Path, sides: list[str], bpe: BPE, parts: dict) -> 
 def train_joeynmt(python: str, folder: Path) -> subprocess.Popen:
     """Starts JoeyNMT's training."""
     with open(folder / "train.txt", "w") as output:
+        command = [python, "-m", "joeynmt", "train", folder / "joeynmt.yaml", "--skip-test"]
         return subprocess.Popen(
-            [python, "-m", "joeynmt", "train", folder / "joeynmt.yaml", "--skip-test"],
-            env=os.environ | ONE_CORE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
+            [*JOEYNMT_CORE, *command], stdout=output, stderr=subprocess.STDOUT
         )
 
 
@@ -199,7 +198,7 @@ def main() -> None:
         peer = train_joeynmt(args.joeynmt, folder)
     began = time.monotonic()
     try:
-        process = subprocess.run(ours, env=os.environ | ONE_CORE, stdout=subprocess.DEVNULL)
+        process = subprocess.run([*OUR_CORE, *ours], stdout=subprocess.DEVNULL)
         if process.returncode:
             sys.exit(process.returncode)  # it has said why
         if peer:

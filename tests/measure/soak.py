@@ -1,7 +1,7 @@
 """Disturbs training for an hour; shows that the result is exact and that all messages are true.
 
     python tests/measure/soak.py  # an hour of disturbances, then undisturbed runs
-    python tests/measure/soak.py --minutes 3 --modes cpu,nodes --seed 7 --write
+    python tests/measure/soak.py --minutes 3 --modes cpu,nodes --seed 7
 
 The modes are train_cpu.py and train_fsdp.py on three processes; train_ddp.py on two (on three,
 DDP adds up in another order in the first step after a restart than later, which changes the
@@ -67,6 +67,14 @@ KINDS = [*SIGNALS, KILL_ONE, KILL_ALL, KILL_PARENT, STOP]
 
 # --- Lines that the scripts print
 
+RESULTS = {  # what a line says: the result in the table
+    "stopped and saved": "saves and ends",
+    "has died": "names the process",
+    "was killed": "names the process",
+    "cannot be written": "says so",
+    "No space left": "says so",
+    "Traceback (most recent": "ends in a traceback",
+}
 DIED = re.compile(
     r"error: process ([\d, ]+) of (\d+) "
     r"(has died or does not answer|has not started within)"
@@ -187,9 +195,8 @@ class Soak:
 
     def alive(self) -> list[int]:
         """All processes that were started here or by those, whoever their parent is now."""
-        found = [
-            one.pid for one in self.running()
-        ]  # one that is just ending may have no environment any more
+        # Not by the marker alone: one that is just ending may have no environment any more.
+        found = [one.pid for one in self.running()]
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
                 if f"SOAK={self.marker}".encode() in path.read_bytes():
@@ -331,23 +338,15 @@ class Soak:
 
     def check(self, kind: str, goes_on: bool) -> str:
         """Notes what is not true of the new lines; returns the result for the table."""
-        lines, came = self.new_lines(), "goes on" if goes_on else "ends"
+        lines = self.new_lines()
+        came = "goes on" if goes_on else "ends"
         self.lines += len(lines)
         for out, line in lines:
             if not self.is_true(out, line, kind, goes_on):
                 self.wrong.append(f"after {kind}, ranks {sorted(self.ranks)}: {line}")
-            if found := re.search(
-                r"stopped and saved|has died|was killed|cannot be written|No space left|"
-                r"^Traceback",
-                line,
-            ):
-                came = {
-                    "has died": "names the process",
-                    "was killed": "names the process",
-                    "Traceback": "ends in a traceback",
-                    "cannot be written": "says so",
-                    "No space left": "says so",
-                }.get(found[0], "saves and ends")
+            for text, result in RESULTS.items():
+                if text in line:
+                    came = result
         return came
 
     def is_true(self, out: bool, line: str, kind: str, goes_on: bool) -> bool:
@@ -442,11 +441,9 @@ class Soak:
     def compare(self) -> None:
         """An undisturbed run of as many steps, next to this one."""
         calm = Soak(self.mode, self.place / "calm", 0, False)
-        calm.steps, calm.marker, calm.ranks = (
-            self.steps,
-            self.marker,
-            set(),
-        )  # one marker: `clean` finds all
+        calm.steps = self.steps
+        calm.marker = self.marker  # the same one, so that `clean` finds all
+        calm.ranks = set()
         calm.start()
         calm.wait("the undisturbed run", lambda: not calm.alive(), 60 + self.steps)
         calm.check("", False)

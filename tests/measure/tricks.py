@@ -1,7 +1,7 @@
 """The gain of each optimization on a CPU: paired runs with and without it.
 
     python tests/measure/tricks.py --data multi30k --steps 40
-    python tests/measure/tricks.py --only "Adam|memory" --cpu --write ...
+    python tests/measure/tricks.py --data multi30k --only "Adam|memory" --cpu
 
 All other flags are those of train_cpu.py, which runs with --benchmark. For each optimization
 there are two runs: one with all of them, and one in which this one is replaced by the plain way
@@ -25,6 +25,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -36,8 +37,8 @@ import torch.nn.functional as F
 import data
 import model
 import train_cpu
-from support.common import kernels as fast
-from support.distributed import launch as processes
+from support.common import kernels
+from support.distributed import launch
 from support.training.command_line import parse_arguments
 from support.training.run import Run
 from support.training.settings import CpuSettings
@@ -45,20 +46,27 @@ from support.translation.pool import keep_freed_memory
 
 
 def unsorted(lengths, batch_tokens, rng, batch_size=0):
-    """`group_by_length` without sorting: steps of as many tokens, but with more padding."""
-    longer, steps, start = np.maximum(*lengths), [], 0
+    """`group_by_length` without sorting: batches of as many tokens, but with more padding."""
+    longer = np.maximum(lengths[0], lengths[-1])  # examples of a classifier have one side
     order = rng.permutation(len(longer))
+    batches = []
+    start = 0
     while start < len(order):
-        widths = np.maximum.accumulate(longer[order[start : start + batch_tokens]])
-        fit = int((widths * np.arange(1, len(widths) + 1) <= batch_tokens).sum())
-        steps.append(order[start : start + max(fit, 1)])
-        start += len(steps[-1])
-    return steps
+        size = batch_size
+        if not size:
+            widths = np.maximum.accumulate(longer[order[start : start + batch_tokens]])
+            padded = widths * np.arange(1, len(widths) + 1)  # tokens of 1, 2, ... sentences
+            size = max(1, int((padded <= batch_tokens).sum()))
+        batches.append(order[start : start + size])
+        start += size
+    return batches
 
 
 def reduce_each_parameter() -> None:
     """Has train_cpu.py sum the gradients of one parameter after the other."""
-    initialize, all_reduce, sizes = train_cpu.initialize, dist.all_reduce, []
+    initialize = train_cpu.initialize
+    all_reduce = dist.all_reduce
+    sizes = []
 
     def note_sizes(model, seed):
         sizes.extend(parameter.numel() for parameter in model.parameters())
@@ -69,66 +77,70 @@ def reduce_each_parameter() -> None:
         for part in tensor.split(sizes) if is_gradient else [tensor]:
             all_reduce(part)
 
-    train_cpu.initialize, dist.all_reduce = note_sizes, reduce
+    train_cpu.initialize = note_sizes
+    dist.all_reduce = reduce
 
 
 def put(place, name: str, value) -> Callable[[], None]:
     return lambda: setattr(place, name, value)
 
 
+class Change(NamedTuple):
+    """What a run does in place of a trick."""
+
+    instead: str
+    apply: Callable[[], None] = lambda: None  # called in each of its processes
+    flags: tuple[str, ...] = ()
+
+
+def adam_in_a_loop(*args, **kwargs):
+    return AdamW(*args, **kwargs | {"fused": False})
+
+
 AdamW = torch.optim.AdamW
 PATIENCE = timedelta(minutes=10)
-ALL, FP32, SDPA = "all of them", "bf16", F.scaled_dot_product_attention
-CHANGES = {  # trick: (what is instead, how, flags)
-    ALL: ("", lambda: None, []),
-    "nothing": ("the same again", lambda: None, []),
-    "one process a core": ("one process, a thread a core", lambda: None, ["--procs", "1"]),
-    FP32: ("fp32", lambda: None, ["--precision", "fp32"]),
-    "PyTorch's attention in fp32": (
+ALL = "all of them"  # the run that has every trick
+BF16 = "bf16"
+CHANGES = {
+    ALL: Change(""),
+    "nothing": Change("the same again"),
+    "one process a core": Change("one process, a thread a core", flags=("--procs", "1")),
+    BF16: Change("fp32", flags=("--precision", "fp32")),
+    "PyTorch's attention in fp32": Change(
         "written out",
-        put(fast, "fused_attention", model.scaled_dot_product),
-        ["--precision", "fp32"],
+        put(kernels, "fused_attention", model.scaled_dot_product),
+        ("--precision", "fp32"),
     ),
-    "attention written out in bf16": ("PyTorch's", put(fast, "cpu_bf16_attention", SDPA), []),
-    "attention for short sentences": (
-        "as model.py writes it",
-        put(fast, "cpu_bf16_attention", model.scaled_dot_product),
-        [],
+    "attention written out in bf16": Change(
+        "PyTorch's", put(kernels, "cpu_bf16_attention", F.scaled_dot_product_attention)
     ),
-    "oneDNN's plans for all shapes": (  # seen from the second epoch on
+    "attention for short sentences": Change(
+        "as model.py writes it", put(kernels, "cpu_bf16_attention", model.scaled_dot_product)
+    ),
+    "oneDNN's plans for all shapes": Change(  # seen from the second epoch on
         "for the last 1,024",
         lambda: os.environ.update(ONEDNN_PRIMITIVE_CACHE_CAPACITY="1024"),
-        [],
     ),
-    "glibc's memory as it is": ("memory that it keeps", keep_freed_memory, []),
-    "random bits of dropout 64 at a time": (
-        "nn.Dropout",
-        put(fast, "ByteDropout", torch.nn.Dropout),
-        [],
+    "glibc's memory as it is": Change("memory that it keeps", keep_freed_memory),
+    "random bits of dropout 64 at a time": Change(
+        "nn.Dropout", put(kernels, "ByteDropout", torch.nn.Dropout)
     ),
-    "a loss that keeps no logits": (
+    "a loss that keeps no logits": Change(
         "written plainly",
-        put(fast, "FusedLinearCrossEntropy", SimpleNamespace(apply=model.linear_cross_entropy)),
-        [],
-    ),
-    "sentences of like length together": (
-        "as they come",
-        put(data, "group_by_length", unsorted),
-        [],
-    ),
-    "one all-reduce": ("one for each parameter", reduce_each_parameter, []),
-    "fused Adam": (
-        "in a loop",
         put(
-            torch.optim,
-            "AdamW",
-            lambda *given, **named: AdamW(*given, **named | {"fused": False}),
+            kernels,
+            "FusedLinearCrossEntropy",
+            SimpleNamespace(apply=model.linear_cross_entropy),
         ),
-        [],
     ),
+    "sentences of like length together": Change(
+        "as they come", put(data, "group_by_length", unsorted)
+    ),
+    "one all-reduce": Change("one for each parameter", reduce_each_parameter),
+    "fused Adam": Change("in a loop", put(torch.optim, "AdamW", adam_in_a_loop)),
 }
-# What a trick is compared with, if not with all of them.
-AGAINST = {"PyTorch's attention in fp32": FP32}
+# What a trick is compared with, if not with all of them: both runs in fp32.
+AGAINST = {"PyTorch's attention in fp32": BF16}
 
 
 def take_turns(name: str) -> None:
@@ -137,7 +149,9 @@ def take_turns(name: str) -> None:
         "127.0.0.1", int(os.environ["PORT"]), is_master=False, timeout=PATIENCE
     )
     clock = time.process_time if "CPU" in os.environ else time.perf_counter
-    seed_step, record, began = train_cpu.seed_step, Run.record, 0.0
+    seed_step = train_cpu.seed_step
+    record = Run.record
+    began = 0.0
 
     def wait_first(seed: int, step: int, rank: int) -> None:
         nonlocal began
@@ -152,12 +166,13 @@ def take_turns(name: str) -> None:
             store.set(f"{name} {step - 1} speed", str(speed))
         record(run, step, *more)
 
-    train_cpu.seed_step, Run.record = wait_first, report
+    train_cpu.seed_step = wait_first
+    Run.record = report
 
 
 if __name__ == "__mp_main__":  # in each process that `spawn` starts
-    CHANGES[os.environ["WITHOUT"]][1]()
-    take_turns(os.environ["WITHOUT"])
+    CHANGES[os.environ["VARIANT"]].apply()
+    take_turns(os.environ["VARIANT"])
 
 
 def measure(trick: str, steps: int, flags: list[str]) -> list[tuple[float, float]]:
@@ -165,35 +180,35 @@ def measure(trick: str, steps: int, flags: list[str]) -> list[tuple[float, float
     store = dist.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE
     )
-    both, found = (AGAINST.get(trick, ALL), trick), []
+    both = (AGAINST.get(trick, ALL), trick)
+    found = []
     start = [sys.executable, __file__, "--benchmark", "--steps", str(steps)]
     running = [
         subprocess.Popen(
-            [*start, *flags, *CHANGES[name][2]],
+            [*start, *flags, *CHANGES[name].flags],
             stdout=subprocess.DEVNULL,
-            env=os.environ | {"WITHOUT": name, "PORT": str(store.port)},
+            env=os.environ | {"VARIANT": name, "PORT": str(store.port)},
         )
         for name in both
     ]
     try:
         for step in range(steps):
             speeds = {}
-            for name in both[:: 1 if step % 2 else -1]:  # nobody is always the first
+            for name in both if step % 2 else both[::-1]:  # neither is always the first
                 store.set(f"{name} {step}", "")
                 speeds[name] = float(store.get(f"{name} {step} speed"))
             found.append(tuple(speeds[name] for name in both))
     finally:
         for run in running:
-            run.terminate() if len(found) < steps else run.wait()
+            if len(found) < steps:  # a run has failed
+                run.terminate()
+            run.wait()
     return found[steps // 4 :]
 
 
 def main() -> None:
-    if "WITHOUT" in os.environ:
-        processes.spawn(
-            train_cpu.train,
-            parse_arguments(__doc__, CpuSettings),
-        )
+    if "VARIANT" in os.environ:  # one of the runs that `measure` has started
+        launch.spawn(train_cpu.train, parse_arguments(__doc__, CpuSettings))
         return
     own = argparse.ArgumentParser(
         description=__doc__,
@@ -205,6 +220,8 @@ def main() -> None:
     own.add_argument("--cpu", action="store_true")
     own.add_argument("--write", action="store_true")
     given, flags = own.parse_known_args()
+    if given.write and (given.only or given.cpu):
+        own.error("--write replaces the whole table: leave out --only and --cpu")
     if given.cpu:
         os.environ["CPU"] = "1"
     found = {}
@@ -216,10 +233,11 @@ def main() -> None:
     for trick in CHANGES:
         if trick != ALL and re.search(given.only, trick):
             found[trick] = measure(trick, given.steps, flags)
-            fast, slow = map(statistics.median, zip(*found[trick]))
+            with_it, without_it = map(statistics.median, zip(*found[trick]))
             ratio = statistics.median(one / other for one, other in found[trick])
             print(
-                f"| {trick} | {CHANGES[trick][0]} | {fast:,.0f} | {slow:,.0f} | {ratio:.2f} |",
+                f"| {trick} | {CHANGES[trick].instead} | {with_it:,.0f} | {without_it:,.0f} | "
+                f"{ratio:.2f} |",
                 flush=True,
             )
     if given.write:
@@ -231,9 +249,9 @@ def main() -> None:
                 ["trick", "instead", "tokens_per_second", "tokens_per_second_instead"]
             )
             rows.writerows(
-                [trick, CHANGES[trick][0], round(fast), round(slow)]
+                [trick, CHANGES[trick].instead, round(with_it), round(without_it)]
                 for trick, speeds in found.items()
-                for fast, slow in speeds
+                for with_it, without_it in speeds
             )
 
 

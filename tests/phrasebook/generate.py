@@ -266,16 +266,20 @@ MORE = {  # English comparatives that no rule gives
 # Verbs: infinitive | English | kind | objects | places | subjects; auf-stehen is separable. The
 # forms that no rule gives follow below.
 #
-# kind         a: an activity (is reading); e: an event (not said of the present moment: found);
-#              s: a state (knows). Then h: may be a habit; d, l or m: done within a day, or over
-#              a longer time, or in the morning; c: at an hour ("um acht Uhr"); u: not what one
-#              wants.
-# objects      "case kinds", or "case:German preposition:English preposition kinds"; "=" and
-# articles at the end override those of the kind. Several are separated by commas, in
-# German order. places a tag of PLACES; "to" or "at" before it makes a place obligatory: where
-# to, or where. subjects kinds of nouns, or nouns; "person" (if nothing is said) and "adult"
-# include names and
-#              pronouns.
+# kind      a: an activity (is reading); e: an event (not said of the present moment: found);
+#           s: a state (knows). Then h: may be a habit; d, l or m: done within a day, or over a
+#           longer time, or in the morning; c: at an hour ("um acht Uhr"); u: not what one
+#           wants.
+#
+# objects   "case kinds", or "case:German preposition:English preposition kinds"; "=" and
+#           articles at the end override those of the kind. Several are separated by commas, in
+#           German order.
+#
+# places    a tag of PLACES; "to" or "at" before it makes a place obligatory: where to, or
+#           where.
+#
+# subjects  kinds of nouns, or nouns; "person" (if nothing is said) and "adult" include names
+#           and pronouns.
 
 VERBS = """
 schlafen | sleep | ahd | - | sleep | person pet
@@ -1615,7 +1619,11 @@ def description(rng: random.Random) -> Pair:
 
 def compared(de: str, en: str) -> Pair:
     """(alt, old) -> (älter, older)."""
-    more = umlaut(de) if de in UMLAUTED else "teur" if de == "teuer" else de.removesuffix("e")
+    more = de.removesuffix("e")
+    if de in UMLAUTED:
+        more = umlaut(de)
+    elif de == "teuer":
+        more = "teur"
     if en in MORE:
         return more + "er", MORE[en]
     if en.endswith("y") and len(en) < 9:
