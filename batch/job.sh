@@ -19,7 +19,7 @@ run() {
     wait "$step" && exit
     status=$?
     # A job that is preempted with a grace time gets SIGTERM, which saves and ends the run, too.
-    if [[ $(scontrol show job "$job") == *PreemptTime=2* ]]; then scontrol requeue "$job"; fi
+    if [[ $(SLURM_TIME_FORMAT=standard scontrol show job "$job") == *PreemptTime=2* ]]; then scontrol requeue "$job"; fi
     exit "$status"
 }
 

@@ -13,7 +13,15 @@ import time
 from pathlib import Path
 
 import torch
-from conftest import SMALL, children_of, mathematics, read_metrics, wait_for, workers_of
+from conftest import (
+    SMALL,
+    children_of,
+    is_alive,
+    mathematics,
+    read_metrics,
+    wait_for,
+    workers_of,
+)
 from parity import command
 
 FLAGS = [*SMALL, "--eval-every", "300", "--save-every", "5"]
@@ -60,8 +68,7 @@ def wait_for_a_moment(run: subprocess.Popen, checkpoint: Path, rng: random.Rando
 
     before = saved_at()
     if rng.random() < 0.8:
-        while run.poll() is None and saved_at() == before:
-            time.sleep(0.01)
+        wait_for(lambda: run.poll() is not None or saved_at() != before)
         time.sleep(rng.uniform(0, 0.5))
     else:
         time.sleep(rng.uniform(0, 6))
@@ -78,4 +85,4 @@ def kill_some(run: subprocess.Popen, rng: random.Random) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     run.communicate(timeout=90)
-    wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in descendants), 30)
+    wait_for(lambda: not any(map(is_alive, descendants)), 30)

@@ -173,7 +173,7 @@ with end_at_once():
 
 def test_a_process_that_ends_finishes_the_checkpoint_that_its_thread_writes(tmp_path):
     path = tmp_path / "last.pt"
-    ended = subprocess.run([sys.executable, "-c", ENDING, str(path)], cwd=ROOT)
+    ended = subprocess.run([sys.executable, "-c", ENDING, str(path)], cwd=ROOT, timeout=120)
     assert ended.returncode == 2 and path.exists()
 
 
@@ -316,6 +316,7 @@ with liveness.exit_if_another_dies(store, 0, 2):
 """
 
 
+@LINUX  # where zeros are a mutex
 @pytest.mark.parametrize("fate", ["alive", "finished", "died"])
 def test_who_waits_for_the_dead_in_code_of_c_ends_by_a_signal(monkeypatch, fate):
     store = rendezvous.store_on_loopback()
@@ -348,6 +349,7 @@ def test_who_waits_for_the_dead_in_code_of_c_ends_by_a_signal(monkeypatch, fate)
         waiting.communicate()
 
 
+@LINUX  # Only runs on GPUs listen, and these need Linux.
 def test_a_living_process_can_be_asked_any_number_of_times(monkeypatch):
     """As often as others ask while a large checkpoint is saved after a signal."""
     store = rendezvous.store_on_loopback()
@@ -427,9 +429,8 @@ with end_at_once():
     atexit.register(print, "sent")
     sys.exit(3)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (3, "sent\n"), done.stderr
     source = (ROOT / "support" / "distributed" / "launch.py").read_text()
     assert "atexit._" not in source  # a private name may go

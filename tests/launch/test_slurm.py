@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SMALL, read_metrics, skip_on_windows
+from conftest import ROOT, SMALL, read_metrics, skip_on_windows, wait_for
 
 skip_on_windows("Slurm runs on Linux")
 
@@ -123,9 +123,8 @@ class Slurm:
         self.daemon(
             "munged", "--foreground", "--force", f"--socket={socket_path}", *munge_files
         )
-        while not socket_path.exists():
-            assert self.daemons[0].poll() is None
-            time.sleep(0.1)
+        wait_for(lambda: socket_path.exists() or self.daemons[0].poll() is not None)
+        assert self.daemons[0].poll() is None
         self.daemon("slurmctld", "-D", "-c")
         self.daemon("slurmd", "-D", "-N", "n1")
         self.daemon("slurmd", "-D", "-N", "n2")
@@ -226,8 +225,23 @@ def test_each_file_is_named_after_its_job():
         name = file.removesuffix(".sbatch")
         assert f"#SBATCH --job-name={name}" in header
         assert all(line.startswith("#") for line in header)
-        assert source == '. "$SLURM_SUBMIT_DIR/batch/job.sh" || exit'
+        assert source == 'set -e; . "$SLURM_SUBMIT_DIR/batch/job.sh"'
         assert command == commands.get(name, 'torchrun_on_all_nodes train_ddp.py "$@"')
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_command_of_job_sh_that_fails_ends_the_job(tmp_path, file):
+    """Such as one that loads a module which the cluster does not have."""
+    (tmp_path / "batch").mkdir()
+    (tmp_path / "batch/job.sh").write_text("no-such-command python\necho went on\n")
+    *_, source, _ = (ROOT / "batch" / file).read_text().splitlines()
+    done = subprocess.run(
+        ["bash", "-c", source],
+        env=os.environ | {"SLURM_SUBMIT_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (127, "")
 
 
 def test_a_job_passes_on_signals_and_the_name_of_its_run():

@@ -22,6 +22,7 @@ from conftest import (
     ROOT,
     SMALL,
     children_of,
+    is_alive,
     mathematics,
     read_metrics,
     run_script,
@@ -65,15 +66,16 @@ def ends(run, seconds=240):
     """Waits for the end of a run and of all its processes; what it said."""
     everyone = children_of(run.pid)
     output = run.communicate(timeout=seconds)
-    wait_for(lambda: not [pid for pid in everyone if os.path.exists(f"/proc/{pid}")], 40)
+    wait_for(lambda: not any(map(is_alive, everyone)), 40)
     return output
 
 
 @pytest.fixture(autouse=True)
 def nobody_stays():
     """What a test that failed has left behind would slow down those after it."""
+    before = children_of(os.getpid())
     yield
-    for pid in workers_of(os.getpid()):
+    for pid in children_of(os.getpid()) - before:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -72,14 +73,17 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, train):
 def test_what_reads_the_output_may_leave(tmp_path, corpus_flags):
     """As `| head` does: the run goes on to its end, and says nothing of it."""
     flags = [*corpus_flags, *SMALL, "--procs", "2", "--steps", "4", "--name", "unread"]
-    with subprocess.Popen(
+    run = subprocess.Popen(
         [sys.executable, str(ROOT / "train_cpu.py"), *flags],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    ) as run:
-        run.stdout.close()
+    )
+    run.stdout.close()
+    try:
         _, err = run.communicate(timeout=300)
+    finally:
+        run.kill()
     assert (run.returncode, err) == (0, b"")
     assert (tmp_path / "logs/unread/summary.json").is_file()
 
@@ -133,10 +137,9 @@ def started(request, tmp_path, small_corpus):
         start_new_session=True,
     )
     yield process
-    workers = children_of(process.pid)
-    for pid in {process.pid, *workers}:
-        if is_alive(pid):
-            os.kill(pid, signal.SIGKILL)
+    # Its workers, too, even if it has died. macOS does not permit it where all are zombies.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 

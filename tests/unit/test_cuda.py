@@ -73,7 +73,7 @@ if "RANK" in os.environ:
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="torchrun needs libuv")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has GPUs and torchrun")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 @pytest.mark.parametrize("mode", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_a_run_on_two_gpus_comes_to_its_end(tmp_path, corpus_flags, mode):
