@@ -201,7 +201,10 @@ def go(tmp_path):
 
 @pytest.fixture
 def refusal(tmp_path, monkeypatch):
-    """refusal(*flags) returns the error message of train_cpu.py, without starting it."""
+    """refusal(*flags) returns the error message of train_cpu.py, without starting it.
+
+    Paths in it have a / on Windows, too.
+    """
     from support.common.errors import UserError
     from support.training.command_line import parse_arguments
     from support.training.settings import CpuSettings
@@ -213,7 +216,7 @@ def refusal(tmp_path, monkeypatch):
         with pytest.raises(UserError) as problem:
             prepare_task(parse_arguments("", CpuSettings).complete()).build_model()
         assert "\n" not in str(problem.value)
-        return str(problem.value)
+        return str(problem.value).replace(os.sep, "/")
 
     return say
 

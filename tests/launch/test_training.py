@@ -31,7 +31,7 @@ from conftest import (
 from support.common import hardware
 from support.common.errors import UserError
 from support.common.run_folder import lock_folder
-from support.training import throughput
+from support.training import command_line, throughput
 from support.training.command_line import parse_arguments
 from support.training.settings import CpuSettings
 from support.training.tasks import prepare_task
@@ -96,8 +96,10 @@ def test_flags_that_are_remembered_can_be_taken_back(tmp_path, monkeypatch):
         "argv",
         ["train_cpu.py", "--config", "a.yaml", "--no-recompute", "--name", "logs/deep/x"],
     )
+    monkeypatch.setattr(command_line, "check_compiler", lambda device: None)
     args = parse_arguments("", CpuSettings).complete()
-    assert (args.recompute, args.compile, args.folder) == (False, True, "logs/deep/x")
+    assert (args.recompute, args.compile) == (False, True)
+    assert Path(args.folder) == Path("logs/deep/x")
 
 
 def test_what_a_run_leaves(trained):
@@ -494,9 +496,10 @@ def test_weights_of_a_run_that_never_saved_are_not_averaged_into_the_next(tmp_pa
 def test_logs_that_cannot_be_written(tmp_path, train):
     (tmp_path / "logs").write_text("a file, where the folder should be")
     done = train(tmp_path, "--steps", "2", "--name", "new")
+    said = "" if sys.platform == "win32" else "File exists"
     assert (
         done.returncode == 2
-        and done.stderr.startswith("error: logs: File exists")
+        and done.stderr.startswith(f"error: logs: {said}")
         and done.stderr.count("\n") == 1
     )
 

@@ -389,7 +389,8 @@ def test_the_newest_classifier_is_taken(folder, tmp_path, monkeypatch, answer):
     ):
         with pytest.raises(UserError) as problem:
             answer("--checkpoint", f"logs/{path}", "dog", script=script)
-        assert f"; use python {other} --checkpoint logs/{path}/best.pt" in str(problem.value)
+        best = Path("logs", path, "best.pt")
+        assert f"; use python {other} --checkpoint {best}" in str(problem.value)
 
 
 def test_what_cannot_be_done_is_said_in_one_line(folder):

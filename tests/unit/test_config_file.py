@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -165,7 +166,7 @@ def test_the_command_line_goes_before_the_file_also_in_other_words(tmp_path, mon
         monkeypatch.setattr(sys, "argv", ["train_cpu.py", "--config", "a.yaml", *flags])
         args = parse_arguments("", CpuSettings).complete()
         assert (args.steps, args.batch_size) == expected
-        assert (args.lr, args.folder) == (1.0, "logs/mine")
+        assert (args.lr, Path(args.folder)) == (1.0, Path("logs/mine"))
         assert bool(args.minutes) == (args.steps == 20)  # else the length is given
 
 

@@ -160,7 +160,7 @@ def test_a_link_within_a_run_is_not_followed(tmp_path, monkeypatch):
     make_link(Path("logs/others/best.pt"), tmp_path / "elsewhere/best.pt")
     make_link(Path("logs/mine"), tmp_path / "linked")
     found = checkpoint.find_all("best.pt")
-    assert set(map(str, found)) == {"logs/theirs/best.pt", "logs/mine/best.pt"}
+    assert set(found) == {Path("logs/theirs/best.pt"), Path("logs/mine/best.pt")}
 
 
 def test_names_in_a_command_to_paste_are_quoted(tmp_path, monkeypatch):
