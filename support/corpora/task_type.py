@@ -47,8 +47,8 @@ def find_numbered(folder: Path) -> dict[str, Path]:
     parts = {part: path for part, path in paths.items() if path.is_file()}
     if "train" not in parts:
         return {}
-    beginning = read_bytes(parts["train"], 15).removeprefix(codecs.BOM_UTF8)
-    # It has no header: the first cell is a number, perhaps in quotes.
+    beginning = read_bytes(parts["train"], 15).removeprefix(codecs.BOM_UTF8)[:12]
+    # It has no header: the first cell is a number, perhaps in quotes, but not a long one.
     if not re.match(rb'"?\d+(\.0+)?"?\s*[,;\t]', beginning):
         return {}
     has_names = (folder / "classes.txt").is_file()

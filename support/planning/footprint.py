@@ -183,7 +183,8 @@ def temporary_memory(step: TrainingStep, shards: int, sentences: int) -> float:
             # A layer's backward pass ends with all its gradients, in `element_bytes` and in
             # fp32; its copies are free by then.
             end_of_layer = copies - element_bytes * joined + FP32 * largest_layer
-    # Of a logit: on GPUs the loss copies it to fp32, and keeps its log-probability in fp32.
+    # Of a logit: on GPUs the loss copies it to fp32 (too much here: in fp32 it does not), and
+    # keeps its log-probability in fp32.
     logit_bytes = element_bytes if step.cpu else element_bytes + 2 * FP32
     rows = math.ceil(tokens / math.ceil(tokens / LOSS_BLOCK))  # of each block of the loss
     # Beside them are the embedding's copy in low precision or, in fp32, a block's product that

@@ -18,8 +18,7 @@ CONFIGS = ROOT / "configs"
 def base_config(flags: dict[str, Any]) -> Path | None:
     """Returns the file in configs/ that a new run begins with, if any. Raises UserError.
 
-    It is the corpus's own, NAME.yaml or pretrained-NAME.yaml, or else the one for its kind and
-    amount of data.
+    It is the corpus's own, NAME.yaml, or else the one for its kind and amount of data.
     """
     from support.corpora.task_type import CLASSIFICATION_CORPORA, TRANSLATION_CORPORA, task_type
 
@@ -37,11 +36,12 @@ def base_config(flags: dict[str, Any]) -> Path | None:
     corpus = find_labelled(
         args.data, args.valid, args.test, args.text, args.label, args.image_size
     )
-    prefix = "pretrained-" if args.pretrained else ""
-    own = CONFIGS / f"{prefix}{corpus.name}.yaml"
-    if corpus.name in CLASSIFICATION_CORPORA and own.is_file():
+    own = CONFIGS / f"{corpus.name}.yaml"
+    if corpus.name in CLASSIFICATION_CORPORA and own.is_file() and not args.pretrained:
         return own
-    kind = f"{prefix}{corpus.modality}s"
+    kind = f"{corpus.modality}s"
+    if args.pretrained:
+        kind = f"pretrained-{kind}"
     has_examples = "train" in corpus.parts  # else there will be an error that says so
     return config_for_amount(kind, corpus.names_of("train") if has_examples else ())
 

@@ -201,7 +201,9 @@ class Pods:
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.attempt, self.running = folder, 0, {}
+        self.folder = folder
+        self.attempt = 0
+        self.running = {}
         indices = range(JOB["parallelism"])
         self.names = [f"{NAME}-{REPLICATED['name']}-0-{index}" for index in indices]
         self.networks = [f"k{os.getpid()}-{index}" for index in indices]

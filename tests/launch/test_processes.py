@@ -40,7 +40,8 @@ def same_signals():
 
 @pytest.mark.parametrize("lost", [[0], [1], [2], [0, 2], []])
 def test_who_does_not_answer_is_named(monkeypatch, lost):
-    store, here = dist.HashStore(), [rank for rank in range(3) if rank not in lost]
+    store = dist.HashStore()
+    here = [rank for rank in range(3) if rank not in lost]
 
     def meanwhile(seconds):
         assert seconds >= 1  # the others answer a little later
@@ -225,7 +226,8 @@ def test_a_process_whose_parent_has_died_before_they_met_ends(monkeypatch, capfd
 
 
 def test_the_first_of_each_node_goes_before_the_others_there(monkeypatch):
-    store, order = dist.HashStore(), []
+    store = dist.HashStore()
+    order = []
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
 
     def enter(rank, node, local):

@@ -196,7 +196,8 @@ def submit(slurm, folder, *command) -> str:
 def wait_until(slurm, folder, job: str, condition, seconds=150) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        now, written = state(slurm, job), output(folder)[-4000:]
+        now = state(slurm, job)
+        written = output(folder)[-4000:]
         assert time.monotonic() < end, f"{now}\n{written}"
         assert now not in ("FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL"), written
         time.sleep(0.5)

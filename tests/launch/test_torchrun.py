@@ -201,7 +201,8 @@ def test_a_node_that_has_fewer_gpus_than_rank_0s(monkeypatch, gpus):
     monkeypatch.setattr(sys, "argv", ["train_ddp.py"])
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    store, parsed = dist.HashStore(), parse_arguments("", Settings)
+    store = dist.HashStore()
+    parsed = parse_arguments("", Settings)
     mine = {"command line": {}, "torch": torch.__version__, "code": checksum_of_code()}
     store.set("checked/0", "")
     send_text(store, "settings", json.dumps([mine, {"device": "cuda"}]))

@@ -31,6 +31,7 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 
 import numpy as np
 import torch
+from printed import header, read_benchmark, row
 from reference import TorchTransformer
 
 import train_cpu
@@ -82,8 +83,9 @@ def measure(command: list[str], env: dict) -> tuple[str, float]:
 
 def target_speed(said: str, share: float) -> float:
     """Target tokens a second, by what a program printed; `share` of all tokens are targets."""
-    if ours := re.search(r"([\d,]+) source\+target tokens/s", said):
-        return share * float(ours[1].replace(",", ""))
+    ours = read_benchmark(said)
+    if ours:
+        return share * ours.speed
     if speeds := [float(number) for number in re.findall(r"Tokens per Sec:\s+(\d+)", said)]:
         return statistics.median(speeds[len(speeds) // 4 :])  # JoeyNMT's log
     return float(re.search(r"([\d.]+) target tokens/s", said)[1])
@@ -105,21 +107,18 @@ def write_table(found: dict) -> None:
 
 
 def print_table(found: dict) -> None:
-    print(
-        "| | precision | allocator | target tokens/s | range | MiB of the largest process "
-        "| ours is faster by |\n|" + " --- |" * 7
-    )
+    speed_titles = ["target tokens/s", "range", "MiB of the largest process"]
+    print(header("", "precision", "allocator", *speed_titles, "ours is faster by"))
     medians = {
         key: [statistics.median(column) for column in zip(*values)]
         for key, values in found.items()
     }
     for (name, precision, allocator), (speed, memory) in medians.items():
         speeds = [speed for speed, _ in found[name, precision, allocator]]
-        print(
-            f"| {name} | {precision} | {allocator} | {speed:,.0f} "
-            f"| {min(speeds):,.0f} - {max(speeds):,.0f} | {memory:,.0f} "
-            f"| {medians[OURS, precision, 'set'][0] / speed:.1f} |"
-        )
+        span = f"{min(speeds):,.0f} - {max(speeds):,.0f}"
+        faster = medians[OURS, precision, "set"][0] / speed
+        cells = [f"{speed:,.0f}", span, f"{memory:,.0f}", f"{faster:.1f}"]
+        print(row(name, precision, allocator, *cells))
 
 
 def main() -> None:

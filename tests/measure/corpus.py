@@ -25,12 +25,24 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[number]) for number in (1, 2)]
 
+from printed import header, row
+
 MILLION = 1_000_000
 MODEL = shlex.split(
     "--layers 1 --d-model 64 --d-ff 64 --vocab-size 3000 "
     "--batch-tokens 2048 --log-every 1 --eval-every 1000000 "
     "--save-every 10"
 )
+
+TITLES = [
+    "million pairs",
+    "s to learn a BPE and encode",
+    "MiB for it",
+    "s to plan",
+    "MiB of a process in training",
+    "s from start to first step",
+    "s from --resume",
+]
 
 
 def write(folder: Path, millions: list[str]) -> None:
@@ -115,13 +127,10 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory() as name:
             write(Path(name), millions)
-            print(
-                "| million pairs | s to learn a BPE and encode | MiB for it | s to plan "
-                "| MiB of a process in training | s from start to first step "
-                "| s from --resume |\n|" + " --- |" * 7
-            )
+            print(header(*TITLES))
             for number in millions:
-                prefix, work = f"{name}/{number}", Path(tempfile.mkdtemp(dir=name))
+                prefix = f"{name}/{number}"
+                work = Path(tempfile.mkdtemp(dir=name))
                 said = subprocess.run(
                     [sys.executable, __file__, "--encode", prefix],
                     check=True,
@@ -131,11 +140,9 @@ def main() -> None:
                 found = json.loads(said)
                 start, memory = first_step(work, "--data", prefix, "--name", "run", *MODEL)
                 again, _ = first_step(work, "--resume", "logs/run")
-                print(
-                    f"| {number} | {found['encode']:.0f} | {found['mib']:,.0f} "
-                    f"| {found['plan']:.1f} | {memory:,.0f} | {start:.1f} | {again:.1f} |",
-                    flush=True,
-                )
+                encoding = [f"{found['encode']:.0f}", f"{found['mib']:,.0f}"]
+                training = [f"{memory:,.0f}", f"{start:.1f}", f"{again:.1f}"]
+                print(row(number, *encoding, f"{found['plan']:.1f}", *training), flush=True)
     finally:
         shutil.rmtree(CACHE)
 

@@ -25,6 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
+from printed import header, row
 
 from data import BPE, EOS
 from model import Transformer
@@ -132,19 +133,15 @@ def main() -> None:
     args = parser.parse_args()
     sources, references = map(list, zip(*read_parallel(args.src, args.tgt)))
     model, bpe, state = load_translator(*find_checkpoint(args.checkpoint, "translation"))
-    print(
-        f"{len(sources):,} sentences, {available_cores()} cores\n\n"
-        f"| | beam | sentences/s | BLEU | ms for one sentence |\n|{' --- |' * 5}"
-    )
+    print(f"{len(sources):,} sentences, {available_cores()} cores\n")
+    print(header("", "beam", "sentences/s", "BLEU", "ms for one sentence"))
 
     def report(
         what: str, beam: int, seconds: float, hypotheses: list[str], alone: float
     ) -> None:
-        print(
-            f"| {what} | {beam} | {len(sources) / seconds:,.0f} "
-            f"| {bleu(hypotheses, references, state['tgt']).value:.2f} | {1e3 * alone:.1f} |",
-            flush=True,
-        )
+        speed = f"{len(sources) / seconds:,.0f}"
+        score = f"{bleu(hypotheses, references, state['tgt']).value:.2f}"
+        print(row(what, beam, speed, score, f"{1e3 * alone:.1f}"), flush=True)
 
     for beam in BEAMS:
         for what, flags in OURS.items():

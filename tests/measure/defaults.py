@@ -21,6 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from printed import header, row
+
 from support.classification.corpus import Labelled
 from support.classification.labelled import find_labelled
 from support.common.errors import make_parser, run_main
@@ -101,13 +103,14 @@ def main() -> None:
     )
     parser.add_argument("--pretrained", default="", help="a Hugging Face folder")
     args, flags = parser.parse_known_args()
-    header = ["corpus", "training texts", "classes", "words", "TF-IDF"]
-    header += ["from scratch", "minutes"]
+    titles = ["corpus", "training texts", "classes", "words", "TF-IDF"]
+    titles += ["from scratch", "minutes"]
     if args.pretrained:
-        header += ["from pretrained weights", "minutes"]
+        titles += ["from pretrained weights", "minutes"]
     rows = [row_of(corpus, args, flags) for corpus in args.corpora]
-    for row in [header, ["---"] * len(header), *rows]:
-        print("| " + " | ".join(row) + " |")
+    print(header(*titles))
+    for cells in rows:
+        print(row(*cells))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 import torch
+from printed import header, row
 
 from support.classification.corpus import Labelled, classes_of
 from support.classification.labelled import find_labelled
@@ -174,12 +175,9 @@ def what_is_told(args: dict, classes: int, folder: Path) -> dict:
 
 
 def print_table(found: dict[str, list[tuple[float, float]]]) -> None:
-    print(
-        f"\n{device_name('cpu')}, {available_cores()} cores\n\n"
-        "| | samples/s in training | range | ours is faster by | accuracy, test set |\n|"
-        + " --- |"
-        * 5
-    )
+    print(f"\n{device_name('cpu')}, {available_cores()} cores\n")
+    titles = ["samples/s in training", "range", "ours is faster by", "accuracy, test set"]
+    print(header("", *titles))
     medians = {
         name: [statistics.median(column) for column in zip(*values)]
         for name, values in found.items()
@@ -187,10 +185,8 @@ def print_table(found: dict[str, list[tuple[float, float]]]) -> None:
     ours = next(iter(medians.values()))[0]
     for name, (speed, accuracy) in medians.items():
         speeds = [speed for speed, _ in found[name]]
-        print(
-            f"| {name} | {speed:.1f} | {min(speeds):.1f} - {max(speeds):.1f} "
-            f"| {ours / speed:.1f} | {100 * accuracy:.1f} % |"
-        )
+        span = f"{min(speeds):.1f} - {max(speeds):.1f}"
+        print(row(name, f"{speed:.1f}", span, f"{ours / speed:.1f}", f"{accuracy:.1%}"))
 
 
 def main() -> None:

@@ -44,6 +44,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 import parity
 import plan
 import torch
+from printed import header, read_benchmark, row
 
 from model import ModelConfig
 from support.common.errors import UserError, make_parser, run_main
@@ -125,14 +126,6 @@ class Bench:
         """Returns a column of the run's metrics.csv."""
         with open(self.folder / "logs" / name / "metrics.csv", newline="") as file:
             return [float(row[column]) for row in csv.DictReader(file)]
-
-
-def row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def header(*titles: str) -> str:
-    return f"{row(*titles)}\n{row(*['---'] * len(titles))}"
 
 
 # --- The sections: each yields the lines of its report, and raises RuntimeError if it fails ---
@@ -233,8 +226,8 @@ def speed(bench: Bench) -> Iterator[str]:
             failures.append(str(problem))
             yield row(*setup, "failed", "", "")
             continue
-        numbers = re.search(r"([\d,]+) source.*MFU (\S+) of.* at most ([\d,]+) MiB", printed)
-        yield row(*setup, *numbers.groups())
+        found = read_benchmark(printed)
+        yield row(*setup, f"{found.speed:,.0f}", found.mfu, f"{found.mib:,.0f}")
     if failures:
         raise RuntimeError("\n".join(failures))
 

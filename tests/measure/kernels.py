@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 import torch
+from printed import header, row
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -108,12 +109,10 @@ def print_table(title: str, columns: dict[str, Counter[str]], at_least: int = 0)
     at_least: rows that add up to less are left out.
     """
     total = sum(columns.values(), Counter())
-    print(f"\n| {title} | {' | '.join(columns)} |")
-    print("|" + " --- |" * (1 + len(columns)))
+    print(f"\n{header(title, *columns)}")
     for key, number in total.most_common():
         if number >= at_least:
-            cells = [str(counter[key]) for counter in columns.values()]
-            print(f"| `{key}` | {' | '.join(cells)} |")
+            print(row(f"`{key}`", *(counter[key] for counter in columns.values())))
 
 
 def main() -> None:
@@ -124,9 +123,9 @@ def main() -> None:
     layers = parser.parse_args().layers
     passes = count(layers)
     print(f"{layers}+{layers} layers, bf16, a micro-batch of train_ddp.py on a GPU\n")
-    print("| pass | kernels | of which casts |\n| --- | --- | --- |")
+    print(header("pass", "kernels", "of which casts"))
     for name, counter in passes.items():
-        print(f"| {name} | {counter.lines.total()} | {counter.casts.total()} |")
+        print(row(name, counter.lines.total(), counter.casts.total()))
     by_name = {name: counter.names for name, counter in passes.items()}
     print_table("operation", by_name, at_least=layers)
     by_line = {}

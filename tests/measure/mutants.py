@@ -34,6 +34,7 @@ from pathlib import Path
 
 import pytest
 import torch  # noqa: F401 (so that the forks need not import it)
+from printed import header, row
 
 ROOT = Path(__file__).parents[2]
 MODULES = {  # (what of it: all if none is named, tests)
@@ -229,7 +230,8 @@ class Importer:
 
     def __init__(self, path: Path, tree: ast.Module):
         self.name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        self.path, self.code = path, compile(ast.fix_missing_locations(tree), path, "exec")
+        self.path = path
+        self.code = compile(ast.fix_missing_locations(tree), path, "exec")
 
     def find_spec(self, name, *_):
         return importlib.util.spec_from_loader(name, self) if name == self.name else None
@@ -249,14 +251,18 @@ class Watch:
     """
 
     def __init__(self, path: Path):
-        self.path, self.found, self.forks = str(path), {}, 0
+        self.path = str(path)
+        self.found = {}
+        self.forks = 0
         os.register_at_fork(before=self.count_fork)
 
     def count_fork(self):
         self.forks += 1
 
     def pytest_runtest_protocol(self, item):
-        self.lines, self.began, self.forks = set(), time.perf_counter(), 0
+        self.lines = set()
+        self.began = time.perf_counter()
+        self.forks = 0
         sys.settrace(self.trace)
 
     def pytest_runtest_logfinish(self, nodeid):
@@ -321,11 +327,14 @@ def reached(
 
 def survivors(module: str, sample: int, seed: int) -> Iterator[str]:
     """Yields a line for each mistake that no test notices, and then a row of the table."""
-    path, (names, files) = ROOT / module, MODULES[module]
-    source, lived = path.read_text(encoding="utf-8"), 0
+    path = ROOT / module
+    names, files = MODULES[module]
+    source = path.read_text(encoding="utf-8")
+    lived = 0
     paths = [f"tests/unit/{name}.py" for name in files.split()]
     tests = reached(path, ast.parse(source), paths)
-    everything, rng = len(sites(ast.parse(source), names)), random.Random(f"{seed} {module}")
+    everything = len(sites(ast.parse(source), names))
+    rng = random.Random(f"{seed} {module}")
     chosen = sorted(rng.sample(range(everything), min(sample or everything, everything)))
     for number in chosen:
         tree = ast.parse(source)
@@ -343,7 +352,7 @@ def survivors(module: str, sample: int, seed: int) -> Iterator[str]:
             yield f"{module}:{line} {before} -> {after}{unreached}"
     killed = len(chosen) - lived
     share = killed / len(chosen)
-    yield f"| {module} | {everything} | {len(chosen)} | {killed} | {lived} | {share:.0%} |"
+    yield row(module, everything, len(chosen), killed, lived, f"{share:.0%}")
 
 
 def main() -> None:
@@ -358,10 +367,7 @@ def main() -> None:
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="mutants-")
-    table = [
-        "| module | mistakes | tried | noticed | survive | share noticed |",
-        "|" + " --- |" * 6,
-    ]
+    table = [header("module", "mistakes", "tried", "noticed", "survive", "share noticed")]
     try:
         for module in MODULES:
             if args.only in module:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from printed import header, row
 
 ROOT = Path(__file__).parents[2]
 RUNS = [  # mode and processes
@@ -147,14 +148,13 @@ def main() -> None:
             largest = found.get((mode, procs), these)
             found[mode, procs] = tuple(map(max, these, largest))
     print("\ntrain_loss, relative / weights: the largest of --accumulate 1, 2 and 4\n")
-    print("| script | 1 process | 2 processes | 3 processes | 4 processes | 8 processes |")
-    print("|" + " --- |" * 6)
+    print(header("script", "1 process", *(f"{n} processes" for n in (2, 3, 4, 8))))
     for mode in dict(runs):
         cells = [
             "{:.0e} / {:.0e}".format(*found[mode, procs]) if (mode, procs) in found else ""
             for procs in (1, 2, 3, 4, 8)
         ]
-        print(f"| `{title(mode)}` | {' | '.join(cells)} |")
+        print(row(f"`{title(mode)}`", *cells))
     if max(map(max, found.values())) > 1e-4:
         sys.exit("error: more than 1e-4 apart")
 

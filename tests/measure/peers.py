@@ -211,7 +211,8 @@ def joeynmt_search(folder: Path, shape: dict) -> None:
     from joeynmt.search import search
     from joeynmt.vocabulary import Vocabulary
 
-    config, ours = shape["model"], torch.load(folder / "weights.pt", weights_only=True)
+    config = shape["model"]
+    ours = torch.load(folder / "weights.pt", weights_only=True)
     specials = SimpleNamespace(
         unk_token="<unk>",
         pad_token="<pad>",
@@ -324,6 +325,7 @@ def joeynmt_weights(config: dict, ours: dict) -> dict:
 
 
 if __name__ == "__main__":
-    name, folder = sys.argv[1], Path(sys.argv[2])
+    name = sys.argv[1]
+    folder = Path(sys.argv[2])
     programs = {each.__name__: each for each in (tutorial, marian, joeynmt, joeynmt_search)}
     programs[name](folder, json.loads((folder / "shape.json").read_text()))

@@ -13,7 +13,6 @@ keep depends on the order of sizes.
 import argparse
 import os
 import random
-import re
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from parity import command
+from printed import header, read_benchmark, row
 
 from model import ModelConfig
 from support.planning.estimate import Estimate
@@ -105,19 +105,8 @@ def run(
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(line)}:\n{done.stderr[-2000:]}")
-    numbers = re.search(r"([\d,]+) source\+target.* at most ([\d,]+) MiB", done.stdout)
-    speed, mib = (float(number.replace(",", "")) for number in numbers.groups())
-    return make_step(name).tokens / speed, mib
-
-
-def print_row(*cells: str) -> None:
-    """Prints a row of a Markdown table."""
-    print(f"| {' | '.join(cells)} |", flush=True)
-
-
-def print_header(*titles: str) -> None:
-    print_row(*titles)
-    print_row(*["---"] * len(titles))
+    found = read_benchmark(done.stdout)
+    return make_step(name).tokens / found.speed, found.mib
 
 
 def off_by(predicted: float, measured: float) -> str:
@@ -133,9 +122,8 @@ def compare_speed(
     flags: list[str], modes: list[str], counts: list[int], delays: list[float], steps: int
 ) -> None:
     """Prints a row for each mode, number of processes and delay."""
-    print_header(
-        "script", "processes", "delay, ms", "step predicted, s", "measured, s", "off by"
-    )
+    titles = ["script", "processes", "delay, ms", "step predicted, s", "measured, s", "off by"]
+    print(header(*titles), flush=True)
     for processes in counts:
         hardware = measure(make_step("speed"), processes)
         for mode, delay in product(modes, delays):
@@ -143,14 +131,9 @@ def compare_speed(
             predicted = Estimate(step, hardware, mode, 1, processes, 1).seconds
             delayed = [*flags, "--delay-ms", str(delay)]
             seconds, _ = run("speed", mode, processes, steps, delayed)
-            print_row(
-                f"train_{mode}.py",
-                str(processes),
-                f"{delay:g}",
-                f"{predicted:.3f}",
-                f"{seconds:.3f}",
-                off_by(predicted, seconds),
-            )
+            setup = [f"train_{mode}.py", processes, f"{delay:g}"]
+            times = [f"{predicted:.3f}", f"{seconds:.3f}", off_by(predicted, seconds)]
+            print(row(*setup, *times), flush=True)
 
 
 def compare_memory(
@@ -163,7 +146,7 @@ def compare_memory(
     titles = ["script", "processes", "memory predicted, MiB", "measured, MiB", "off by"]
     if with_glibc:
         titles.append("with glibc's own settings, MiB")
-    print_header(*titles)
+    print(header(*titles), flush=True)
     hardware = base_hardware()
     for processes, mode in product(counts, modes):
         estimate = Estimate(make_step("memory"), hardware, mode, 1, processes, 1)
@@ -171,7 +154,7 @@ def compare_memory(
         _, mib = run("memory", mode, processes, 4, flags, GIVE_BACK)
         cells = [
             f"train_{mode}.py",
-            str(processes),
+            processes,
             f"{predicted:,.0f}",
             f"{mib:,.0f}",
             off_by(predicted, mib),
@@ -179,7 +162,7 @@ def compare_memory(
         if with_glibc:
             _, usual = run("memory", mode, processes, 4, flags)
             cells.append(f"{usual:,.0f}")
-        print_row(*cells)
+        print(row(*cells), flush=True)
 
 
 def compare_large(flags: list[str], modes: list[str], counts: list[int]) -> None:
@@ -190,14 +173,9 @@ def compare_large(flags: list[str], modes: list[str], counts: list[int]) -> None
         f"{parameters / 1e6:.0f} million parameters, {SENTENCES['large']} pairs of {LENGTH} "
         f"tokens on each side in a step.\n"
     )
-    print_header(
-        "script",
-        "processes",
-        "parameters, gradients, Adam, MiB",
-        "with all else, predicted",
-        "measured",
-        "off by",
-    )
+    titles = ["script", "processes", "parameters, gradients, Adam, MiB"]
+    titles += ["with all else, predicted", "measured", "off by"]
+    print(header(*titles), flush=True)
     for processes, mode in product(counts, modes):
         for recompute in (False, True) if mode == "fsdp" else (False,):
             estimate = Estimate(
@@ -208,14 +186,9 @@ def compare_large(flags: list[str], modes: list[str], counts: list[int]) -> None
             state = 16 * own / max(1, estimate.shards) / MIB  # four numbers in fp32
             recompute_flag = ["--recompute"] if recompute else []
             _, mib = run("large", mode, processes, 3, [*flags, *recompute_flag], GIVE_BACK)
-            print_row(
-                " ".join([f"train_{mode}.py", *recompute_flag]),
-                str(processes),
-                f"{state:,.0f}",
-                f"{predicted:,.0f}",
-                f"{mib:,.0f}",
-                off_by(predicted, mib),
-            )
+            script = " ".join([f"train_{mode}.py", *recompute_flag])
+            sizes = [f"{size:,.0f}" for size in (state, predicted, mib)]
+            print(row(script, processes, *sizes, off_by(predicted, mib)), flush=True)
 
 
 def main() -> None:

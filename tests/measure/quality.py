@@ -20,6 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from printed import header, row
+
 from support.common.errors import make_parser, run_main
 from support.corpora.pairs import find_corpus
 from support.training.command_line import parse_arguments
@@ -103,13 +105,13 @@ def main() -> None:
         rows.append([*values.values()])
         shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         print(f"seed {seed}: {shown}", flush=True)
-    print("\n| seed |", " | ".join(columns), "|\n|" + " --- |" * (1 + len(columns)))
+    print(f"\n{header('seed', *columns)}")
     table: dict[int | str, list[float]] = dict(enumerate(rows, 1))
     if len(rows) > 1:
         table["mean"] = list(map(statistics.mean, zip(*rows)))
         table["standard deviation"] = list(map(statistics.stdev, zip(*rows)))
     for name, values_of_row in table.items():
-        print("|", name, *(f"| {value:.4g}" for value in values_of_row), "|")
+        print(row(name, *(f"{value:.4g}" for value in values_of_row)))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,8 @@ class TorchTransformer(nn.Module):
         self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor, token_indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns (loss, nll), as ours does; `token_indices` is not needed."""
-        pad, length = self.config.pad, tgt_in.shape[1]
+        pad = self.config.pad
+        length = tgt_in.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool).triu(1)
         memory = self.encoder(self.embed(src), src_key_padding_mask=src == pad)
         x = self.decoder(

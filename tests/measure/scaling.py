@@ -11,12 +11,12 @@ other load on the machine affects them alike; then the median is taken.
 """
 
 import argparse
-import re
 import statistics
 import subprocess
 import sys
 
 from parity import command
+from printed import header, read_benchmark, row
 
 
 def speed(*runs: list[str]) -> float:
@@ -29,7 +29,7 @@ def speed(*runs: list[str]) -> float:
     for process, (output, errors) in [(run, run.communicate()) for run in running]:
         if process.returncode:
             sys.exit(errors)
-        total += float(re.search(r"([\d,]+) source\+target", output)[1].replace(",", ""))
+        total += read_benchmark(output).speed
     return total
 
 
@@ -44,8 +44,10 @@ def main() -> None:
         "--batch-tokens", type=int, default=3072, help="a side, of all processes"
     )
     given, others = parser.parse_known_args()
-    flags, tokens = ["--benchmark", "--steps", "60", *others], given.batch_tokens
-    found, modes = {}, given.modes.split(",")
+    flags = ["--benchmark", "--steps", "60", *others]
+    tokens = given.batch_tokens
+    modes = given.modes.split(",")
+    found = {}
 
     def on_cores(cores: str, mode: str, processes: int, size: int) -> list[str]:
         start = command(mode, processes, *flags, "--batch-tokens", str(size))
@@ -59,19 +61,13 @@ def main() -> None:
                 "ceiling": [on_cores(core, mode, 1, tokens // 2) for core in ("0", "1")],
             }.items():
                 found.setdefault((mode, what), []).append(speed(*runs))
-    print(
-        "| script | 1 process | 2 processes | two runs side by side | of that ceiling "
-        "| in communication |\n|" + " --- |" * 6
-    )
+    titles = ["1 process", "2 processes", "two runs side by side", "of that ceiling"]
+    print(header("script", *titles, "in communication"))
     for mode in modes:
         one, two, ceiling = (found[mode, what] for what in ("one", "two", "ceiling"))
         share = statistics.median(a / b for a, b in zip(two, ceiling))
         medians = [f"{statistics.median(speeds):,.0f}" for speeds in (one, two, ceiling)]
-        print(
-            "|",
-            " | ".join([f"train_{mode}.py", *medians, f"{share:.0%}", f"{1 - share:.0%}"]),
-            "|",
-        )
+        print(row(f"train_{mode}.py", *medians, f"{share:.0%}", f"{1 - share:.0%}"))
 
 
 if __name__ == "__main__":

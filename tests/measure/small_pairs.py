@@ -25,6 +25,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from printed import row
+
 from data import BPE
 from support.common.errors import make_parser, run_main
 from support.training.config_file import config_for_amount, read_config
@@ -208,11 +210,11 @@ def main() -> None:
             peer.kill()
             peer.wait()
     summary = json.loads(Path("logs", "small_pairs", name, "summary.json").read_text())
-    row = [name, f"{args.minutes:g}", f"{summary['test_bleu']:.1f}", f"{summary['steps']}"]
+    cells = [name, f"{args.minutes:g}", f"{summary['test_bleu']:.1f}", summary["steps"]]
     if peer:
-        row.append(test_joeynmt(args.joeynmt, folder, bpe, parts["test"][1], args.tgt))
-        row.append(last_step(folder))
-    print("| " + " | ".join(row) + " |")
+        cells.append(test_joeynmt(args.joeynmt, folder, bpe, parts["test"][1], args.tgt))
+        cells.append(last_step(folder))
+    print(row(*cells))
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from conftest import ROOT, SMALL, mathematics, read_metrics, workers_of
 from parity import command, write_corpus
+from printed import header
 from test_torchrun import rank_of
 
 from support.common.hardware import available_cores, device_name
@@ -151,7 +152,8 @@ class Soak:
         if not self.running():
             with socket.create_server(("127.0.0.1", 0)) as free:
                 self.port = free.getsockname()[1]
-            self.restarts, self.commands = self.rng.choice((0, 3)), [None] * len(self.folders)
+            self.restarts = self.rng.choice((0, 3))
+            self.commands = [None] * len(self.folders)
         script = "ddp" if self.mode == "nodes" else self.mode.removesuffix("-nodes")
         for node, folder in enumerate(self.folders):
             if self.commands[node] and self.commands[node].poll() is None:
@@ -216,7 +218,8 @@ class Soak:
         """What was printed since the last call: (whether to standard output, line)."""
         found = []
         for path in sorted(self.place.glob("*/said/**/*.log")):
-            content, before = path.read_bytes(), self.read.get(path, 0)
+            content = path.read_bytes()
+            before = self.read.get(path, 0)
             self.read[path] = end = content.rfind(b"\n") + 1
             found += [
                 ("stdout" in path.name, line)
@@ -318,7 +321,8 @@ class Soak:
 
         A node that has ended is started again after 15 s.
         """
-        began, gone = time.time(), 0.0
+        began = time.time()
+        gone = 0.0
 
         def settled():
             nonlocal gone
@@ -574,7 +578,10 @@ def main() -> None:
     )
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without cleaning up
-    modes, began, table, after = args.modes.split(","), time.time(), [], []
+    modes = args.modes.split(",")
+    began = time.time()
+    table = []
+    after = []
     place = Path(tempfile.mkdtemp(prefix="soak-"))
     if not (full := can_mount(place)):
         after.append(
@@ -611,8 +618,7 @@ def main() -> None:
             f"{device_name('cpu')}, PyTorch {torch.__version__}, {minutes:.0f} minutes with "
             "the undisturbed runs:",
             "",
-            "| mode | what happened | times | result |",
-            "| --- | --- | --- | --- |",
+            header("mode", "what happened", "times", "result"),
         ]
         (ROOT / "logs/reference/benchmark/soak.md").write_text(
             "\n".join([*head, *table, "", *(f"- {line}" for line in after)]) + "\n"

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from printed import header, row
 
 import data
 import model
@@ -225,21 +226,15 @@ def main() -> None:
     if given.cpu:
         os.environ["CPU"] = "1"
     found = {}
-    print(
-        "| what is fast | what is instead | tokens/s | instead | median of the ratio |\n|"
-        + " --- |" * 5,
-        flush=True,
-    )
+    titles = ["what is fast", "what is instead", "tokens/s", "instead", "median of the ratio"]
+    print(header(*titles), flush=True)
     for trick in CHANGES:
         if trick != ALL and re.search(given.only, trick):
             found[trick] = measure(trick, given.steps, flags)
             with_it, without_it = map(statistics.median, zip(*found[trick]))
             ratio = statistics.median(one / other for one, other in found[trick])
-            print(
-                f"| {trick} | {CHANGES[trick].instead} | {with_it:,.0f} | {without_it:,.0f} | "
-                f"{ratio:.2f} |",
-                flush=True,
-            )
+            cells = [f"{with_it:,.0f}", f"{without_it:,.0f}", f"{ratio:.2f}"]
+            print(row(trick, CHANGES[trick].instead, *cells), flush=True)
     if given.write:
         path = Path("logs/reference/benchmark/tricks.csv")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -157,7 +157,8 @@ def test_a_result_does_not_depend_on_the_batch(src, beam):
 def test_with_beam_1_it_is_greedy(src):
     for seed in range(5):
         model = make_model(seed)
-        greedy, found = model.greedy(src).tolist(), beam_search([model], src)
+        greedy = model.greedy(src).tolist()
+        found = beam_search([model], src)
         for sentence, expected, [(_, ids)] in zip(src, greedy, found):
             expected = expected[: limit(sentence)]
             assert ids == (expected[: expected.index(EOS)] if EOS in expected else expected)
@@ -184,7 +185,8 @@ def test_n_best_are_sorted_and_distinct(model, src, beam):
 
 def test_a_wide_beam_finds_what_exhaustive_search_finds():
     model = make_model(seed=5, vocab_size=34, max_length=2)
-    src, words = torch.tensor([[3, 4, 2]]), range(3, 34)
+    src = torch.tensor([[3, 4, 2]])
+    words = range(3, 34)
     targets = torch.tensor(
         [[EOS, PAD], *([a, EOS] for a in words), *([a, b] for a in words for b in words)]
     )  # all there are
@@ -225,7 +227,8 @@ def test_in_bf16_the_search_is_nearly_the_same(src):
 @torch.inference_mode()
 def test_alignment_is_what_the_last_layer_attends_with(src):
     model = make_model(heads=1)
-    attention, seen = model.decoder[-1].cross_attention, []
+    attention = model.decoder[-1].cross_attention
+    seen = []
     tgt_in = torch.tensor([[BOS, 5, 6, 7]] * 6)
     attention.register_forward_hook(lambda _, inputs, y: seen.append((inputs[1], y)))
     weights = alignment(model, src, tgt_in)  # (batch, tgt, src)

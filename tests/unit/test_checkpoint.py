@@ -96,7 +96,8 @@ def test_a_file_that_is_no_checkpoint_is_refused(saved, model, tmp_path, recwarn
         torch.save(what, tmp_path / name)
         return tmp_path / name
 
-    whole, good = saved.read_bytes(), content(model) | {"format": checkpoint.FORMAT}
+    whole = saved.read_bytes()
+    good = content(model) | {"format": checkpoint.FORMAT}
     for name, what in {
         "list.pt": [1, 2],
         "empty.pt": {},
@@ -199,7 +200,10 @@ def test_the_mean_is_that_of_all_files(tmp_path):
 @LINUX
 def test_a_file_is_on_disk_before_it_has_its_name_and_its_name_after(tmp_path, monkeypatch):
     """What a machine that loses its power needs."""
-    done, sizes, fsync, replace = [], [], os.fsync, Path.replace
+    done = []
+    sizes = []
+    fsync = os.fsync
+    replace = Path.replace
 
     def sync(file):
         done.append(

@@ -65,7 +65,8 @@ WORDS = {
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     """Flags for two tables, to train and to test: texts of unequal lengths, three classes."""
-    folder, rng = tmp_path_factory.mktemp("labelled"), random.Random(1)
+    folder = tmp_path_factory.mktemp("labelled")
+    rng = random.Random(1)
     for name, rows in (("train", 400), ("test", 61)):
         with open(folder / f"{name}.csv", "w", newline="") as file:
             out = csv.writer(file)
@@ -94,7 +95,8 @@ def images(tmp_path_factory):
     In training, one label in eight is wrong. Otherwise the loss would end near 0.001, which
     fp32 gives to three digits only.
     """
-    folder, rng = tmp_path_factory.mktemp("idx"), np.random.default_rng(1)
+    folder = tmp_path_factory.mktemp("idx")
+    rng = np.random.default_rng(1)
     for part, n in (("train", 300), ("t10k", 50)):
         labels = rng.integers(0, 4, n, dtype=np.uint8)
         pixels = rng.integers(0, 60, (n, 8, 8), dtype=np.uint8)
@@ -539,7 +541,8 @@ def test_hidden_tokens_depend_on_seed_epoch_and_text_alone():
     # What FSDP makes of them in bf16.
     assert plan.weights.item() == plan.weights.bfloat16().item() != 4 / 3
     rows = np.arange(40)
-    x, whole = plan.collate(rows, [9], epoch=0)[0], Whole().batch(rows)[0]
+    x = plan.collate(rows, [9], epoch=0)[0]
+    whole = Whole().batch(rows)[0]
     hidden = x == 0
     assert torch.equal(x[~hidden], whole[~hidden]) and not hidden[:, 0].any()
     assert 0.3 < float(hidden[:, 1:].float().mean()) < 0.5
@@ -763,7 +766,8 @@ def test_published_weights_are_tuned_alike_and_frozen_ones_stay(tmp_path, table,
     frozen = ["--freeze", "1", "--head-lr", "1e-2", "--steps", "8"]
     said = fine_tune(tmp_path, "cpu", 1, "one", table, init, *frozen)
     assert "new are head.3.bias, head.3.weight" in said and "left out" in said
-    one, before = weights_of(tmp_path / "logs/one"), model.state_dict()
+    one = weights_of(tmp_path / "logs/one")
+    before = model.state_dict()
     for mode in ("cpu", "ddp", "fsdp", "tp2"):
         fine_tune(tmp_path, mode, 2, mode, table, init, *frozen)
         two = weights_of(tmp_path / "logs" / mode)

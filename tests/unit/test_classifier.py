@@ -38,7 +38,8 @@ def make_model(seed=1, **changes) -> Classifier:
 
 def reference(model: Classifier, x, padding=None):
     """(batch, length, d_model): nn.TransformerEncoder's output for embedded examples."""
-    config, prefix = model.config, model.config.norm == "pre"
+    config = model.config
+    prefix = model.config.norm == "pre"
     layer = nn.TransformerEncoderLayer(
         config.d_model,
         config.heads,
@@ -131,7 +132,9 @@ def test_a_stem_is_two_convolutions_and_the_largest_of_four_pixels_after_each():
     model = make_model(
         **IMAGES | dict(patch=4, image_size=8), stem_channels=32, positions="learned"
     )
-    pixels, (first, second) = torch.randn(5, 3, 8, 8), (model.stem[0], model.stem[3])
+    pixels = torch.randn(5, 3, 8, 8)
+    first = model.stem[0]
+    second = model.stem[3]
     x = pixels
     for layer in (first, second):
         x = F.conv2d(x, layer.weight, layer.bias, padding=1).relu()
@@ -175,18 +178,17 @@ def test_pools_and_heads(head):
 
 @torch.no_grad()
 def test_padding_changes_nothing():
-    model, ids = make_model(**TEXTS), make_texts()
+    model = make_model(**TEXTS)
+    ids = make_texts()
     alone = torch.cat([model(row[row != 0][None]) for row in ids])
     torch.testing.assert_close(model(ids), alone, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_pytorchs_and_its_sums_are_of_the_examples_that_count(smoothing):
-    model, ids, labels = (
-        make_model(**TEXTS, label_smoothing=smoothing),
-        make_texts(),
-        torch.tensor([0, 3, 1, 1, 2]),
-    )
+    model = make_model(**TEXTS, label_smoothing=smoothing)
+    ids = make_texts()
+    labels = torch.tensor([0, 3, 1, 1, 2])
     weights = torch.tensor([1.0, 0.5, 0.0, 2.0, 1.0])
     loss, nll = model(ids, labels, weights)
     logits = model(ids)

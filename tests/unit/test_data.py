@@ -322,7 +322,8 @@ def sentences(bpe: BPE, rows) -> list[str]:
 def test_the_encoded_corpus_is_the_text(small_corpus, pairs, tmp_path):
     corpus = find_corpus(str(small_corpus), valid=f"{small_corpus}-valid")
     folder = prepare(corpus, tmp_path, 300, 256)
-    bpe, train = BPE(read_tokenizer(folder)), Pairs(folder, "train")
+    bpe = BPE(read_tokenizer(folder))
+    train = Pairs(folder, "train")
     src, tgt_in, tgt_out, token_indices = train.batch(np.arange(len(train)))
     assert len(train) == 600
     assert sentences(bpe, src) == [

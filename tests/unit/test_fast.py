@@ -219,7 +219,8 @@ def test_dropout_drops_its_share_and_keeps_the_mean(p, bf16):
 
 def test_dropout_has_the_gradient_of_what_it_kept_and_other_numbers_each_time():
     torch.manual_seed(0)
-    x, dropout = torch.randn(50, 40, requires_grad=True), ByteDropout(0.3)
+    x = torch.randn(50, 40, requires_grad=True)
+    dropout = ByteDropout(0.3)
     y = dropout(x)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(gradient, (y != 0) / 0.7)

@@ -815,7 +815,8 @@ def test_imdb_is_fetched_checked_and_read_in_its_archive(tmp_path, monkeypatch, 
 
 
 def test_amazon_polarity_is_fetched_checked_and_read_in_its_archive(tmp_path, monkeypatch):
-    name, (file,) = "amazon-polarity", named.FILES["amazon-polarity"]
+    name = "amazon-polarity"
+    (file,) = named.FILES["amazon-polarity"]
     folder = file.removesuffix(".tgz")
     files = {
         f"{folder}/readme.txt": "?",

@@ -159,7 +159,8 @@ def test_attention_is_pytorchs(keys, dtype, tolerance):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_where_all_is_padding_attention_gives_equal_weights(dtype):
     v = torch.arange(12, dtype=dtype).view(1, 1, 4, 3)
-    q, nothing = torch.randn(1, 1, 2, 3, dtype=dtype), torch.zeros(1, 1, 1, 4, dtype=torch.bool)
+    q = torch.randn(1, 1, 2, 3, dtype=dtype)
+    nothing = torch.zeros(1, 1, 1, 4, dtype=torch.bool)
     found = scaled_dot_product(q, v, v, nothing)
     torch.testing.assert_close(found, v.mean(2, keepdim=True).expand_as(found))
 
@@ -265,7 +266,8 @@ def test_greedy_takes_the_most_likely_token_until_the_end_mark():
             weight *= 3  # so that sentences end early, and differ
     src = torch.randint(3, 8, (8, 6))
     src[4:, 4:] = data.PAD
-    found, lengths = model.greedy(src), []
+    found = model.greedy(src)
+    lengths = []
     for sentence, ids in zip(src, found.tolist()):
         lengths.append(ids.index(data.EOS) + 1 if data.EOS in ids else len(ids))
         assert not any(ids[lengths[-1] :])  # padding

@@ -359,7 +359,8 @@ def waits(monkeypatch):
     ],
 )
 def test_a_step_waits_as_often_as_planned(waits, mode, accumulate, precision):
-    model, ids = Transformer(TINY), torch.ones(2, 5, dtype=torch.int64)
+    model = Transformer(TINY)
+    ids = torch.ones(2, 5, dtype=torch.int64)
     names = {"hsdp": ("nodes", "within"), "tp": ("data", "tensor")}.get(mode, ("all",))
     shape = (2, 2) if mode in ("hsdp", "tp") else (4,)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)

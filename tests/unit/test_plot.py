@@ -96,7 +96,9 @@ def write_study(path, rows):
 
 def run_plot(*arguments, cwd):
     """Runs plot.py in this process, which has loaded matplotlib; returns as run_script does."""
-    out, err, status = io.StringIO(), io.StringIO(), 0
+    out = io.StringIO()
+    err = io.StringIO()
+    status = 0
     with (
         contextlib.chdir(cwd),
         contextlib.redirect_stdout(out),
@@ -416,7 +418,8 @@ def test_all_of_a_confusion_matrix_is_on_the_picture(tmp_path, monkeypatch, clas
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figures, save = [], Figure.savefig
+    figures = []
+    save = Figure.savefig
     monkeypatch.setattr(
         Figure,
         "savefig",
@@ -426,7 +429,9 @@ def test_all_of_a_confusion_matrix_is_on_the_picture(tmp_path, monkeypatch, clas
     names = ["an unusually long name of a class", *(f"class {i}" for i in range(1, classes))]
     draw_confusion(counts, names, tmp_path / "confusion.png")
     [figure] = figures
-    axes, render, whole = figure.axes[0], FigureCanvasAgg(figure).get_renderer(), figure.bbox
+    axes = figure.axes[0]
+    render = FigureCanvasAgg(figure).get_renderer()
+    whole = figure.bbox
     for ticks, side in ((axes.get_xticklabels(), 0), (axes.get_yticklabels(), 1)):
         boxes = sorted(
             (tick.get_window_extent(render) for tick in ticks), key=lambda box: box.min[side]

@@ -84,7 +84,9 @@ def wandb_records(path):
     """
     from wandb.proto import wandb_internal_pb2
 
-    content, at, whole = path.read_bytes(), 7, b""
+    content = path.read_bytes()
+    at = 7
+    whole = b""
     assert content.startswith(b":W&B")
     while at + 7 <= len(content):
         if 32_768 - at % 32_768 < 7:  # no room for a piece's head: the block ends here
@@ -108,7 +110,9 @@ def test_wandb_offline_has_what_metrics_csv_has(seen):
         for path in run.parents[1].rglob("*")
         if path.is_file() and KEY.encode() in path.read_bytes()
     ]
-    found, ids, config = {}, set(), {}
+    found = {}
+    ids = set()
+    config = {}
     for file in sorted(
         run.glob("wandb/offline-run-*/run-*.wandb"), key=lambda file: file.stat().st_mtime
     ):

@@ -449,7 +449,8 @@ class Terminal:
         os.close(self.master)
 
     def read_until(self, pattern, seconds=60):
-        seen, end = b"", time.monotonic() + seconds
+        seen = b""
+        end = time.monotonic() + seconds
         while not re.search(pattern, seen.decode(errors="replace")):
             assert time.monotonic() < end, f"no {pattern!r} in {seen!r}"
             if select.select([self.master], [], [], 0.1)[0]:

@@ -139,7 +139,8 @@ def test_rank_0_has_the_whole_weights(tmp_path, make):
 @ALL
 def test_all_get_the_weights_that_rank_0_has(tmp_path, make):
     def part(rank):
-        model, given = make(3 + rank), make_model(5).state_dict()
+        model = make(3 + rank)
+        given = make_model(5).state_dict()
         names = set(given)
         weights.load_full_state_dict(model, given if rank == 0 else None)
         assert set(given) == names
