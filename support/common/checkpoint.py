@@ -67,6 +67,8 @@ def load(path: Path) -> dict:
                 f"its format is {checkpoint['format']}, this version reads {FORMAT}: "
                 f"train again"
             )
+        if checkpoint["task"]["type"] not in SCRIPTS:
+            raise ValueError(f"it is for {checkpoint['task']['type']!r}, an unknown task")
         for name, weight in checkpoint["model"].items():
             if not weight.isfinite().all():
                 raise ValueError(f"{name} holds numbers that are not finite")

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from conftest import LINUX, ROOT, run_script, skip_on_windows
+from conftest import LINUX, POSIX, ROOT, run_script, skip_on_windows
 
 from support.common import run_folder
 from support.common.errors import UserError
@@ -480,3 +480,46 @@ if __name__ == "__main__":
     done = run_script(late, "--procs", 2, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert "rank 0 has sent" in done.stdout and "rank 1 has sent" in done.stdout
+
+
+def test_a_folder_that_another_run_has_locked_is_refused_and_stays(tmp_path, monkeypatch):
+    """Also if there is nothing but the lock in it yet."""
+    monkeypatch.setattr(run_folder, "LOCK_TIMEOUT", 0)
+    with run_folder.lock_folder(tmp_path, is_new=True):
+        run_folder.remove_if_empty(str(tmp_path))
+        with pytest.raises(UserError, match="another run is writing to it"):
+            run_folder.lock_folder(tmp_path, is_new=True)
+    run_folder.lock_folder(tmp_path, is_new=True).close()
+
+
+@POSIX
+def test_a_signal_some_seconds_after_the_first_kills_the_processes(monkeypatch):
+    """One that comes at once may be the same Ctrl-C: they have to save."""
+    sent = []
+    process = SimpleNamespace(pid=7, is_alive=lambda: True, kill=lambda: sent.append("kill"))
+    times = iter([10, 11, 13])
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    received = processes.forward_signals(SimpleNamespace(processes=[process]), early=[])
+    for _ in range(3):
+        signal.raise_signal(signal.SIGINT)
+    assert sent == [(7, signal.SIGINT), (7, signal.SIGINT), "kill"]
+    assert received == 3 * [signal.SIGINT]
+
+
+@pytest.mark.parametrize(
+    "procs, batch_tokens, cores, expected",
+    [(0, 4096, 4, 4), (0, 10**6, 64, 8), (0, 1535, 64, 2), (0, 100, 64, 1), (8, 100, 2, 8)],
+)
+def test_as_many_processes_as_cores_unless_they_had_too_little_to_do(
+    procs, batch_tokens, cores, expected
+):
+    args = SimpleNamespace(procs=procs, batch_tokens=batch_tokens, folder="")
+    assert processes.number_of_processes(args, cores) == expected
+
+
+def test_a_process_that_was_asked_to_stop_blames_nobody(monkeypatch):
+    monkeypatch.setattr(Signals, "received", signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended, report_lost_processes(dist.HashStore(), 0, 2):
+        raise RuntimeError("gloo: Connection closed by peer")
+    assert ended.value.code == 128 + signal.SIGTERM

@@ -34,6 +34,7 @@ from conftest import (
 from parity import command
 
 from support.common.errors import UserError
+from support.distributed import rendezvous
 from support.distributed.launch import run_under_torchrun
 from support.distributed.rendezvous import checksum_of_code, send_text, share_settings
 from support.training.command_line import parse_arguments
@@ -664,3 +665,36 @@ def test_two_nodes_on_a_network(tmp_path, corpus_flags, mode):
         for name in names:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("name", ["code", "torch"])
+def test_a_process_with_other_code_trains_nothing(monkeypatch, name):
+    monkeypatch.setattr(sys, "argv", ["train_ddp.py"])
+    rank_0s = {"command line": {}, "torch": torch.__version__, "code": checksum_of_code()}
+    store = dist.HashStore()
+    store.set("checked/0", "")
+    send_text(store, "settings", json.dumps([rank_0s | {name: "other"}, {"device": "cpu"}]))
+    with pytest.raises(UserError, match=f"differs from process 0 in its {name}: .* of other$"):
+        share_settings(parse_arguments("", Settings), store, store, 1, 2)
+    assert b"differs from process 0" in store.get("checked/1")  # so that all hear of it
+
+
+def test_the_checksum_of_the_code_is_of_all_modules(tmp_path, monkeypatch):
+    monkeypatch.setattr(rendezvous, "ROOT", tmp_path)
+    sums = {checksum_of_code()}
+    (tmp_path / "support/common").mkdir(parents=True)
+    for name in ("model.py", "support/common/kernels.py"):
+        (tmp_path / name).write_text("x = 1\n")
+        sums.add(checksum_of_code())
+    assert len(sums) == 3
+
+
+def test_rank_0_does_not_begin_if_another_process_is_refused(
+    tmp_path, corpus_flags, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["train_ddp.py", *map(str, corpus_flags)])
+    store = dist.HashStore()
+    store.set("checked/1", "process 1 differs")
+    with pytest.raises(UserError, match="^process 1 differs$"):
+        share_settings(parse_arguments("", Settings), dist.HashStore(), store, 0, 2)

@@ -335,3 +335,15 @@ def test_a_trial_measures_an_epoch_and_an_evaluation(monkeypatch):
     Run.measure_trial(run, trial)
     assert (trial.evaluation_seconds, trial.epoch_seconds) == (2.5, 40.0)
     assert (trial.epoch_steps, trial.eval_every) == (40, 20)
+
+
+def test_the_time_before_training_counts_as_minutes(monkeypatch, tmp_path, group_of_one):
+    def train(rank, world_size, args):
+        dist.init_process_group("gloo", rank=rank, world_size=world_size)
+        args.trial.epoch_seconds = 60
+        args.trial.epoch_steps = args.trial.eval_every = 60
+
+    monkeypatch.setattr("support.distributed.trial.seconds_since_start", lambda: 240.0)
+    args = CpuSettings(minutes=10, folder=str(tmp_path))
+    settle_length(train, 0, 1, group_of_one, args)
+    assert args.epochs == 5  # (570 - 240) / 60

@@ -363,7 +363,6 @@ def test_a_translator_comes_back_as_it_was(saved, model):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"task": {}},
         {"task": {"bpe": "{}"}},
         {"task": {"config": 3}},
         {"task": {"config": {}}},
@@ -395,3 +394,12 @@ def test_a_translator_with_a_weight_too_few_or_too_many_is_refused(tmp_path, mod
         assert "not a whole checkpoint of a translator" in refusal(
             read_translator, tmp_path / "wrong.pt"
         )
+
+
+@pytest.mark.parametrize("task", [{}, {"type": "speech"}])
+def test_a_checkpoint_of_no_known_task_is_answered_in_one_line(tmp_path, task):
+    path = tmp_path / "best.pt"
+    checkpoint.save(path, {"format": checkpoint.FORMAT, "model": {}, "task": task})
+    with pytest.raises(UserError, match="best.pt: not a whole checkpoint") as problem:
+        checkpoint.find_checkpoint(path, "translation")
+    assert "\n" not in str(problem.value)

@@ -39,12 +39,14 @@ from support.classification.encoding import (
 from support.classification.examples import ExampleBatches, Images, Texts
 from support.classification.images import ImageTransform, shift_and_mirror
 from support.classification.labelled import find_labelled
+from support.classification.starting_weights import adapt
 from support.classification.task import Classification
 from support.classification.text_tokenizers import train_phrases, train_tokenizer, train_words
 from support.common.checkpoint import find_checkpoint
 from support.common.errors import UserError
 from support.common.kernels import speed_up
 from support.pretrained.export import export
+from support.pretrained.load import load_pretrained
 from support.training.command_line import parse_arguments
 from support.training.config_file import base_config, read_config
 from support.training.settings import CpuSettings
@@ -1094,3 +1096,28 @@ def test_all_layers_can_be_frozen(table, published, monkeypatch, tmp_path):
 def test_weights_of_texts_are_not_for_images(refusal, images, published):
     said = refusal(*images[:2], "--pretrained", published[0])
     assert "--pretrained loads a model of texts, but" in said
+
+
+def test_a_published_last_layer_gets_the_order_of_the_classes(published):
+    folder, model = published  # its classes are no, yes
+    args = CpuSettings(max_length=16, dropout=0.25, label_smoothing=0.125)
+    config, weights, _ = adapt(load_pretrained(folder), args, ["yes", "no"])
+    before = model.state_dict()
+    assert torch.equal(weights["head.3.weight"], before["head.3.weight"][[1, 0]])
+    assert torch.equal(weights["positions"], before["positions"][:16])
+    found = (config.max_length, config.dropout, config.head_dropout, config.label_smoothing)
+    assert found == (16, 0.25, 0.25, 0.125)
+
+
+def test_a_rank_without_examples_adds_nothing(tmp_path):
+    append_ids(str(tmp_path / "train"), [[5, 6], [7]], np.dtype(np.int32))
+    np.zeros(2, np.int32).tofile(tmp_path / "train.labels")
+    x, label, weight = Texts(tmp_path, "train").batch(np.arange(0))
+    assert (x.tolist(), label.tolist(), weight.tolist()) == ([[5, 6]], [0], [0])
+
+
+def test_a_batch_of_empty_texts_is_one_token_of_padding_wide(tmp_path):
+    append_ids(str(tmp_path / "train"), [[], [7], []], np.dtype(np.int32))
+    np.zeros(3, np.int32).tofile(tmp_path / "train.labels")
+    x, _, weight = Texts(tmp_path, "train").batch(np.array([0, 2]))
+    assert x.tolist() == [[0], [0]] and weight.tolist() == [1, 1]

@@ -136,6 +136,10 @@ def test_a_table_may_declare_its_separator(tmp_path, declared):
 WRONG = {  # name: (files, what the answer says)
     "missing": ({}, "missing: no such file or folder, and no ", "missing.de"),
     "missing.csv": ({}, "missing.csv: no such file or folder"),
+    "utf32": (
+        {"utf32.de": "\ufeffJa.\n".encode("utf-32-le"), "utf32.en": b"Yes.\n"},
+        "utf32.de, line 1: not UTF-8",
+    ),
     "zh": ({"zh.ar": b"a", "zh.zh": b"a"}, "there is zh.ar, zh.zh, and --src and --tgt name"),
     "xz": ({"xz.de.xz": b"", "xz.en.xz": b""}, "unpack xz.de.xz, xz.en.xz, as only .gz and"),
     "": (
@@ -861,3 +865,45 @@ def test_a_containers_quota_limits_the_cores(monkeypatch, tmp_path, files, cores
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
     assert available_cores(tmp_path) == cores
+
+
+def test_what_a_slow_process_still_writes_is_kept(tmp_path):
+    """Its folder is as old as the newest name in it; its files grow."""
+    folder = tmp_path / f"partial-{'0' * 32}"
+    folder.mkdir()
+    (folder / "train.src.ids").touch()
+    os.utime(folder, (time.time() - 100_000,) * 2)
+    make_once(tmp_path / "corpus", lambda folder: {})
+    assert (folder / "train.src.ids").exists()
+
+
+@pytest.mark.parametrize("groups, expected", [(1, 7), (3, 3), (4, 2), (9, 1)])
+def test_an_evaluation_has_every_example_once_and_equally_many_batches(groups, expected):
+    """FSDP would wait for ever for a rank that has no batch left."""
+
+    class Seven:
+        def __len__(self):
+            return 7
+
+        def lengths(self, rows):
+            return [np.full(len(rows), 10)]
+
+        def batch(self, rows):
+            return (torch.tensor(rows.copy()),)
+
+    shares = [
+        list(data.evaluation_batches(Seven(), 10, group, groups, CPU))
+        for group in range(groups)
+    ]
+    assert {len(share) for share in shares} == {expected}
+    seen = np.concatenate([rows for share in shares for rows, _ in share])
+    assert sorted(seen) == list(range(7))
+
+
+def test_a_full_disk_of_the_cache_is_answered_with_how_to_choose_another(tmp_path):
+    def write(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(UserError, match="cannot be written to .*; XDG_CACHE_HOME names"):
+        make_once(tmp_path / "cache" / "a", write)
+    assert not list(tmp_path.glob("cache/*"))

@@ -752,6 +752,7 @@ def test_whole_folders_of_classes_beside_the_parts_are_counted(tmp_path):
         (["train/cat/1", "my-val/cat/1", "val-notes/a.json"], ["train", "valid"]),
         (["train/cat/1", "train/dog/1", "test-results/run1/1"], ["train"]),
         (["train/cat/1", "test/cat/1", "dev-kit/data/1"], ["test", "train"]),
+        (["a-train/cat/1", "b-train/cat/1", "a-test/cat/1"], ["test"]),
         (["car/1", "plane/1", "train-station/1", "train-station/night/1"], ["train"]),
         (["train.de", "train.en", "test-results/run1/1"], []),
     ],
@@ -1337,3 +1338,12 @@ def test_a_numbered_table_without_names_is_not_taken_for_ag_news(tmp_path):
 def test_an_empty_data_flag_is_not_the_current_folder():
     with pytest.raises(UserError, match="--data needs a name, a file or a folder"):
         task_type("")
+
+
+def test_other_names_of_the_classes_make_another_corpus(tmp_path):
+    """Else the names in the cache would outlive a correction of classes.txt."""
+    sums = set()
+    for names in ("ode\nelegy\n", "elegy\node\n"):
+        write_tree(tmp_path, {"train.csv": "2,a\n1,b\n", "classes.txt": names})
+        sums.add(find_labelled(str(tmp_path)).checksum)
+    assert len(sums) == 2
