@@ -267,7 +267,7 @@ def read_sources(sources: list[Path]) -> tuple[list[Row], dict[str, list[Row]], 
                 raise UserError(f"{path}: {problem}") from problem
             print(f"warning: {path} is left out: {problem}", file=sys.stderr)
             continue
-        except (ValueError, TypeError, KeyError, csv.Error) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, csv.Error) as error:
             raise UserError(f"{path}: not a run or a study, or cut short ({error})") from error
         runs.append(run)
         curves[run["run"]] = curve

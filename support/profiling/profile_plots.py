@@ -52,7 +52,7 @@ def read_profile(folder: Path) -> Recorded:
         return Recorded(describe_run(config), step, spans, memory)
     except FileNotFoundError as error:
         raise UserError(f"{error.filename} is missing: train with --profile") from error
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(f"{folder}: not a step that --profile wrote ({error!r})") from error
 
 

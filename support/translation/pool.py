@@ -62,8 +62,7 @@ class Pool:
 
         The first call with several batches starts the processes. Raises UserError if one dies.
         """
-        procs = min(self.procs, len(batches))
-        if procs <= 1:
+        if min(self.procs, len(batches)) <= 1:
             yield from map(self.search_batch, batches)
             return
         if self.executor is None:
@@ -71,7 +70,7 @@ class Pool:
             method = "fork" if sys.platform == "linux" else "spawn"
             context = multiprocessing.get_context(method)
             self.executor = ProcessPoolExecutor(
-                procs, context, set_up_process, (self.search_batch,)
+                self.procs, context, set_up_process, (self.search_batch,)
             )
             # Ends the processes with this object or, at the latest, with this process.
             weakref.finalize(self, self.executor.shutdown)

@@ -648,3 +648,16 @@ def test_evaluations_translate_as_many_sentences_as_asked(tmp_path, train, count
     assert [row["valid_bleu"] != "" for row in evaluated] == [count != "0"] * 2
     assert len((run / "translations.txt").read_text().splitlines()) == 40
     assert json.loads((run / "summary.json").read_text())["test_bleu"] >= 0
+
+
+def test_each_precision_has_a_peak_of_its_own(monkeypatch, tmp_path):
+    rates = {"fp32": 1e9, "bf16": 4e9}
+    monkeypatch.setattr(throughput, "broadcast_object", lambda rate: rate)
+    monkeypatch.setattr(throughput, "all_gather_objects", lambda rate: [rate])
+    monkeypatch.setattr(throughput, "matrix_rate", lambda _, precision: rates.pop(precision))
+    for precision, rate in (("fp32", 1e9), ("bf16", 4e9), ("fp32", 1e9)):  # the last is kept
+        args = SimpleNamespace(hardware_tflops=0.0, device="cpu", precision=precision)
+        assert throughput.peak_rate(args, 0, 1, tmp_path) == rate
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
+    args = SimpleNamespace(hardware_tflops=0.0, device="cuda", precision="fp32")
+    assert throughput.known_rate(args) == 0.0  # its data sheet is of bf16

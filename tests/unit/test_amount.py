@@ -22,7 +22,7 @@ from support.distributed.signals import Signals
 from support.distributed.trial import Trial, settle_length
 from support.training import command_line, config_file, summary
 from support.training.command_line import CommandLine, parse_arguments
-from support.training.larger_steps import find_growth
+from support.training.larger_steps import enlarge_steps, find_growth
 from support.training.progress import Progress
 from support.training.run import Run
 from support.training.settings import CpuSettings, Settings, defaults_of
@@ -347,3 +347,15 @@ def test_the_time_before_training_counts_as_minutes(monkeypatch, tmp_path, group
     args = CpuSettings(minutes=10, folder=str(tmp_path))
     settle_length(train, 0, 1, group_of_one, args)
     assert args.epochs == 5  # (570 - 240) / 60
+
+
+def test_published_weights_do_not_take_the_file_of_a_corpus_with_a_name():
+    flags = defaults_of(CpuSettings) | {"data": "kinds", "pretrained": "FOLDER"}
+    assert config_file.base_config(flags).stem.startswith("pretrained-texts")
+
+
+def test_steps_of_examples_are_enlarged_and_the_rate_of_the_head_too():
+    args = Settings(batch_tokens=4096, batch_size=32, lr=1e-3, head_lr=1e-2, warmup=50)
+    enlarge_steps(args, 4)
+    assert (args.growth, args.batch_tokens, args.batch_size) == (4, 16_384, 128)
+    assert (args.lr, args.head_lr, args.warmup) == (0.002, 0.02, 13)

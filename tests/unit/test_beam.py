@@ -376,3 +376,21 @@ def test_a_batch_of_ids_gets_its_end_marks(model):
     found = translate_batch([model], [[5, 6, 7], [8]], beam=2, n_best=2)
     src = torch.tensor([[5, 6, 7, EOS], [8, EOS, PAD, PAD]])
     assert found == beam_search([model], src, beam=2, n_best=2)
+
+
+@torch.inference_mode()
+def test_alignment_is_the_mean_over_heads(src):
+    model = make_model(heads=2)
+    attention = model.decoder[-1].cross_attention
+    attend = attention.attend
+    seen = []
+
+    def note(*tensors):
+        seen.append(tensors)
+        return attend(*tensors)
+
+    attention.attend = note
+    weights = alignment(model, src, torch.tensor([[BOS, 5, 6, 7]] * 6))
+    q, k, _, mask = seen[0]
+    scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)
+    torch.testing.assert_close(weights, scores.softmax(-1).mean(1))

@@ -21,6 +21,7 @@ from conftest import ROOT, make_link, run_script
 
 matplotlib = pytest.importorskip("matplotlib")
 import plot
+import translate
 from support.classification import confusion_plot
 from support.classification.confusion_plot import draw_confusion
 from support.common.figures import new_figure
@@ -583,6 +584,7 @@ BROKEN = {
     "foreign": rename_all,
     "config cut short": ("config.json", '{"flags": {"data": "multi30k", "lr": 0.0'),
     "config of something else": ("config.json", "[1, 2]"),
+    "summary of something else": ("summary.json", "[]"),
     "config without flags": ("config.json", '{"flags": 3}'),
     "config in bytes": lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe\x00"),
     "no metrics": lambda folder: (folder / "metrics.csv").unlink(),
@@ -677,3 +679,45 @@ def test_a_figure_replaces_a_link_that_no_user_has_named(tmp_path):
     assert (tmp_path / "precious").read_text() == "text"
     assert (tmp_path / "curves.png").is_file() and not (tmp_path / "curves.png").is_symlink()
     assert (tmp_path / "link").is_symlink() and (tmp_path / "picture").is_file()
+
+
+def test_the_row_of_a_run_has_its_last_training_loss_and_its_best_validation(tmp_path):
+    """Of a run that goes on; a finished one has the metrics of the weights that it kept."""
+    folder = write_run(tmp_path / "run")
+    text = (folder / "metrics.csv").read_text()
+    text = text.replace(",1000.000000,0.500000", ",10.000000,0.500000", 3)  # slow at first
+    text = text.replace(",0.700000,40.000000", ",0.800000,25.000000")  # worse at the end
+    (folder / "metrics.csv").write_text(text)
+    names = ("tokens_per_second", "train_loss", "valid_loss", "valid_bleu")
+    kept = {"valid_loss": 0.9, "valid_bleu": 20}
+    for summary, valid in (({}, (0.766667, 30)), (kept, (0.9, 20))):
+        (folder / "summary.json").write_text(json.dumps(summary))
+        [row] = table_of(folder)
+        expected = (1000, (4 / 19 + 4 / 20) / 2, *valid)
+        assert [row[name] for name in names] == pytest.approx(expected, abs=1e-6)
+
+
+def test_attention_may_go_to_what_a_link_leads_to(tmp_path):
+    """As /dev/stdout is one."""
+    translate.check_figure("/dev/stdout")
+    make_link(tmp_path / "link.png", tmp_path / "picture.png")
+    words = [attention_plot.Word("a", [0]), attention_plot.Word("end", [1])]
+    attention_plot.plot_weights(torch.eye(2), words, words, tmp_path / "link.png")
+    assert (tmp_path / "link.png").is_symlink() and (tmp_path / "picture.png").is_file()
+
+
+@pytest.mark.parametrize(
+    "x, y, scales, from_0",
+    [
+        ("batch_tokens", "tokens_per_second", ("log", "linear"), True),
+        ("processes", "tokens_per_second", ("log", "log"), False),
+        ("delay_ms", "epoch_seconds", ("linear", "linear"), True),
+        ("lr", "valid_f1", ("log", "linear"), False),
+    ],
+)
+def test_which_axes_are_logarithmic_and_which_begin_at_0(x, y, scales, from_0):
+    axes = matplotlib.figure.Figure((3.5, 2.1)).subplots()
+    axes.plot([1, 4], [500, 1000])
+    plot.set_scales(axes, x, y, {"a": {1: 500, 4: 1000}}, "nats")
+    assert (axes.get_xscale(), axes.get_yscale()) == scales
+    assert (axes.get_ylim()[0] == 0) == from_0

@@ -16,7 +16,7 @@ from model import ModelConfig, Transformer
 from support.common import figures
 from support.common.errors import UserError
 from support.profiling import memory
-from support.profiling.profile_plots import read_profile
+from support.profiling.profile_plots import Recorded, draw_profiles, read_profile
 from support.profiling.spans import combine, read_spans, write_spans
 from support.profiling.timeline import find_step, groups_of, read_events
 
@@ -498,3 +498,25 @@ def test_real_runs(tmp_path, corpus_flags, mode, flags):
     assert all((run / f"trace-rank{rank}.json.gz").is_file() for rank in (0, 1))
     if mode == "ddp":  # three collectives wait for 20 ms each
         assert seconds(spans)["exposed"] + seconds(spans).get("waiting", 0) > 0.04
+
+
+def test_collectives_are_carried_out_one_after_the_other():
+    events = marks(("batch", 0), ("backward", 10), ("end", 100))
+    events += all_reduce(40, 250, (40, 60)) + all_reduce(45, 1000, (45, 75))
+    spans = spans_of(*[{"traceEvents": events}] * 2)
+    assert seconds(spans, 0, "network") == {"all-reduce": 0.035}
+
+
+def test_the_plots_say_what_was_recorded(tmp_path, monkeypatch):
+    figure_class = pytest.importorskip("matplotlib.figure").Figure
+    drawn = []
+    monkeypatch.setattr(figure_class, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    counted = dict.fromkeys(memory.MEMORY_PARTS, 10**6)
+    parts = {"counted": counted, "formula": {"parameters": 10**6}}
+    draw_profiles([Recorded("a", 8, spans_of(ddp(), ddp()), parts)], tmp_path)
+    step, bars = (figure.axes[0] for figure in drawn)
+    assert step.get_title(loc="left") == "a: step 8, 100 ms"
+    texts = {text.get_text() for text in step.texts}
+    assert {"forward", "bucket 1\n1.0 kB", "bucket 2\n4.0 kB"} <= texts
+    texts = [text.get_text() for text in bars.texts]
+    assert [text for text in texts if text.endswith("MB")] == ["counted: 5 MB", "formula: 1 MB"]

@@ -1,12 +1,13 @@
 """Learning rates, and which weights decay."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from support.classification.classifier import Classifier, ClassifierConfig
-from support.training.optim import learning_rate, parameter_groups
+from support.training.optim import learning_rate, parameter_groups, seed_step, set_learning_rate
 
 
 def rates(schedule, warmup=4, last=12):
@@ -81,3 +82,17 @@ def test_without_decay_adamw_is_adam():
             weight.grad = torch.arange(9.0).view(3, 3) - step
             optimizer.step()
     assert torch.equal(*weights)
+
+
+def test_each_step_of_each_rank_and_seed_has_random_numbers_of_its_own():
+    seeds = set()
+    for seed, step, rank in product((1, 2), (1, 2, 3), (0, 1)):
+        seed_step(seed, step, rank)
+        seeds.add(torch.initial_seed())
+    assert len(seeds) == 12
+
+
+def test_the_rate_of_the_head_follows_the_schedule_too():
+    optimizer = SimpleNamespace(param_groups=[{"scale": 1.0}, {"scale": 10.0}])
+    set_learning_rate(optimizer, 0.25)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 2.5]

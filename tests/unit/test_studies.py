@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import NETWORK, ROOT, SMALL, read_metrics, skip_on_windows, wait_for
+from conftest import LINUX, NETWORK, ROOT, SMALL, read_metrics, skip_on_windows, wait_for
 
 from support.common.errors import run_main
 
@@ -404,3 +404,21 @@ def test_delay_on_a_network(folder, corpus_flags):
         "netem-"
         not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
     )
+
+
+def test_all_runs_of_a_study_see_equally_many_tokens(study):
+    *_, (small, large, _) = study("batch-size --batches 32 1024 --tokens 64000")
+    lengths = "--steps 2000 --warmup 500 --eval-every 500 --log-every 51 "
+    assert f"--batch-tokens 32 --lr 0.00035 {lengths}" in small
+    lengths = "--steps 62 --warmup 15 --eval-every 15 --log-every 2 "
+    assert f"--batch-tokens 1024 --lr 0.002 {lengths}" in large
+    *_, (one, four, _) = study("delay --no-netem --delays 0 --steps 10")
+    assert "--accumulate 1 --steps 10 " in one and "--accumulate 4 --steps 3 " in four
+
+
+@LINUX
+def test_on_cpus_each_process_gets_one_core(study, monkeypatch):
+    monkeypatch.setattr(batch_study.os, "sched_getaffinity", lambda _: {7, 3, 5})
+    monkeypatch.setattr(batch_study.shutil, "which", lambda name: name)
+    *_, (*runs, _) = study("processes --processes 2")
+    assert len(runs) == 4 and all(run.startswith("taskset -c 3,5 ") for run in runs)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from model import ModelConfig, Transformer, initialize
 from support.common.errors import UserError
 from support.common.errors import run_main as answered
 from support.common.prompt import warn_if_path
+from support.translation import attention_plot
 from support.translation.attention_plot import find_words
 from support.translation.beam import translate_batch
 
@@ -258,6 +260,9 @@ def test_what_does_not_go_together_is_refused(trained, tmp_path, answer):
         ),
         (["Hallo", "--checkpoint", tmp_path / "last.pt"], "its weights are sharded"),
         (["Hallo", "--n-best", "5"], "--n-best 5 with --beam 4"),
+        (["--score", "a.de", "a.en", "--n-best", "2"], "leave out --n-best"),
+        (["Hallo", "--attention", "a.png", "--n-best", "2"], "best translation of one model"),
+        (["Hallo", "--procs", "-1"], "--procs -1: it must be at least 0"),
         (["Hallo", "--beam", "0"], "--beam 0: it must be at least 1"),
         (["Hallo", "--beam", "300"], "--beam 300: more than half the vocabulary, 300"),
         (["Hallo", "--precision", "int8"], "invalid choice: 'int8'"),
@@ -480,3 +485,25 @@ def test_the_prompt_answers_until_q_ctrl_d_or_ctrl_c(trained, end):
         time.sleep(0.5)
         terminal.write(end)
         assert terminal.process.wait(30) == 0
+
+
+def test_attention_is_the_mean_over_a_words_tokens_and_their_sum_over_a_sources(monkeypatch):
+    weights = torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.25, 0.75], [0.125, 0.125, 0.75]])
+    asked = []
+    plotted = []
+
+    def align(model, src, tgt_in):
+        asked.append((src.tolist(), tgt_in.tolist()))
+        return weights[None]
+
+    words = [attention_plot.Word("a", [0, 1]), attention_plot.Word("end", [2])]
+    monkeypatch.setattr(attention_plot, "alignment", align)
+    monkeypatch.setattr(attention_plot, "beam_search", lambda *_: [[(0.0, [7, 8])]])
+    monkeypatch.setattr(attention_plot, "find_words", lambda bpe, ids: words)
+    monkeypatch.setattr(attention_plot, "plot_weights", lambda *how: plotted.append(how[0]))
+    model = torch.nn.Linear(1, 1)
+    model.config = ModelConfig(10)
+    bpe = SimpleNamespace(encode=lambda _: [[5, 6]], decode=lambda _: "Ja.")
+    assert attention_plot.draw_attention(model, bpe, "Yes.", 4, "a.png") == "Ja."
+    assert asked == [([[5, 6, EOS]], [[BOS, 7, 8]])]
+    assert plotted[0].tolist() == [[0.5, 0.5], [0.25, 0.75]]
