@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import torch.distributed as dist
 from conftest import ROOT, SMALL, mathematics, read_metrics, write_pairs
 
+from support.common import checkpoint
 from support.common.errors import UserError
 from support.common.flops import StepCost
 from support.common.hardware import LAUNCH_SECONDS
@@ -300,13 +302,17 @@ def test_the_run_that_minutes_choose_can_be_repeated(tmp_path, corpus_flags, scr
     assert mathematics(read_metrics(first)) == mathematics(read_metrics(second))
 
 
-def test_a_run_that_goes_on_is_not_enlarged_again(monkeypatch, trained):
-    monkeypatch.chdir(trained)
+def test_a_run_that_goes_on_is_not_enlarged_again(monkeypatch, tmp_path, trained):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained / "logs", tmp_path / "logs")
+    last = checkpoint.load(tmp_path / "logs/first/last.pt")
+    last["progress"]["growth"] = 4
+    checkpoint.save(tmp_path / "logs/first/last.pt", last)
     monkeypatch.setattr(command_line, "find_device", lambda requested, supported: "cuda")
     monkeypatch.setattr(command_line, "known_rate", lambda args: 500e12)
     monkeypatch.setattr(sys, "argv", ["train_ddp.py", "--resume", "logs/first"])
     args = parse_arguments("", Settings).complete()
-    assert (args.device, args.gpu_rate) == ("cuda", 0)
+    assert (args.device, args.gpu_rate, args.growth) == ("cuda", 0, 4)
 
 
 def test_a_resumed_run_takes_epochs_for_its_steps_and_forgets_its_machine():

@@ -10,6 +10,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unicodedata import normalize
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from conftest import POSIX, make_link, write_pairs
 
 import data
-from data import BPE, NFC, Batches, Pairs
+from data import BPE, EOS, NFC, Batches, Pairs
 from support.classification.labelled import find_labelled
 from support.classification.text_tokenizers import LOWER_CASE
 from support.common.errors import UserError
@@ -39,7 +40,7 @@ from support.corpora.pairs import find_corpus
 from support.training.command_line import parse_arguments
 from support.training.settings import CpuSettings
 from support.training.tasks import prepare_task
-from support.translation.encoding import prepare, read_text
+from support.translation.encoding import encode_part, prepare, read_text
 
 PAIRS = [
     ("Ein Hund läuft.", "A dog runs."),
@@ -907,3 +908,12 @@ def test_a_full_disk_of_the_cache_is_answered_with_how_to_choose_another(tmp_pat
     with pytest.raises(UserError, match="cannot be written to .*; XDG_CACHE_HOME names"):
         make_once(tmp_path / "cache" / "a", write)
     assert not list(tmp_path.glob("cache/*"))
+
+
+@pytest.mark.parametrize("vocab_size, dtype", [(65_536, "uint16"), (65_537, "uint32")])
+def test_ids_have_as_many_bytes_as_the_vocabulary_needs(tmp_path, vocab_size, dtype):
+    largest = vocab_size - 1
+    bpe = SimpleNamespace(vocab_size=vocab_size, encode=lambda texts: len(texts) * [[largest]])
+    counts = encode_part(iter([("a", "b")]), bpe, tmp_path / "train", max_length=4)
+    assert (counts["dtype"], counts["tokens"]) == (dtype, 4)  # with eos
+    assert np.fromfile(tmp_path / "train.src.ids", dtype).tolist() == [largest, EOS]
