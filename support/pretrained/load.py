@@ -127,10 +127,11 @@ def load_pretrained(folder: str, image_size: int = 0) -> Pretrained:
         labels = [str(id2label[str(i)]) for i in range(len(id2label))]
     weights, names = take_weights(source, entries, family, file_config)
     positions = weights["positions"]
-    if family in ("bert", "roberta"):  # all tokens of a text are of type 0
-        types = entries.get("type_vocab_size", 2)
+    if family in ("bert", "roberta"):
+        num_types = entries.get("type_vocab_size", 2)
         name = "embeddings.token_type_embeddings.weight"
-        positions = positions + source.take(name, types, config.d_model)[0]
+        types = source.take(name, num_types, config.d_model)
+        positions = positions + types[0]  # all tokens of a text are of type 0
     positions = positions[first_position:]
     if config.image_size != file_config.image_size:
         positions = resize_positions(positions, file_config, config)

@@ -72,7 +72,7 @@ def train(run: str, flags: list[str]) -> dict:
     return json.loads(summary.read_text(encoding="utf-8"))
 
 
-def row_of(corpus: str, args: argparse.Namespace, flags: list[str]) -> list[str]:
+def cells_of(corpus: str, args: argparse.Namespace, flags: list[str]) -> list[str]:
     """Returns the cells of a corpus."""
     settings = corpus_settings(corpus)
     found = find_labelled(**settings)
@@ -80,18 +80,18 @@ def row_of(corpus: str, args: argparse.Namespace, flags: list[str]) -> list[str]
     texts, labels = read_part(found, "train")
     words = statistics.mean(len(text.split()) for text in texts)
     name = Path(corpus).name
-    row = [name, f"{len(texts):,}", str(len(set(labels))), f"{words:.0f}"]
+    cells = [name, f"{len(texts):,}", str(len(set(labels))), f"{words:.0f}"]
     analyzer = "word" if words >= 2 else "char"  # Chinese has no spaces, for example
-    row.append(f"{100 * tfidf(found, analyzer):.1f}")
+    cells.append(f"{100 * tfidf(found, analyzer):.1f}")
     starts: list[tuple[str, list[str]]] = [("nothing", [])]
     if args.pretrained:
         starts.append(("pretrained", ["--pretrained", args.pretrained]))
     for start, start_flags in starts:
         run = f"{args.name}/{start}-{name}"
         summary = train(run, [*corpus_flags, *start_flags, *flags])
-        row.append(f"{100 * summary['test_accuracy']:.1f}")
-        row.append(f"{summary['wall_seconds'] / 60:.1f}")
-    return row
+        cells.append(f"{100 * summary['test_accuracy']:.1f}")
+        cells.append(f"{summary['wall_seconds'] / 60:.1f}")
+    return cells
 
 
 def main() -> None:
@@ -107,7 +107,7 @@ def main() -> None:
     titles += ["from scratch", "minutes"]
     if args.pretrained:
         titles += ["from pretrained weights", "minutes"]
-    rows = [row_of(corpus, args, flags) for corpus in args.corpora]
+    rows = [cells_of(corpus, args, flags) for corpus in args.corpora]
     print(header(*titles))
     for cells in rows:
         print(row(*cells))

@@ -543,8 +543,8 @@ def test_hidden_tokens_depend_on_seed_epoch_and_text_alone():
     # What FSDP makes of them in bf16.
     assert plan.weights.item() == plan.weights.bfloat16().item() != 4 / 3
     rows = np.arange(40)
-    x = plan.collate(rows, [9], epoch=0)[0]
-    whole = Whole().batch(rows)[0]
+    x, _, _ = plan.collate(rows, [9], epoch=0)
+    whole, _, _ = Whole().batch(rows)
     hidden = x == 0
     assert torch.equal(x[~hidden], whole[~hidden]) and not hidden[:, 0].any()
     assert 0.3 < float(hidden[:, 1:].float().mean()) < 0.5
